@@ -14,7 +14,9 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server, serve_connection
-from llmkube.router.gateway import Backend, UnavailableModel, gateway_handler, lan_judge, refuse_foreign_pages
+from llmkube.router.backends import Backend, State, UnavailableModel
+from llmkube.router.gateway import gateway_handler, lan_judge, refuse_foreign_pages
+from llmkube.router.origin_policy import page_grant
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -85,7 +87,8 @@ async def world(nursery):
             for engine in by_port.values():
                 await nursery.start(run_server, engine.handle, [engine.listener])
             handler = gateway_handler(world.directory, upstream, lambda: BORN)
-            await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages))
+            serve = partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant)
+            await nursery.start(serve)
             return world
 
         yield make
@@ -96,6 +99,8 @@ TWO = Models(
     embed=Backend("::1", 2, "embed-alias"),
     slow=UnavailableModel("Loading", "the engine loads its weights", retry_after_seconds=7),
 )
+OFF = UnavailableModel("ScaledToZero", "it was stopped", None, State.UNLOADED)
+TWO.entries |= {"talk": Backend("127.0.0.1", 3, "talk", mode="chat"), "off": OFF}
 ONE = Models(only=Backend("127.0.0.1", 1, "only"))
 NONE = Models()
 
@@ -123,7 +128,15 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
 @pytest.mark.parametrize(
     ("directory", "method", "path", "body", "status", "code", "words"),
     [
-        (TWO, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "'gone'; there is 'chat', 'embed', 'slow'"),
+        (
+            TWO,
+            "POST",
+            CHAT,
+            {"model": "gone"},
+            404,
+            "model_not_found",
+            "'gone'; there is 'chat', 'embed', 'slow', 'talk'",
+        ),
         (NONE, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "no model is served yet"),
         (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "there is 'chat', 'embed', 'slow'"),
         (NONE, "POST", CHAT, {"messages": []}, 400, "model_required", "no model is served yet"),
@@ -141,7 +154,10 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
         (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
         (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
         (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
-        (TWO, "GET", "/v1", None, 404, "not_found", "/v1"),
+        (TWO, "POST", "/v1", {}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/v1/embeddings", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: embedding"),
+        (TWO, "POST", "/v1/rerank", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: rerank"),
+        (TWO, "POST", CHAT, {"model": "off"}, 503, "model_not_ready", "(ScaledToZero): it was stopped"),
         (TWO, "GET", "/favicon.ico", None, 404, "not_found", "/v1"),
     ],
 )
@@ -156,7 +172,9 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     assert words in error["message"]
     assert set(error) == {"message", "type", "code"}
     assert (error["type"] == "invalid_request_error") is (status < 500)
-    assert answer.headers.get("retry-after") == ("7" if status == 503 else None)
+    stopped = "ScaledToZero" in error["message"]
+    assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
+    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)
     assert ("allow" in answer.headers) is (status == 405)
 
 
@@ -167,7 +185,9 @@ async def test_models_are_listed_from_the_directory(world):
     listed = json.loads((await gateway.ask("GET", "/v1/models")).body)
     assert listed["object"] == "list"
     assert [model["id"] for model in listed["data"]] == ["a", "ns/b"]
-    one = {"id": "ns/b", "object": "model", "created": int(BORN.timestamp()), "owned_by": "llmkube"}
+    status = {"value": "loading", "reason": "Loading", "message": ""}
+    made = {"object": "model", "created": int(BORN.timestamp()), "owned_by": "llmkube"}
+    one = {"id": "ns/b", **made, "status": status}
     assert json.loads((await gateway.ask("GET", "/v1/models/ns/b")).body) == one
     assert json.loads((await gateway.ask("GET", "/v1/models/ns%2Fb")).body) == one
 
@@ -209,6 +229,102 @@ async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status)
     assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
     if status == 403:
         assert json.loads(answer.body)["error"]["code"] == "origin_refused"
+
+
+FORM = (
+    '--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--c\r\n'
+    '--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--b--\r\n'
+)
+
+
+async def test_a_form_with_a_file_reaches_the_engine_that_its_model_names(world):
+    """OpenAI's clients send audio as a form: `model` is read and replaced in it, and every other byte stays."""
+    engine = Engine()
+    gateway = await world(TWO, port2=engine)
+    kind = {"Content-Type": 'multipart/form-data; boundary="b"'}
+    path = "/v1/audio/transcriptions"
+    assert (await gateway.ask("POST", path, (FORM % "embed").encode(), kind)).status == 200
+    assert engine.requests[0].body == (FORM % "embed-alias").encode()
+    assert engine.requests[0].headers.get("content-type") == kind["Content-Type"]
+    refused = await gateway.ask("POST", path, (FORM % "gone").encode(), kind)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (404, "model_not_found")
+    refused = await gateway.ask("POST", path, b"--b\r\n", kind)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (400, "invalid_form")
+
+
+@pytest.mark.parametrize("path", ["/infill", "/tokenize", "/detokenize", "/apply-template"])
+async def test_what_editors_ask_of_llama_cpp_goes_through(world, path):
+    """The paths that llama.cpp's server has outside /v1 reach the only model without naming it, and by its name."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    assert (await gateway.ask("POST", path, {"content": "x"})).status == 200
+    assert (await gateway.ask("POST", path, {"model": "only"})).status == 200
+    assert [request.target for request in engine.requests] == [path, path]
+    assert (await gateway.ask("GET", path)).status == 405
+
+
+GRANT = "access-control-allow-origin"
+PAGES = ("http://localhost:3977", "app://obsidian.md", "vscode-webview://0cd1", "tauri://localhost")
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-stainless-os"}
+
+
+@pytest.mark.parametrize("origin", PAGES)
+async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
+    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+
+    async def handler(exchange):
+        loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
+        if exchange.request.headers.get("x-stream"):
+            async with exchange.stream(200, loose) as send:
+                await send(b"x")
+        else:
+            await exchange.respond(Response.json(200, {}, headers=loose))
+
+    gateway = await world(ONE, port1=Engine(handler))
+    page = {"Origin": origin}
+    answers = {
+        200: await gateway.ask("POST", CHAT, {"model": "only"}, page),
+        404: await gateway.ask("POST", CHAT, {"model": "gone"}, page),
+        405: await gateway.ask("PUT", CHAT, {"model": "only"}, page),
+        417: await gateway.ask("POST", CHAT, {"model": "only"}, page | {"Expect": "miracles"}),
+    }
+    streamed = await gateway.ask("POST", CHAT, {"model": "only"}, page | {"X-Stream": "1"})
+    for status, answer in [*answers.items(), (200, streamed)]:
+        assert (answer.status, answer.headers.get_all(GRANT)) == (status, (origin,))
+        assert (answer.headers.get("vary"), "access-control-allow-credentials" in answer.headers) == ("Origin", False)
+    assert GRANT not in (await gateway.ask("POST", CHAT, {"model": "gone"})).headers
+
+
+async def test_an_engine_that_has_gone_is_told_to_a_page(world):
+    """The 502 in the place of an engine's answer is readable for the page that asked."""
+    gateway = await world(ONE)
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, {"Origin": PAGES[0]})
+    assert (answer.status, answer.headers.get(GRANT)) == (502, PAGES[0])
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
+async def test_a_preflight_allows_what_the_page_will_send(world, path):
+    """OPTIONS with a near Origin is answered without an engine: methods, the headers asked for, and nothing else."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
+    assert (answer.status, answer.headers.get(GRANT), engine.requests) == (204, PAGES[0], [])
+    assert answer.headers.get("access-control-allow-methods") == "GET, HEAD, POST"
+    assert answer.headers.get("access-control-allow-headers") == "authorization,x-stainless-os"
+    assert "access-control-allow-private-network" not in answer.headers
+    wishes = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
+    answer = await gateway.ask("OPTIONS", path, None, wishes | {"Access-Control-Request-Headers": "a b; c"})
+    assert answer.headers.get("access-control-allow-private-network") == "true"
+    assert "access-control-allow-headers" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "ftp://evil.example", "", "wss://evil.example"])
+async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
+    """A foreign page's preflight gets 403, as its request does, and no line that a browser would take for a grant."""
+    gateway = await world(ONE, port1=Engine())
+    for method, headers in (("OPTIONS", ASKED), ("POST", {}), ("GET", {})):
+        answer = await gateway.ask(method, CHAT, None, headers | {"Origin": origin})
+        assert (answer.status, [name for name, _ in answer.headers if name.lower().startswith("access")]) == (403, [])
 
 
 async def test_the_root_says_what_this_is(world):
@@ -395,11 +511,17 @@ async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
         ("/v1/models", "", 401),
         ("/", "", 401),
         ("/health", "Origin: https://evil.example\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\nAccess-Control-Request-Method: POST\r\n", None),
+        (CHAT, "OPTIONS Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\n", 401),
+        (CHAT, "OPTIONS Access-Control-Request-Method: POST\r\n", 401),
+        (CHAT, "OPTIONS Origin: http://a.lan\r\nAccess-Control-Request-Method: GET\r\nContent-Length: 5\r\n", 401),
     ],
 )
 def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
     """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
-    refusal = lan_judge(["right"])(head_of(path, lines), "192.168.1.7")
+    method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
+    refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
     assert (refusal and refusal.status) == status
 
 

@@ -3,11 +3,10 @@
 Bytes go through as they come. Whether an engine runs, loads or has failed is what the directory knows, not this module.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Final
 
-import attrs
 import structlog
 
 from llmkube.base.http.client import HttpClient
@@ -17,65 +16,25 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
+from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel
 from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.model_field import BodyError, read_model, replace_model
-from llmkube.router.origin_policy import is_foreign_origin
+from llmkube.router.model_list import ModelList
+from llmkube.router.multipart_model import boundary_of, read_form_model, replace_form_model
+from llmkube.router.origin_policy import is_foreign_origin, is_preflight, preflight_answer
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-_HINT = """LLMKube gateway: an OpenAI-compatible API.
+_HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
 
   GET  /v1/models              what is served here
   GET  /health                 whether the gateway is there
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
+  POST /infill, /tokenize, /detokenize, /apply-template    as llama.cpp's server has them
 """
-
-
-@attrs.frozen
-class Backend:
-    """An engine that answers.
-
-    Attributes:
-        host: Address.
-        port: TCP port.
-        alias: The model id that the engine itself goes by.
-        credentials: Header lines that let the gateway in; the client's own credentials do not go to the engine then.
-    """
-
-    host: str
-    port: int
-    alias: str
-    credentials: bytes = attrs.field(default=b"", repr=False)
-
-
-@attrs.frozen
-class UnavailableModel:
-    """A model that exists and does not answer now.
-
-    Attributes:
-        reason: One CamelCase word.
-        message: A sentence for the client.
-        retry_after_seconds: When asking again may help.
-    """
-
-    reason: str
-    message: str
-    retry_after_seconds: int = 5
-
-
-class ModelDirectory(Protocol):
-    """What models there are and where; asked at every request, answers at once."""
-
-    def model_ids(self) -> Sequence[str]:
-        """Return the ids of what is served, one for each, in order."""
-        ...
-
-    def aliases(self) -> Sequence[str]:
-        """Return the further ids that lead to one of them, in order."""
-        ...
-
-    def lookup(self, model_id: str) -> Backend | UnavailableModel | None:
-        """Return where a model answers or why it does not; None when there is no such model."""
-        ...
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+_MODE_OF_LAST: Final = {"embeddings": "embedding", "rerank": "rerank", "reranking": "rerank"}
+_ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
+"""What editors ask llama.cpp's server for beside the paths under `/v1`."""
 
 
 class _RefusedError(Exception):
@@ -94,13 +53,14 @@ def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Calla
         client: Reaches the engines.
         utcnow: The wall clock, for the `created` field that OpenAI's model objects must have.
     """
-    created = int(utcnow().timestamp())  # a model has no birthday here; the gateway's is as good and never changes
+    # a model has no birthday here; the gateway's is as good and never changes
+    models = ModelList(directory, client, int(utcnow().timestamp()))
 
     async def handle(exchange: StreamExchange) -> None:
         try:
-            local = _answer_locally(exchange.head, directory, created)
+            local = await _answer_locally(exchange.head, models)
             if local is None:
-                backend, body = await _route(exchange.body, directory)
+                backend, body = await _route(exchange.head, exchange.body, directory)
                 await _forward(exchange, client, backend, body)
                 return
         except _RefusedError as refused:
@@ -126,49 +86,59 @@ def lan_judge(keys: Iterable[str]) -> Judge:
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (refusal := refuse_foreign_pages(head, peer)) is not None:
             return refusal
-        if (head.path == "/health" and only_reads(head)) or shows_key(head, digests):
+        if (head.path == "/health" and only_reads(head)) or is_preflight(head) or shows_key(head, digests):
             return None
         return key_refusal("this gateway asks for a key: send `Authorization: Bearer KEY`; its owner has one")
 
     return judge
 
 
-def _answer_locally(head: RequestHead, directory: ModelDirectory, created: int) -> Response | None:
+async def _answer_locally(head: RequestHead, models: ModelList) -> Response | None:
     """Answer what needs no engine; None for a request that does."""
     path, method = head.path.rstrip("/") or "/", head.method
     reading = method in ("GET", "HEAD")
-    if path == "/" and reading:
+    if is_preflight(head):
+        return preflight_answer(head)
+    if path in ("/", "/v1") and reading:
         return Response.text(200, _HINT)
     if path == "/health" and reading:
         return Response.json(200, {"status": "ok"})  # as llama.cpp's server, for those who probe either
     if path == "/v1/models" or path.startswith("/v1/models/"):
         if not reading:
-            raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", allow="GET, HEAD")
-        models = [_model_object(model_id, created) for model_id in (*directory.model_ids(), *directory.aliases())]
+            raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", {"Allow": "GET, HEAD"})
         if path == "/v1/models":
-            return Response.json(200, {"object": "list", "data": models})
-        wanted = path.removeprefix("/v1/models/")
-        found = next((model for model in models if model["id"] == wanted), None)
+            return Response.json(200, {"object": "list", "data": await models.all()})
+        found = await models.one(wanted := path.removeprefix("/v1/models/"))
         if found is None:
-            raise _no_such_model(wanted, directory)
+            raise _no_such_model(wanted, models.directory)
         return Response.json(200, found)
-    if not path.startswith("/v1/"):
+    if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
         raise _refused(404, f"nothing at {path}; the API is under /v1, for instance /v1/chat/completions", "not_found")
     if method != "POST":
-        raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", allow="POST")
+        raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
     return None
 
 
-def _model_object(model_id: str, created: int) -> dict[str, Any]:
-    return {"id": model_id, "object": "model", "created": created, "owned_by": "llmkube"}
-
-
-async def _route(body: bytes, directory: ModelDirectory) -> tuple[Backend, bytes]:
+async def _route(head: RequestHead, body: bytes, directory: ModelDirectory) -> tuple[Backend, bytes]:
     """Choose the engine by the body's `model` and return the body as that engine wants it."""
     try:
+        boundary = boundary_of(head.lines.get("content-type"))
+        if boundary is not None:
+            form = await read_form_model(body, boundary)
+            backend = _backend(form.value, head.path, directory)
+            same = form.value == backend.alias
+            return backend, body if same else replace_form_model(body, boundary, form, backend.alias)
         named, spans = await read_model(body)
     except BodyError as exc:
-        raise _refused(400, str(exc), "invalid_json") from exc
+        raise _refused(400, str(exc), "invalid_form" if _is_form(head) else "invalid_json") from exc
+    backend = _backend(named, head.path, directory)
+    if named == backend.alias:
+        return backend, body  # untouched: what a client wrote is what its engine reads
+    return backend, await replace_model(body, backend.alias, spans)
+
+
+def _backend(named: object, path: str, directory: ModelDirectory) -> Backend:
+    """Return the engine of the model that a request names, or of the only one."""
     model_id = _only_model(directory) if named is None else named
     if not isinstance(model_id, str):
         raise _refused(400, '"model" must be a string', "invalid_model")
@@ -177,9 +147,15 @@ async def _route(body: bytes, directory: ModelDirectory) -> tuple[Backend, bytes
         raise _no_such_model(model_id, directory)
     if isinstance(found, UnavailableModel):
         raise _not_ready(model_id, found)
-    if named == found.alias:
-        return found, body  # untouched: what a client wrote is what its engine reads
-    return found, await replace_model(body, found.alias, spans)
+    wanted = _MODE_OF_LAST.get(path.rstrip("/").rpartition("/")[2])
+    if wanted is not None and found.mode == "chat":  # the engine would name a flag of its own, which users do not write
+        message = f"model {model_id!r} is served for chat; for {path} its InferenceService needs spec.mode: {wanted}"
+        raise _refused(501, message, "mode_not_served")
+    return found
+
+
+def _is_form(head: RequestHead) -> bool:
+    return (head.lines.get("content-type") or "").lower().startswith("multipart/form-data")
 
 
 def _only_model(directory: ModelDirectory) -> str:
@@ -213,13 +189,14 @@ def _there_is(model_ids: Sequence[str]) -> str:
 
 def _not_ready(model_id: str, state: UnavailableModel) -> _RefusedError:
     message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
-    return _refused(503, message, "model_not_ready", retry_after=str(state.retry_after_seconds))
+    seconds = state.retry_after_seconds
+    # OpenAI's and Anthropic's clients read the second header: to ask again now would only be refused again.
+    again = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
+    return _refused(503, message, "model_not_ready", again)
 
 
-def _refused(status: int, message: str, code: str, *, allow: str = "", retry_after: str = "") -> _RefusedError:
+def _refused(status: int, message: str, code: str, headers: Mapping[str, str] = _NO_HEADERS) -> _RefusedError:
     """Shape a refusal as OpenAI's clients expect it."""
     kind = "invalid_request_error" if status < 500 else "unavailable_error" if status == 503 else "server_error"
-    lines = [("Allow", allow), ("Retry-After", retry_after)]
-    headers = Headers((name, value) for name, value in lines if value)
     error = {"message": message, "type": kind, "code": code}
-    return _RefusedError(Response.json(status, {"error": error}, headers=headers))
+    return _RefusedError(Response.json(status, {"error": error}, headers=Headers.of(headers)))

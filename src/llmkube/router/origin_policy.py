@@ -3,6 +3,7 @@
 A browser lets any page post to 127.0.0.1, and llama-server's answer tells it that the page may read what comes back. A
 page can even move its own name to 127.0.0.1 (DNS rebinding): `Host` and `Origin` then agree. So `Origin` is judged,
 which browsers set and pages cannot. Programs send none: they may come by any name, through any proxy or tunnel.
+A page that may use the gateway may read its answers (CORS), and no other may: one rule, and not two that drift apart.
 
 One thing is left to a page that has moved its name: a browser sends no `Origin` when a page gets something from its own
 address, so it can read what models there are. To generate, it has to post, and that always carries one.
@@ -13,7 +14,8 @@ import re
 from typing import Final
 from urllib.parse import urlsplit
 
-from llmkube.base.http.message import Headers
+from llmkube.base.http.heads import RequestHead
+from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.weights.address_policy import embedded_ipv4
 
 _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
@@ -41,6 +43,17 @@ _NEAR_NETWORKS: Final = tuple(
 """Loopback, private and link-local networks (RFC 1122, 1918, 3927, 4193, 4291), and those of VPNs (RFC 6598)."""
 
 
+_WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
+"""Schemes whose pages come from a network. Every other one was registered on this machine by a program on it."""
+
+_METHODS: Final = "GET, HEAD, POST"
+
+_PREFLIGHT_SECONDS: Final = 600
+"""How long a browser remembers what it was allowed."""
+
+_FIELD_NAMES: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+( *, *[!#$%&'*+\-.^_`|~0-9A-Za-z]+)*")  # RFC 9110, 5.6
+
+
 def is_foreign_origin(headers: Headers) -> bool:
     """Whether a web page from elsewhere makes this request, or one that does not say where it is from.
 
@@ -56,7 +69,7 @@ def is_foreign_origin(headers: Headers) -> bool:
         page, asked = urlsplit(origin), urlsplit(f"//{host}")
     except ValueError:
         return True
-    if page.scheme not in ("http", "https"):
+    if page.scheme not in _WEB_SCHEMES:
         return page.scheme == ""  # "null": a sandboxed frame, which any page can make
     behind_proxy = page.scheme == "https" and page.hostname == asked.hostname
     return not (behind_proxy and not _may_be_a_form(headers)) and not _is_near(page.hostname or "")
@@ -65,6 +78,36 @@ def is_foreign_origin(headers: Headers) -> bool:
 def _may_be_a_form(headers: Headers) -> bool:
     kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     return kind in _FORMS
+
+
+def page_grant(head: RequestHead) -> bytes:
+    """Return the lines by which a browser lets a page read an answer, for pages that may use the gateway: its `Stamp`.
+
+    The page is named, and no `*`: a browser that has kept an answer gives it to no other page. Cookies are not granted;
+    the gateway has none, so that no page acts with what a user has shown to another one.
+    """
+    origin = head.lines.get("origin")
+    if origin is None or not origin.isprintable() or is_foreign_origin(head.lines):
+        return b""
+    lines = [("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", "*"), ("Vary", "Origin")]
+    return encode_lines(lines)
+
+
+def is_preflight(head: RequestHead) -> bool:
+    """Whether a browser asks, without a body and without the page's key, what the page may send (Fetch, 3.3.2)."""
+    asks = head.method == "OPTIONS" and "origin" in head.lines and "access-control-request-method" in head.lines
+    return asks and not head.length and not head.chunked
+
+
+def preflight_answer(head: RequestHead) -> Response:
+    """Allow the page, which `page_grant` names, every header that it asks for: programs may send them all as well."""
+    lines = [("Access-Control-Allow-Methods", _METHODS), ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS))]
+    asked = head.lines.get("access-control-request-headers") or ""
+    if _FIELD_NAMES.fullmatch(asked):
+        lines.append(("Access-Control-Allow-Headers", asked))
+    if head.lines.get("access-control-request-private-network") == "true":
+        lines.append(("Access-Control-Allow-Private-Network", "true"))
+    return Response(204, Headers(lines))
 
 
 def _is_near(host: str) -> bool:

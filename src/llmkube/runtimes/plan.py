@@ -87,6 +87,11 @@ class LaunchPlan:
         return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in self.argv)
 
     @property
+    def mode(self) -> str:
+        """What the engine is started for: `chat`, `embedding` or `rerank`."""
+        return "rerank" if "--reranking" in self.argv else "embedding" if "--embedding" in self.argv else "chat"
+
+    @property
     def digest(self) -> str:
         """The SHA-256 of everything that a running engine would have to be restarted for.
 

@@ -25,7 +25,7 @@ from llmkube.base.http.head_memory import HeadMemory
 from llmkube.base.http.heads import HeadReader, RequestHead
 from llmkube.base.http.hub import RECEIVE_BYTES, HubStream, below_tls
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import Headers, Response, encode_response_head
+from llmkube.base.http.message import Headers, Response, encode_lines, encode_response_head, status_line
 
 BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -35,11 +35,19 @@ StreamHandler = Callable[[StreamExchange], Awaitable[None]]
 Judge = Callable[[RequestHead, str], Response | None]
 """Refuses a request by its head and its peer's address alone, with the answer to give; None lets it in."""
 
+Stamp = Callable[[RequestHead], bytes]
+"""Returns the header lines that every answer to a request carries: a handler's, a refusal, an error of the server."""
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 def let_in(head: RequestHead, peer: str) -> None:
     """Refuse no request."""
+
+
+def no_stamp(head: RequestHead) -> bytes:
+    """Add no lines to any answer."""
+    return b""
 
 
 @attrs.define(eq=False)
@@ -50,6 +58,7 @@ class Service:
         handler: Answers requests.
         limits: What clients may cost.
         judge: Refuses requests by their heads.
+        stamp: What every answer carries.
         heads: What was made of the last heads.
         body_bytes: How much of requests' bodies is in memory now.
     """
@@ -57,6 +66,7 @@ class Service:
     handler: StreamHandler
     limits: Limits
     judge: Judge = let_in
+    stamp: Stamp = no_stamp
     heads: HeadMemory = attrs.field(init=False)
     body_bytes: int = 0
 
@@ -89,6 +99,7 @@ class Connection:
         self._early = b""  # received, and belongs to the next request
         self._body_bytes = 0  # of this request, in memory
         self._stopping = False
+        self._stamp = b""  # of the request that is read or answered
         self._scope = trio.CancelScope()
         self._answer: StreamExchange | None = None
 
@@ -127,6 +138,7 @@ class Connection:
                 head = await self._receive_head()
                 if head is None:
                     return False
+                self._stamp = self._service.stamp(head)
                 refusal = self._service.judge(head, self.peer_host)
                 if refusal is not None:
                     await self._respond_last(refusal)
@@ -154,7 +166,7 @@ class Connection:
 
     async def _receive_head(self) -> RequestHead | None:
         """Wait for the next request's head; None when the client has no more requests, or dawdles between them."""
-        data, self._early = self._early, b""
+        data, self._early, self._stamp = self._early, b"", b""
         if not data:
             self.phase = Phase.IDLE
             self._scope.deadline = trio.current_time() + self._limits.idle_seconds
@@ -225,13 +237,19 @@ class Connection:
         keep_alive = head.keep_alive and not self._stopping
         if isinstance(below_tls(self._stream), HubStream):
             answer = self._answer = StreamExchange(
-                head, body, self._stream, self._limits, scope=self._scope, keep_alive=keep_alive
+                head, body, self._stream, self._limits, scope=self._scope, keep_alive=keep_alive, stamp=self._stamp
             )
             await self._handle(answer)
         else:
             async with trio.open_nursery() as nursery:
                 answer = self._answer = StreamExchange(
-                    head, body, self._stream, self._limits, scope=nursery.cancel_scope, keep_alive=keep_alive
+                    head,
+                    body,
+                    self._stream,
+                    self._limits,
+                    scope=nursery.cancel_scope,
+                    keep_alive=keep_alive,
+                    stamp=self._stamp,
                 )
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 await self._handle(answer)
@@ -278,7 +296,8 @@ class Connection:
         """Answer a request of which nothing more is read."""
         headers = response.headers.with_("Content-Length", str(len(response.body))).with_("Connection", "close")
         with trio.move_on_after(self._limits.send_stall_seconds):
-            await self._stream.send_all(encode_response_head(response.status, headers) + response.body)
+            lines = encode_lines(headers) + self._stamp
+            await self._stream.send_all(b"%b%b\r\n%b" % (status_line(response.status), lines, response.body))
 
     async def _linger(self) -> None:
         """Let the client read the last answer: a socket closed with unread input sends a reset that can destroy it."""

@@ -59,6 +59,7 @@ class StreamExchange:
         begun: Bytes of the answer may be on the wire.
         complete: The answer is on the wire, to its clean end.
         keep_alive: The client may send another request after this answer.
+        stamp: Header lines that the answer carries beside its own.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class StreamExchange:
         *,
         scope: trio.CancelScope,
         keep_alive: bool,
+        stamp: bytes = b"",
     ) -> None:
         self.head = head
         self.body = body
@@ -77,6 +79,7 @@ class StreamExchange:
         self.begun = False
         self.complete = False
         self.keep_alive = keep_alive
+        self.stamp = stamp
         self._stream = stream
         self._hub_stream = stream if isinstance(stream, HubStream) else None
         self._limits = limits
@@ -148,7 +151,8 @@ class StreamExchange:
         if self.begun:
             raise RuntimeError(f"{self.head.method} {self.head.target} is answered twice")
         self.begun = True
-        return b"%b%b%b\r\n" % (status_line(status), lines, b"" if self.keep_alive else b"Connection: close\r\n")
+        close = b"" if self.keep_alive else b"Connection: close\r\n"
+        return b"%b%b%b%b\r\n" % (status_line(status), lines, self.stamp, close)
 
     async def send(self, data: bytes) -> None:
         """Send bytes of the answer as they are.

@@ -1,6 +1,7 @@
 """A proxy's data path: a request is passed on and its answer passed back, with nothing taken apart that need not be.
 
-Header lines pass as they were parsed, and a body in its own framing, which is followed to find the end.
+Header lines pass as they were parsed, and a body in its own framing, which is followed to find the end. Only what the
+other server grants to web pages gives way to what this one grants (`stamp`): a browser refuses two grants.
 """
 
 from typing import Final
@@ -11,6 +12,7 @@ from llmkube.base.http.bodies import ChunkedEnd, LengthEnd
 from llmkube.base.http.client import HttpClient, StreamedResponse
 from llmkube.base.http.errors import BrokenOffError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.heads import without_access_control
 from llmkube.base.http.message import netloc, status_allows_body
 from llmkube.base.http.pool import Origin
 
@@ -57,7 +59,8 @@ async def _pass_back(answer: StreamedResponse, exchange: StreamExchange) -> None
         return
     end = ChunkedEnd() if head.chunked else LengthEnd(head.length or 0)
     framing = _CHUNKED if head.chunked else b"Content-Length: %d\r\n" % (head.length or 0)
-    front, piece = exchange.begin(head.status, head.end_to_end + framing), answer.early
+    lines = head.without_access_control if exchange.stamp else head.end_to_end
+    front, piece = exchange.begin(head.status, lines + framing), answer.early
     answer.early = b""
     while True:
         try:
@@ -78,6 +81,9 @@ async def _pass_back(answer: StreamedResponse, exchange: StreamExchange) -> None
 
 async def _frame_anew(answer: StreamedResponse, exchange: StreamExchange) -> None:
     """Pass back an answer that ends with its connection, or is for a client that does not know its framing."""
-    async with exchange.stream(answer.status, answer.headers.end_to_end()) as send:
+    headers = answer.headers.end_to_end()
+    if exchange.stamp:
+        headers = without_access_control(headers)
+    async with exchange.stream(answer.status, headers) as send:
         while piece := await answer.receive_some():
             await send(piece)

@@ -89,6 +89,18 @@ class ResponseHead(_Head):
 
     status: int = attrs.field(kw_only=True)
 
+    @cached_property
+    def without_access_control(self) -> bytes:
+        """As `end_to_end`, without what the server grants to web pages: a proxy that grants them something itself."""
+        if isinstance(self.like, ResponseHead):
+            return self.like.without_access_control
+        return encode_lines(without_access_control(_end_to_end(self.headers)))
+
+
+def without_access_control(headers: Headers) -> Headers:
+    """Return the lines without those by which a browser learns what a web page may read."""
+    return headers.without(*(name for name in headers.joined() if name.startswith("access-control-")))
+
 
 def _end_to_end(headers: Headers) -> Headers:
     return headers.end_to_end().without("host", "content-length", "expect")

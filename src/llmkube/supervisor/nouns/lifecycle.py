@@ -96,6 +96,7 @@ class ServiceView:
     `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although the agent had
     not asked them to, since the agent started. `ready` is a claim about now. `api_key` lets requests in at the engine;
     it is for the programs that send them, and nothing else shows it. `aliases` are further ids that clients may send.
+    `mode` is what the engine was started for, not what a newer spec asks for; empty while none runs.
     """
 
     reason: str
@@ -107,6 +108,7 @@ class ServiceView:
     restarts: int = 0
     api_key: str = attrs.field(default="", repr=False)
     aliases: tuple[str, ...] = ()
+    mode: str = ""
 
     @property
     def ready(self) -> bool:

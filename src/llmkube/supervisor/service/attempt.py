@@ -177,6 +177,7 @@ class Attempt:
                 child.pid,
                 self.launch.plan.alias,
                 api_key=record.api_key,
+                mode=self.launch.plan.mode,
             )
             self._host = view.host
             self.address_changed()

@@ -3,7 +3,7 @@ import pytest
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
-from llmkube.router.gateway import Backend, UnavailableModel
+from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 
 READY = ServiceView(Reason.LOADED, "", "127.0.0.1", 51234, 7, "chat")
@@ -71,4 +71,6 @@ def test_a_client_is_told_when_to_ask_again(reason):
         assert isinstance(found, Backend)
     else:
         patient = reason.meaning in {Meaning.STOPPED, Meaning.USER, Meaning.HOST}
-        assert (found.retry_after_seconds == 60) == patient
+        assert (found.retry_after_seconds is None) == patient
+        assert found.failed == reason.meaning.is_failing
+        assert (found.state is State.LOADING) == (reason.meaning in {Meaning.FINE, Meaning.PASSING, Meaning.RECOVERING})

@@ -7,18 +7,15 @@ import attrs
 
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
-from llmkube.router.gateway import Backend, UnavailableModel
+from llmkube.router.backends import Backend, State, UnavailableModel
 
 _RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
     Meaning.FINE: 2,
     Meaning.PASSING: 2,
     Meaning.RECOVERING: 5,
     Meaning.RETRIED: 5,
-    Meaning.STOPPED: 60,
-    Meaning.USER: 60,
-    Meaning.HOST: 60,
 }
-"""What `Retry-After` says, by what the reason means."""
+"""What `Retry-After` says, by what the reason means. All other models wait for a person; no client should wait, too."""
 
 
 class Snapshot(Protocol):
@@ -57,6 +54,11 @@ class Snapshot(Protocol):
     @property
     def api_key(self) -> str:
         """The key that it asks for; "" when it asks for none."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """What its engine was started for."""
         ...
 
     @property
@@ -132,8 +134,15 @@ class AgentDirectory:
 def _found(key: Key, view: Snapshot) -> Found:
     if view.ready:
         credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
-        return Backend(view.host, view.port, view.alias, credentials)
+        return Backend(view.host, view.port, view.alias, credentials, view.mode)
     message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
     reason = Reason.of(view.reason)
-    wait_seconds = _RETRY_SECONDS[reason.meaning if reason is not None else Meaning.PASSING]
-    return UnavailableModel(view.reason or Reason.PENDING, message, wait_seconds)
+    meaning = reason.meaning if reason is not None else Meaning.PASSING
+    failed = meaning.is_failing
+    return UnavailableModel(
+        view.reason or Reason.PENDING,
+        message,
+        _RETRY_SECONDS.get(meaning),
+        State.UNLOADED if failed or meaning is Meaning.STOPPED else State.LOADING,
+        failed,
+    )

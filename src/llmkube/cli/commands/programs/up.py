@@ -68,6 +68,7 @@ from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health
 from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
+from llmkube.router.origin_policy import page_grant
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
@@ -241,15 +242,14 @@ class _Up:
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     await support.start(control)
                     handler = gateway_handler(directory, http, ports.utcnow)
-                    gateway_server = partial(
-                        run_server, handler, sockets.listen(gateway.listeners), judge=refuse_foreign_pages
-                    )
-                    await support.start(gateway_server)
+                    serve = partial(run_server, handler, stamp=page_grant)
+                    own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
+                    await support.start(own)
                     if lan is not None:
                         support.start_soon(
                             run_lan_listener,
                             lan.port,
-                            lambda listeners: run_server(handler, sockets.listen(listeners), judge=lan.judge),
+                            lambda listeners: serve(sockets.listen(listeners), judge=lan.judge),
                             own_addresses,
                         )
                     await support.start(run_probes, view.ready, registry, probes.listeners)
