@@ -1,4 +1,4 @@
-"""Which pages are near, by networks and names, and what they are granted; `test_gateway` has what becomes of requests."""
+"""Which pages are near, by networks and names, and what they are granted; `test_gateway` shows what follows."""
 
 import pytest
 
