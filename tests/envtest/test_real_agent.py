@@ -376,8 +376,11 @@ async def test_s2_s8_dev_reaches_no_secret_no_file_and_no_name_through_a_host(as
                 await apply(dev, tmp_path, {"digest": "/etc/passwd", "missing": "/etc/none"})
                 refusals = {(await fetched(admin, each, "SourceNotAllowed")).message for each in ("digest", "missing")}
                 assert len({each.replace("/etc/none", "/etc/passwd") for each in refusals}) == 1
-                await apply(dev, tmp_path, {"secret": "https://hub.example/m.gguf"})
-                await dev.patch(Model, Key("default", "secret"), {"spec": {"sourceSecretRef": {"name": "admin"}}})
+                named = {"metadata": {"name": "secret", "namespace": "default"}}
+                source = {"source": "https://hub.example/m.gguf", "sourceSecretRef": {"name": "admin"}}
+                spec = {**source, "hardware": {"accelerator": "cpu"}}
+                await dev.apply(Model, {**named, "spec": spec}, field_manager="dev")
+                await dev.apply(InferenceService, {**named, "spec": {"modelRef": "secret"}}, field_manager="dev")
                 # a Secret of the namespace that the administrator has not named to the host
                 await eventually(
                     lambda: admin.get(Model, Key("default", "secret")),
