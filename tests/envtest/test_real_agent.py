@@ -1,6 +1,8 @@
 """Agent and controller as processes on a real control plane, with tokens that expire and just their own roles."""
 
+import base64
 import datetime
+import hashlib
 import json
 import signal
 import stat
@@ -15,6 +17,7 @@ import yaml
 
 from e2e.addresses import own_address
 from e2e.separate_programs import Cluster, chat, eventually, logs, told_by
+from e2e.test_files import apply, everything, fetched
 from e2e.up_process import ANSWER, command_line, engines_in, open_program, run_program
 from envtest.plane import open_control_plane
 from llmkube.cli.commands.tools.files import Manifest, demo_manifests
@@ -22,12 +25,13 @@ from llmkube.cli.commands.tools.rbac import agent_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.auth.load import load_config
-from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Service, ServiceAccount
+from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Secret, Service, ServiceAccount
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
-from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL
@@ -337,3 +341,72 @@ async def test_s2_a_host_joins_renews_its_token_and_outlives_its_end(assets, tmp
             assert not note.exists()
             for secret in secrets:
                 assert secret not in agent.err + agent.out
+
+
+NAMES = ("--name", "box", "-n", "default")
+DEV = (("Impersonate-User", "system:serviceaccount:default:dev"), ("Impersonate-Group", "system:authenticated"))
+RULES = [{"apiGroups": ["inference.llmkube.dev"], "resources": ["models", "inferenceservices"], "verbs": ["*"]}]
+
+
+async def test_s2_s8_dev_reaches_no_secret_no_file_and_no_name_through_a_host(assets, tmp_path):
+    """An editor of our two kinds, and the token of the host that serves him: each is refused what S2 and S8 gave."""
+    address, state = own_address(), tmp_path / "agent"
+    with trio.fail_after(TEST_SECONDS):
+        async with open_real_cluster(assets, tmp_path, [], ()) as (plane, cluster, _):
+            admin = cluster.client
+            words = ("agent", "join", "--kubeconfig", str(plane.kubeconfig), "--state-dir", str(state))
+            code, out, err = await run_program(tmp_path, *words, *NAMES, "--network", f"{address}/32")
+            assert code == 0, out + err
+            token = base64.b64encode(b"hf_CanaryAdmin").decode()
+            for namespace in ("default", "kube-system"):
+                secret = {"metadata": {"name": "admin", "namespace": namespace}, "data": {"HF_TOKEN": token}}
+                await admin.apply(Secret, secret, field_manager="admin")
+            path = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+            await admin.request_json("POST", f"{path}/roles", body={"metadata": {"name": "dev"}, "rules": RULES})
+            role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "dev"}
+            subjects = [{"kind": "ServiceAccount", "name": "dev", "namespace": "default"}]
+            binding = {"metadata": {"name": "dev"}, "subjects": subjects, "roleRef": role}
+            await admin.request_json("POST", f"{path}/rolebindings", body=binding)
+            host = attrs.evolve(cluster, kubeconfig=state / "host.kubeconfig")
+            async with (
+                open_client(attrs.evolve(load_config(plane.kubeconfig), headers=DEV)) as dev,
+                open_client(load_config(host.kubeconfig)) as stolen,
+                host.open_agent(address, "--namespace", "default") as agent,
+            ):
+                await apply(dev, tmp_path, {"digest": "/etc/passwd", "missing": "/etc/none"})
+                refusals = {(await fetched(admin, each, "SourceNotAllowed")).message for each in ("digest", "missing")}
+                assert len({each.replace("/etc/none", "/etc/passwd") for each in refusals}) == 1
+                named = {"metadata": {"name": "secret", "namespace": "default"}}
+                source = {"source": "https://hub.example/m.gguf", "sourceSecretRef": {"name": "admin"}}
+                spec = {**source, "hardware": {"accelerator": "cpu"}}
+                await dev.apply(Model, {**named, "spec": spec}, field_manager="dev")
+                await dev.apply(InferenceService, {**named, "spec": {"modelRef": "secret"}}, field_manager="dev")
+                # a Secret of the namespace that the administrator has not named to the host
+                await eventually(
+                    lambda: admin.get(Model, Key("default", "secret")),
+                    lambda model: any(
+                        each.type == "Fetched" and "may not read" in each.message for each in model.status.conditions
+                    ),
+                )
+                piece = {
+                    "metadata": {
+                        "name": "kube-dns.box",
+                        "namespace": "kube-system",
+                        "labels": {"kubernetes.io/service-name": "kube-dns"},
+                    },
+                    "addressType": "IPv4",
+                    "endpoints": [{"addresses": [address]}],
+                    "ports": [{"name": "dns", "port": 53}],
+                }
+                for client in (dev, stolen):
+                    for namespace in ("default", "kube-system"):
+                        with pytest.raises(ForbiddenError):
+                            await client.get(Secret, Key(namespace, "admin"))
+                        with pytest.raises(ForbiddenError):
+                            await client.list(Secret, namespace=namespace)
+                    with pytest.raises(ForbiddenError):
+                        await client.apply(EndpointSlice, piece, field_manager="dev")
+                seen = await everything(admin)
+            content = Path("/etc/passwd").read_bytes()
+            for each in (hashlib.sha256(content).hexdigest(), "root:", "hf_CanaryAdmin", token):
+                assert each not in seen + agent.err + agent.out
