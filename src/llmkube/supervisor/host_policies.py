@@ -191,7 +191,7 @@ _LEASES: Final = _Policy(
                 )
             )
             + ")",
-            "a claim stays one of the same replica",
+            "a claim stays with its service and replica",
         ),
         (
             (
