@@ -192,5 +192,5 @@ async def test_a_pod_without_requests_is_gone_soon_and_says_why(node: Node, name
             said.append(await node.kubectl("logs", "-f", "-n", namespace, name, "-c", "drain", check=False))
 
         nursery.start_soon(follow)
-        await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=40s")
-    assert "it has no request" in said[0]
+        await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=120s")
+    assert "it has no request" in said[0], said
