@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmkube import __version__
+from llmkube.cli import main
 from llmkube.cli.main import COMMANDS, SUBJECTS, cli
 
 
@@ -238,3 +239,18 @@ def test_a_reader_that_has_gone_is_found_in_a_nursery():
     )
     done = unread(["-c", program], os.environ)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(("pid", "handled"), [(1, True), (4711, False)])
+def test_a_program_in_a_container_ends_at_term_from_its_first_moment(monkeypatch, pid, handled):
+    """Process 1 gets only signals that it handles; every other process keeps the default, which ends it."""
+    said = []
+    monkeypatch.setattr(main.os, "getpid", lambda: pid)
+    monkeypatch.setattr(main.signal, "signal", lambda number, handler: said.append((number, handler)))
+    main.end_at_term_in_a_container()
+    assert [number for number, _ in said] == ([signal.SIGTERM] if handled else [])
+    ended = []
+    monkeypatch.setattr(main.os, "_exit", ended.append)
+    for _, handler in said:
+        handler(signal.SIGTERM, None)
+    assert ended == ([143] if handled else [])

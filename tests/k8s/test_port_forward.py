@@ -151,6 +151,7 @@ async def test_bytes_go_to_the_port_and_back(ca):
     assert request.headers["Authorization"] == "Bearer s3cret"
     assert request.headers["Impersonate-User"] == "jane"
     assert request.headers["Sec-WebSocket-Protocol"] == PROTOCOL
+    assert request.headers["Accept"] == "*/*"  # a kubelet answers 406 to a client that takes JSON alone
     assert kubelet.left == [1000]
 
 

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.node, pytest.mark.usefixtures("release")]
 
 EDIT = {"spec": {"extraArgs": ["--threads=1", "--context-shift", "--cache-ram=0"]}}
 SLEEP = ["sleep", "3600"]
+REACHED = "import sys, urllib.request; print(urllib.request.urlopen(f'{sys.argv[1]}/health', timeout=5).status)"
 CLIENT_KEY = "CanaryClientKey0"
 
 ENGINE = """
@@ -102,6 +103,12 @@ async def start(node: Node, namespace: str, *services: Mapping[str, Any], models
     for each in services:
         await wait(node, namespace, f"isvc/{each['metadata']['name']}", "condition=Available")
     await wait(node, namespace, "pod/client", "condition=Ready")
+    for each in services:  # kube-proxy learns of an endpoint up to a second after the controller
+        with trio.fail_after(30):
+            while "200" not in await node.execute(
+                namespace, "client", "python3", "-c", REACHED, f"http://{each['metadata']['name']}:8080", check=False
+            ):
+                await trio.sleep(0.2)
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -192,5 +199,5 @@ async def test_a_pod_without_requests_is_gone_soon_and_says_why(node: Node, name
             said.append(await node.kubectl("logs", "-f", "-n", namespace, name, "-c", "drain", check=False))
 
         nursery.start_soon(follow)
-        await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=40s")
-    assert "it has no request" in said[0]
+        await node.kubectl("delete", "pod", "-n", namespace, name, "--timeout=120s")
+    assert "it has no request" in said[0], said

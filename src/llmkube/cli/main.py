@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from llmkube import __version__
 
+_TERMINATED = 128 + 15
 _INTERRUPTED = 128 + 2  # what a shell shows for a program that SIGINT ended
 
 _VERSION_LINE = f"llmkube {__version__}"
@@ -175,7 +176,18 @@ def version() -> None:
 
 def main() -> None:
     """Run the `llmkube` program; never returns."""
+    end_at_term_in_a_container()
     cli(prog_name="llmkube")
+
+
+def end_at_term_in_a_container() -> None:
+    """Have a TERM end this process before the command has its own way with it, and where it has none.
+
+    As process 1 of a container it would else get none: the kernel drops what the first process does not handle, and a
+    pod that is deleted while a command is imported would stay for the whole of its grace.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
 
 
 def agent_main() -> None:

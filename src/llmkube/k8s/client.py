@@ -59,6 +59,9 @@ MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 URLS: Final = 4096
 """Addresses that are remembered: the same objects are written again and again, and httpx parses a URL slowly."""
 
+ANYTHING: Final = "*/*"
+"""What a kubelet's streams are asked for: it has no JSON there, and answers 406 to a client that wants nothing else."""
+
 _NO_DEADLINES: Final = {"timeout": httpx.Timeout(None).as_dict()}
 _OWN_HEADERS: Final = frozenset({b"host", b"accept", b"content-type", b"content-length"})
 
@@ -86,7 +89,7 @@ class Client:
         self._http = http
         self._server = str(http.base_url).rstrip("/")
         self._headers = [(name, value) for name, value in http.headers.raw if name.lower() not in _OWN_HEADERS]
-        self._headers += [(b"Host", http.base_url.netloc), (b"Accept", build.JSON.encode())]
+        self._headers += [(b"Host", http.base_url.netloc)]
         self._decoder = VersionDecoder()
         self._url = functools.lru_cache(maxsize=URLS)(self._resolve)
 
@@ -235,7 +238,7 @@ class Client:
         Raises:
             ApiError: The server refuses, or does not know the protocol.
         """
-        response = await self._open(request, headers)
+        response = await self._open(request, headers, accept=ANYTHING)
         upgraded: Upgraded | None = response.extensions.get(UPGRADED)
         if upgraded is None:
             raise await _refusal(request, response)
@@ -287,8 +290,11 @@ class Client:
         except (ValueError, RecursionError) as error:
             raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
 
-    async def _open(self, request: ApiRequest, more: Headers = NO_HEADERS) -> httpx.Response:
-        headers = [*self._headers, *((name.encode("ascii"), value.encode("ascii")) for name, value in more)]
+    async def _open(
+        self, request: ApiRequest, more: Headers = NO_HEADERS, *, accept: str = build.JSON
+    ) -> httpx.Response:
+        headers = [*self._headers, (b"Accept", accept.encode())]
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in more]
         if request.content_type:
             headers.append((b"Content-Type", request.content_type.encode()))
         if request.method != "GET":

@@ -2,13 +2,14 @@
 
 import json
 
+import attrs
 import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from controller.podobjects import FETCHED
+from controller.podobjects import FETCHED, SETTINGS
 from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.settings import ControllerSettings
@@ -125,6 +126,26 @@ async def test_an_edit_replaces_a_job_that_gets_nowhere(autojump_clock, state):
         if replaced:
             spec = (await hands.json(Job, job.key.name))["spec"]["template"]["spec"]
             assert spec["tolerations"] == [TOLERATION]
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_other_settings_restart_no_download_that_runs(autojump_clock, running):
+    """K10: `helm upgrade` with another mirror reaches a Job that has not begun; one that fetches goes on as it is."""
+    async with open_pods() as hands:
+        await hands.create_model(prefetch=True)
+        await trio.sleep(SETTLED)
+        job = await only_job(hands)
+        if running:
+            await hands.job_pod(job, {"running": {}}, "Running")
+        cluster = hands.cluster
+        cluster.controller_scope.cancel()
+        cluster.controller_scope, cluster.registry = trio.CancelScope(), CollectorRegistry()
+        upgraded = attrs.evolve(SETTINGS, hub_endpoint="https://mirror.example.org", image="example.org/llmkube:next")
+        async with trio.open_nursery() as nursery:
+            await nursery.start(cluster.run_controller, ControllerSettings(workloads=upgraded))
+            await trio.sleep(600)
+            assert ((await only_job(hands)).metadata.uid == job.metadata.uid) is running
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_pod_that_only_has_the_label_says_nothing(autojump_clock):

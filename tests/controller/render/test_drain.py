@@ -95,6 +95,14 @@ def test_an_engine_at_an_address_of_the_user_s_is_not_asked_on_the_loopback_addr
     assert "--metrics-url" not in pod["containers"][1]["args"]
 
 
+@pytest.mark.parametrize("odd", [{"metrics_port_name": ""}, {"metrics_port_name": "other"}, {"scheme": "https"}])
+def test_metrics_that_cannot_be_asked_for_are_left_out(odd):
+    """A runtime of a plug-in may name a port that it does not have, or speak https: its connections count."""
+    odd_plan = plan(busy_metrics=("x",), **odd)
+    [_, ours] = deployment(pod_service(), odd_plan, SETTINGS, replicas=1)["spec"]["template"]["spec"]["containers"]
+    assert "--metrics-url" not in ours["args"]
+
+
 def test_a_port_that_the_service_takes_is_left_to_it():
     """No port of a pod is wanted by two of its containers."""
     _, the_plan = planned("llamacpp", {}, {"containerPort": 21420})
@@ -112,13 +120,13 @@ def test_without_the_container_the_kubelet_sleeps(keyed):
     assert hooks[0] == ({"sleep": {"seconds": 10}} if not keyed else hooks[1])
 
 
-def test_the_container_meets_the_restricted_standard_and_takes_no_pod_its_quality_of_service():
-    """It adds nothing that a namespace under Pod Security refuses, and what it requests is what it may have."""
+def test_the_container_meets_the_restricted_standard_and_makes_no_pod_ready_before_its_hooks():
+    """It adds nothing that a namespace under Pod Security refuses; a pod that is ready can be told to end."""
     service, the_plan = planned("llamacpp", {"hardware": {"accelerator": "cpu"}}, {})
     template = deployment(service, the_plan, SETTINGS, replicas=1)["spec"]["template"]
     assert against_restricted(template) == []
-    resources = template["spec"]["containers"][1]["resources"]
-    assert resources["requests"] == resources["limits"]
+    ours = template["spec"]["containers"][1]
+    assert ours["startupProbe"]["tcpSocket"]["port"] == ours["lifecycle"]["preStop"]["httpGet"]["port"]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@ END_SECONDS: Final = 30
 SLEEP_SECONDS: Final = 10
 """How long the kubelet sleeps instead: until the proxies of the cluster know that the pod is going."""
 
+_START_SECONDS: Final = 120
+"""How long our container may take to start, on a node that is busy with a model."""
+
 _PORT: Final = 21420
 """Above the ports of engines, below those that Linux gives away."""
 
@@ -83,13 +86,19 @@ def drain_port(plan: ContainerPlan) -> int:
 def drain_args(service: InferenceService, plan: ContainerPlan, seconds: int) -> list[str]:
     """Return the arguments that say where the hooks ask, and how it is seen that the engine is idle."""
     args = ["--drain-port", str(drain_port(plan)), "--longest", str(seconds)]
-    if plan.busy_metrics and (
-        plan.key_check or not service.spec.bind_address
-    ):  # else it is not on the loopback address
-        ports = {PORT_NAME: engine_port(plan), **dict(plan.extra_ports)}
-        args += ["--metrics-url", f"http://127.0.0.1:{ports[plan.metrics_port_name]}{plan.metrics_path}"]
-        args += [word for name in plan.busy_metrics for word in ("--busy-metric", name)]
+    url = _metrics_url(service, plan)
+    if url:
+        args += ["--metrics-url", url, *(word for name in plan.busy_metrics for word in ("--busy-metric", name))]
     return args
+
+
+def _metrics_url(service: InferenceService, plan: ContainerPlan) -> str:
+    """Return where the engine's metrics are, from inside its pod; empty where that is not known."""
+    port = {PORT_NAME: engine_port(plan), **dict(plan.extra_ports)}.get(plan.metrics_port_name)
+    elsewhere = bool(service.spec.bind_address) and plan.key_check is None
+    if not plan.busy_metrics or port is None or elsewhere or plan.scheme != "http":
+        return ""
+    return f"http://127.0.0.1:{port}{plan.metrics_path}"
 
 
 def engine_port(plan: ContainerPlan) -> int:
@@ -108,11 +117,14 @@ def drain_containers(
 
 
 def beside(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSettings) -> dict[str, Any]:
-    """Return a container of our image that stays beside the engine for as long as that has requests."""
+    """Return a container of our image that stays beside the engine for as long as that has requests.
+
+    Its probe keeps the pod from being ready before its hooks are answered; once is enough.
+    """
     container = with_pre_stop(llmkube_container(settings, args, (), ()), plan, settings)
     del container["volumeMounts"]
     if settings.fs_group is not None:  # the pod's user is the engine's, perhaps root
         container["securityContext"]["runAsUser"] = IMAGE_USER
-    # requests and limits are alike, so that a pod whose engine has that as well stays Guaranteed
-    amounts = {"cpu": "100m", "memory": "96Mi"}
-    return container | {"name": name, "resources": {"requests": dict(amounts), "limits": dict(amounts)}}
+    probe = {"tcpSocket": {"port": drain_port(plan)}, "periodSeconds": 1, "failureThreshold": _START_SECONDS}
+    amounts = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+    return container | {"name": name, "resources": amounts, "startupProbe": probe}
