@@ -96,7 +96,6 @@ async def test_an_agent_takes_over_what_their_agent_has_left(assets, tmp_path):
             assert [owner.kind for owner in after.metadata.owner_references] == ["InferenceService"]
 
 
-
 async def test_a_controller_takes_over_what_their_controller_has_made(client, crds, namespace, real_kubeconfig):
     """Their pods count as ready until ours can be made; then nothing of theirs is left in Deployment and Service."""
     system, key = f"{namespace}-system", Key(namespace, "chat")
@@ -171,4 +170,3 @@ async def test_a_controller_takes_over_what_their_controller_has_made(client, cr
     assert not [name for name in live["metadata"]["annotations"] if MARK in name]
     assert (after.spec.cluster_ip, after.metadata.uid) == (before.spec.cluster_ip, before.metadata.uid)
     assert encode(after)["spec"]["ports"][0]["targetPort"] == "http"
-

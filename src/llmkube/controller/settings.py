@@ -51,6 +51,7 @@ class WorkloadSettings:
         look_seconds: Between two looks whether the source of a Model with `refreshPolicy: OnChange` has changed.
         prune_cache: Remove folders of a namespace's claim that no Model names any more.
         images: What the operator says about the engines' images.
+        gpu_resources: What this cluster calls GPUs, by vendor and compute stack, where those have not the usual names.
         pod_monitors: Tell a Prometheus operator about the pods, where there is one.
         monitor_labels: Labels of their objects, by which a Prometheus selects that; ours win.
     """
@@ -72,6 +73,7 @@ class WorkloadSettings:
     look_seconds: float = 3600.0
     prune_cache: bool = False
     images: Images = Images()
+    gpu_resources: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     pod_monitors: bool = True
     monitor_labels: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
