@@ -102,7 +102,8 @@ CLAIMED: Final = {
 }  # fmt: skip
 IGPU: Final = {
     **ENDPOINT, **IMAGE, **DRAINED, **SPREAD, **probes(initialDelaySeconds=10), "replicas": 1, "priority": "low",
-    "resources": AMOUNTS, "podLabels": {"igpu-workload": "true"}, "env": [{"name": "GGML_VK_VISIBLE_DEVICES", "value": "0"}],
+    "resources": AMOUNTS, "podLabels": {"igpu-workload": "true"},
+    "env": [{"name": "GGML_VK_VISIBLE_DEVICES", "value": "0"}],
 }  # fmt: skip
 MANAGED: Final = {
     **SMALL, **ENDPOINT, **probes(), "replicas": 1, "resources": {**AMOUNTS, "gpu": 1}, **IMAGE,

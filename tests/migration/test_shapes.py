@@ -23,7 +23,6 @@ from llmkube.runtimes.registry import check, container_plan_for
 from migration.shapes import POOL, ROUTER, SHAPES
 
 SETTINGS = WorkloadSettings(image="example.org/llmkube:test")
-PLURALS = {"Model": "models", "InferenceService": "inferenceservices", "ModelRouter": "modelrouters", "ModelPool": "modelpools"}  # fmt: skip
 BY_ID = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 
 
@@ -39,7 +38,7 @@ async def open_server() -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def apply(http, body, manager="kubectl", **params):
-    path = f"/apis/{body['apiVersion']}/namespaces/ai/{PLURALS[body['kind']]}/{body['metadata']['name']}"
+    path = f"/apis/{body['apiVersion']}/namespaces/ai/{body['kind'].lower()}s/{body['metadata']['name']}"
     headers = {"content-type": "application/apply-patch+yaml"}
     params = {"fieldManager": manager, "fieldValidation": "Strict", **params}
     return await http.patch(path, json=body, params=params, headers=headers)

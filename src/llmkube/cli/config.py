@@ -304,6 +304,14 @@ class ControllerConfig:
     monitor_label: tuple[str, ...] = setting(
         (), help="Label (KEY=VALUE) of services' PodMonitors, by which a Prometheus selects them; repeatable."
     )
+    engine_image: tuple[str, ...] = setting(
+        (), help="Image (RUNTIME=IMAGE, RUNTIME-STACK=IMAGE) of an engine, instead of ours; repeatable."
+    )
+    gpu_resource: tuple[str, ...] = setting(
+        (),
+        help="Extended resource (VENDOR=NAME, VENDOR-STACK=NAME) of a GPU, such as amd-vulkan=devic.es/dri-render; "
+        "repeatable.",
+    )
     image_registry: str = setting("", help="Registry that engines' images come from, instead of each one's own.")
     allow_private_sources: tuple[str, ...] = setting(
         (), help="Network (CIDR) that Models may be fetched from although it is not public; repeatable."

@@ -81,6 +81,9 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "convert": Entry(
             "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
         ),
+        "migrate": Entry(
+            "commands.tools.migrate:migrate", "Say what changes for objects that the Go implementation serves now."
+        ),
         "crds": Entry("commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
         "rbac": Entry("commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
         "completion": Entry(

@@ -53,6 +53,7 @@ class WorkloadSettings:
         images: What the operator says about the engines' images.
         drain_container: Have a container of our image beside each engine, which holds a pod that has to end back until
             it has no request.
+        gpu_resources: What this cluster calls GPUs, by vendor and compute stack, where those have not the usual names.
         pod_monitors: Tell a Prometheus operator about the pods, where there is one.
         monitor_labels: Labels of their objects, by which a Prometheus selects that; ours win.
     """
@@ -75,6 +76,7 @@ class WorkloadSettings:
     prune_cache: bool = False
     images: Images = Images()
     drain_container: bool = True
+    gpu_resources: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     pod_monitors: bool = True
     monitor_labels: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 

@@ -4,6 +4,7 @@ What no path can run is refused by name. Containers know the built-in runtimes, 
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -55,6 +56,7 @@ _ASKING: Final = ("llamacpp", "llamacpp-router", "vllm", "tgi", "sglang", "ollam
 """The runtimes that can stand behind what asks for keys: each has one port, which speaks HTTP."""
 
 _NO_IMAGES: Final = Images()
+_NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 # -- on a host --------------------------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ def container_plan_for(
     facts: GGUFFacts | None = None,
     *,
     images: Images = _NO_IMAGES,
+    gpu_resources: Mapping[str, str] = _NO_NAMES,
     rendered: Collection[str] = (),
 ) -> ContainerPlan:
     """Return the container that serves this service in a cluster.
@@ -170,6 +173,7 @@ def container_plan_for(
         model: The Model that it refers to. Of its status only `gguf` counts, and only where `facts` are None.
         facts: What the weights' header says, if the caller has read it.
         images: What the operator has to say about images.
+        gpu_resources: What the operator calls GPUs (`gpu.parse_gpu_resources`).
         rendered: Paths of the fields that the caller gives effect to, with all that is below them
             (`spec.nodeSelector`, `spec.autoscaling`): the plan does not report them as not honoured.
 
@@ -182,7 +186,7 @@ def container_plan_for(
     _refuse_group(isvc)
     runtime = runtime_named(isvc.spec.runtime)
     _check_format(runtime, isvc, model.spec)
-    resources, honoured = resources_of(isvc.spec, model.spec)
+    resources, honoured = resources_of(isvc.spec, model.spec, gpu_resources)
     config, given = _config(runtime, isvc)
     args = isvc.spec.extra_args
     line = CommandLine(flags_in(args), said=texts_in(args), spell=literal, honoured={*_ALWAYS, *honoured})

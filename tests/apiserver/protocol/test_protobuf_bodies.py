@@ -27,7 +27,7 @@ def test_a_protobuf_body_is_read():
     }
 
 
-# Made with the serializer of k8s.io/apimachinery v0.36.3, which controller-runtime's client uses: both forms of each object
+# Made with the serializer of k8s.io/apimachinery v0.36.3, which controller-runtime's client uses: each in both forms
 GO_BODIES = json.loads((Path(__file__).parent / "data" / "go_bodies.json").read_text())
 
 

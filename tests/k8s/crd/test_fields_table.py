@@ -96,7 +96,7 @@ EXTRA: Final = (
     "InferenceService spec.extraVolumes[].ephemeral.volumeClaimTemplate.metadata.",  # it drops the labels there
     "Model status.cacheVolume",  # without it nobody could tell that a claim was made anew
     "InferenceService status.selector",  # without it no autoscaler can count the pods of a service
-    "InferenceService spec.aliases",  # without it clients of a service that is renamed ask for a model that is not there
+    "InferenceService spec.aliases",  # without it clients keep asking for a name that is not there
     "InferenceService spec.metricsPath",  # without it the metrics of any image are out of reach
     "InferenceService spec.multiNode",  # since September 2026, as is the next one
     "InferenceService spec.vllmConfig.pipelineParallelSize",

@@ -1,11 +1,20 @@
 import pytest
 
+from llmkube.base.errors import UserError
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec
 from llmkube.k8s.crd.placement import Sharding
 from llmkube.runtimes.container.container_plan import Resources
-from llmkube.runtimes.container.gpu import check_parallel, resources_of, split_mode, stack_of, tensor_split, vendor_of
+from llmkube.runtimes.container.gpu import (
+    check_parallel,
+    parse_gpu_resources,
+    resources_of,
+    split_mode,
+    stack_of,
+    tensor_split,
+    vendor_of,
+)
 from llmkube.runtimes.plan import PlanError
 
 
@@ -183,3 +192,26 @@ def test_an_engine_wants_no_more_gpus_than_there_are(wanted, count, fits):
     else:
         with pytest.raises(PlanError, match=r"spec\.x: needs 3 GPUs and a replica has 2"):
             check_parallel(wanted, Resources(gpu_count=count), "spec.x")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ({"vendor": "amd", "runtime": "vulkan"}, "devic.es/dri-render"),
+        ({"vendor": "amd"}, "amd.com/gpu"),
+        ({"vendor": "intel"}, "gpu.intel.com/xe"),
+        ({"vendor": "amd", "runtime": "vulkan", "resourceName": "x.com/y"}, "x.com/y"),
+    ],
+)
+def test_a_cluster_may_call_gpus_otherwise(gpu, name):
+    """By vendor, or by vendor and stack; the Model's own word wins."""
+    names = parse_gpu_resources({"amd-vulkan": "devic.es/dri-render", "intel": "gpu.intel.com/xe"})
+    spec = model({"amd": "rocm", "intel": "intel"}[gpu["vendor"]], count=1, **gpu)
+    assert resources_of(service(), spec, names)[0].gpu_resource == name
+
+
+@pytest.mark.parametrize("given", [{"nvdia": "a.b/c"}, {"amd": "gpu"}])
+def test_a_gpu_resource_that_is_none_is_refused(given):
+    """The sentence names the flag."""
+    with pytest.raises(UserError, match="--gpu-resource"):
+        parse_gpu_resources(given)

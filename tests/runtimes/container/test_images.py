@@ -1,6 +1,7 @@
 import pytest
 
-from llmkube.runtimes.container.images import PINNED, Images
+from llmkube.base.errors import UserError
+from llmkube.runtimes.container.images import PINNED, Images, parse_overrides
 from llmkube.runtimes.plan import PlanError
 
 
@@ -40,3 +41,10 @@ def test_where_there_is_no_image_the_user_has_to_name_one(runtime, stack):
     with pytest.raises(PlanError, match="name one") as refused:
         Images().choose(runtime, stack)
     assert refused.value.field == "spec.image"
+
+
+def test_an_image_for_what_is_no_runtime_is_refused():
+    """A slip of the pen would otherwise change nothing, without a word."""
+    assert parse_overrides({"vllm": "mine/vllm:1", "llamacpp-cuda": "x", "personaplex": "y"})["vllm"] == "mine/vllm:1"
+    with pytest.raises(UserError, match="'vlm' is no engine of ours"):
+        parse_overrides({"vlm": "x"})

@@ -95,7 +95,10 @@ def _plan_container(context: PodContext, service: InferenceService, model: Model
         # It is read beside pods that run: what it says comes too late for them, and must not replace them.
         model = attrs.evolve(model, status=attrs.evolve(model.status, gguf=None))
     try:
-        return container_plan_for(service, model, images=context.workloads.images, rendered=RENDERED)
+        settings = context.workloads
+        return container_plan_for(
+            service, model, images=settings.images, gpu_resources=settings.gpu_resources, rendered=RENDERED
+        )
     except PlanError as error:
         return error.with_traceback(None)  # it is kept, and its frames would keep these objects
 

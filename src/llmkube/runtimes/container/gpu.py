@@ -6,6 +6,8 @@ device plugins), and llama.cpp's `--split-mode` and `--tensor-split`, which take
 
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from llmkube.base.errors import UserError
@@ -17,6 +19,8 @@ from llmkube.runtimes.container.container_plan import Resources
 from llmkube.runtimes.plan import PlanError
 
 _NAMES: Final = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu.intel.com/i915"}
+_NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
+_RESOURCE: Final = re.compile(r"[a-z0-9.-]+/[a-z0-9._-]+")
 _PARTITION: Final = "nvidia.com/mig-"
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
 _STACKS: Final = {"nvidia": "cuda", "amd": "rocm", "intel": "intel"}
@@ -53,8 +57,30 @@ def stack_of(model: ModelSpec) -> str:
     return _STACKS[vendor]
 
 
-def resources_of(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resources, frozenset[str]]:
+def parse_gpu_resources(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Return an operator's names of extended resources, by vendor, or by vendor and compute stack (`amd-vulkan`).
+
+    Raises:
+        UserError: A key is neither, or a name is none of an extended resource.
+    """
+    keys = {*_NAMES, *(f"{vendor}-{stack}" for vendor in _NAMES for stack in ("vulkan", _STACKS[vendor]))}
+    for key, name in given.items():
+        if key not in keys:
+            raise UserError(f"{key!r} is no GPU: use one of {', '.join(sorted(keys))}", field="--gpu-resource")
+        if not _RESOURCE.fullmatch(name):
+            raise UserError(f"{name!r} is no extended resource such as amd.com/gpu", field="--gpu-resource")
+    return dict(given)
+
+
+def resources_of(
+    spec: InferenceServiceSpec, model: ModelSpec, names: Mapping[str, str] = _NO_NAMES
+) -> tuple[Resources, frozenset[str]]:
     """Return what a replica requests, and the paths of the fields that say so.
+
+    Args:
+        spec: The service.
+        model: Its Model.
+        names: What this cluster calls GPUs, as `parse_gpu_resources` returned it.
 
     Raises:
         PlanError: The fields contradict each other.
@@ -72,7 +98,7 @@ def resources_of(spec: InferenceServiceSpec, model: ModelSpec) -> tuple[Resource
         honoured |= {f"{_SHARING}.mode", f"{_SHARING}.profile"}
     if count <= 0:
         return Resources(requests=tuple(requests.items()), limits=tuple(limits.items())), frozenset(honoured)
-    name = _resource_name(model, gpu, sharing)
+    name = _resource_name(model, gpu, sharing, names)
     honoured |= {f"{_HARDWARE}.gpu.{field}" for field in ("vendor", "resourceName", "tolerationKey", "enabled")}
     if vendor_of(model) == "amd":
         honoured.add(f"{_HARDWARE}.gpu.runtime")
@@ -191,10 +217,11 @@ def _one_gpu(count: int, field: str) -> int:
     return 1
 
 
-def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None) -> str:
+def _resource_name(model: ModelSpec, gpu: GPU, sharing: GPUSharing | None, names: Mapping[str, str]) -> str:
     vendor = vendor_of(model)
     if sharing is None or sharing.mode != "partitioned":
-        return gpu.resource_name or _NAMES[vendor]
+        ours = names.get(f"{vendor}-{stack_of(model)}") or names.get(vendor) or _NAMES[vendor]
+        return gpu.resource_name or ours
     if vendor != "nvidia":
         raise PlanError(f"only NVIDIA's GPUs have partitions, not {vendor}'s", field=f"{_SHARING}.mode")
     if gpu.resource_name:

@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.errors import UserError
 from llmkube.runtimes.plan import PlanError
 
 _LLAMA: Final = "ghcr.io/ggml-org/llama.cpp:server"
@@ -41,7 +42,23 @@ PINNED: Final[Mapping[str, str]] = {
 }
 """By runtime and compute stack (`cuda`, `rocm`, `vulkan`, `intel`; nothing for a CPU)."""
 
+_WITHOUT_IMAGE: Final = frozenset({"personaplex", "generic"})
+"""Runtimes of which we know no image."""
+
 _FIXED: Final = "spec.image"
+
+
+def parse_overrides(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Return an operator's images by the keys of `PINNED`, or by a runtime's name for all of its stacks.
+
+    Raises:
+        UserError: A key is neither.
+    """
+    for key in given:
+        if key not in PINNED and key not in _WITHOUT_IMAGE:
+            known = ", ".join(sorted({*PINNED, *_WITHOUT_IMAGE}))
+            raise UserError(f"{key!r} is no engine of ours: use one of {known}", field="--engine-image")
+    return dict(given)
 
 
 @attrs.frozen

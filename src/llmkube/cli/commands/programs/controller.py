@@ -24,7 +24,8 @@ from llmkube.cli.target_cluster import find_config
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
-from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.container.gpu import parse_gpu_resources
+from llmkube.runtimes.container.images import Images, parse_overrides
 from llmkube.weights.address_policy import parse_networks
 
 EVERY_ADDRESS: Final = None
@@ -102,17 +103,18 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         private_sources=config.allow_private_sources,
         ca_config_map=config.ca_config_map,
         priority_class_prefix=config.priority_class_prefix,
-        shared_gpu_selector=_labels(config.shared_gpu_node, "--shared-gpu-node"),
-        monitor_labels=_labels(config.monitor_label, "--monitor-label"),
+        shared_gpu_selector=_pairs(config.shared_gpu_node, "--shared-gpu-node"),
+        monitor_labels=_pairs(config.monitor_label, "--monitor-label"),
         look_seconds=config.look_seconds,
         prune_cache=config.prune_cache,
         drain_container=config.drain_container,
-        images=Images(registry=config.image_registry),
+        images=Images(parse_overrides(_pairs(config.engine_image, "--engine-image")), config.image_registry),
+        gpu_resources=parse_gpu_resources(_pairs(config.gpu_resource, "--gpu-resource")),
     )
 
 
-def _labels(given: Iterable[str], flag: str) -> dict[str, str]:
-    """Read labels as KEY=VALUE.
+def _pairs(given: Iterable[str], flag: str) -> dict[str, str]:
+    """Read what is written as KEY=VALUE.
 
     Raises:
         UserError: One is not; the sentence names the flag.

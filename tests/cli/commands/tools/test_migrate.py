@@ -1,0 +1,60 @@
+"""What `llmkube migrate --check` says on a terminal, and that it changes nothing."""
+
+import yaml
+from click.testing import CliRunner
+
+from llmkube.cli.commands.tools.migrate import migrate
+from migration.shapes import POOL, SHAPES
+
+PLAIN = [
+    {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "Model", "metadata": {"name": "llama"},
+     "spec": {"source": "org/repo", "files": ["m.gguf"], "hardware": {"accelerator": "metal"}}},
+    {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": "llama-3.1-70b"},
+     "spec": {"modelRef": "llama"}},
+]  # fmt: skip
+
+
+def said(tmp_path, bodies):
+    file = tmp_path / "all.yaml"
+    file.write_text(yaml.safe_dump_all(bodies))
+    result = CliRunner().invoke(migrate, ["--check", "-f", str(file)])
+    return result.exit_code, result.output
+
+
+def test_a_plain_service_is_told_what_changes_and_how_to_keep_it(tmp_path):
+    """Its context and its name, each with the words that keep it, and nothing is refused."""
+    code, text = said(tmp_path, PLAIN)
+    assert code == 0
+    assert "InferenceService default/llama-3.1-70b" in text
+    assert "context: 2048 tokens there, at most 4096 here" in text
+    assert "to keep it: spec.contextSize: 2048" in text
+    assert "clients reach it as llama-3-1-70b there" in text
+    assert "2 objects, 2 findings. Nothing was changed." in text
+
+
+def test_what_people_run_is_told_its_image_priority_and_what_is_refused(tmp_path):
+    """A class that the operator has not allowed is refused by its field; the exit code says that something is."""
+    bodies = [body for shape in SHAPES for body in shape.manifests()]
+    code, text = said(tmp_path, [*bodies, POOL])
+    assert code == 1
+    assert text.count("spec.priorityClassName") == 2
+    assert "workloads.allow.priorityClasses" in text
+    assert "llmkube-high there, which displaces others; llmkube-nonpreempting-high here" in text
+    assert "ModelPool ai/pool\n  left alone: no program of ours swaps its members" in text
+    assert "context: " not in text  # all of them say it
+
+
+def test_slots_and_context_of_pods_are_compared(tmp_path):
+    """What the fields leave open there is open no more here."""
+    model = {**PLAIN[0], "spec": {**PLAIN[0]["spec"], "hardware": {"accelerator": "cuda"}}}
+    _, text = said(tmp_path, [model, PLAIN[1]])
+    assert 'to keep it: spec.extraArgs: ["--ctx-size", "0"]' in text
+    assert "to keep it: spec.parallelSlots: 4" in text
+    assert "to keep it: spec.disruption: {protectStartup: true}" in text
+
+
+def test_without_check_nothing_is_done():
+    """There is no other half of the command."""
+    result = CliRunner().invoke(migrate, [])
+    assert result.exit_code == 2
+    assert "give --check" in result.output
