@@ -2,6 +2,6 @@
 
 crd_reference             docs/crds.md, from the same classes as the CRDs
 files, server_side_apply  manifests from files, applied to a cluster
-man                         manual pages, from what --help says
-update_check                whether the package index has a newer release
+man                       manual pages, from what --help says
+update_check              whether the package index has a newer release
 """
