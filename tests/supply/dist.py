@@ -3,6 +3,7 @@
     dist/llmkube-VERSION-py3-none-any.whl     the wheel
     dist/llmkube-VERSION.tar.gz               the sources
     dist/llmkube-VERSION-requirements.txt     what it needs, pinned by digest: requirements/llama.txt
+    dist/llmkube-VERSION-shell.tar.gz         manual pages (man/man1), and completions for bash, zsh and fish
     dist/llmkube-VERSION.cdx.json             the same as an SBOM, with licences and who needs whom (CycloneDX)
     dist/SHA256SUMS                           their digests, as `sha256sum --check` reads them
 
@@ -11,6 +12,7 @@ signed: that is for whoever publishes (docs/security.md).
 """
 
 import argparse
+import gzip
 import hashlib
 import io
 import json
@@ -123,10 +125,39 @@ def build(target: Path, say: Callable[[str], None], repository: Path = ROOT) -> 
         said = _run([str(installed.with_name("llmkube")), "version"], cwd=place).decode()
         if said.split() != name.split("-"):
             raise DistError(f"the wheel of {name} says that it is {said.strip()}")
+        say("manual pages and completions ...")
+        (built / f"{name}-shell.tar.gz").write_bytes(
+            _shell_files(installed.with_name("llmkube"), place / "shell", epoch)
+        )
         files = {path.name: path.read_bytes() for path in built.iterdir()}
         target.mkdir(parents=True, exist_ok=True)
         for each, content in {**files, SUMS: sums(files).encode()}.items():
             (target / each).write_bytes(content)
+
+
+def _shell_files(program: Path, folder: Path, epoch: int) -> bytes:
+    """Return what a shell needs, as the installed program writes it: the same bytes each time."""
+    completions = folder / "completions"
+    completions.mkdir(parents=True)
+    _run([str(program), "man", str(folder / "man" / "man1")], cwd=folder)
+    for shell in ("bash", "zsh", "fish"):
+        (completions / f"llmkube.{shell}").write_bytes(_run([str(program), "completion", shell], cwd=folder))
+    return packed(folder, epoch)
+
+
+def packed(folder: Path, epoch: int) -> bytes:
+    """Return a folder's files as a .tar.gz that depends on their names and contents alone."""
+    out = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=epoch) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+    ):
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            entry = tarfile.TarInfo(str(path.relative_to(folder)))
+            entry.size, entry.mtime, entry.mode = path.stat().st_size, epoch, 0o644
+            with path.open("rb") as file:
+                archive.addfile(entry, file)
+    return out.getvalue()
 
 
 def _write_sbom(place: Path, installed: Path, file: Path, epoch: int) -> None:

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from supply.dist import ROOT, DistError, build_packages, export, sbom_faults, sums
+from supply.dist import ROOT, DistError, build_packages, export, packed, sbom_faults, sums
 
 EPOCH = 1_760_000_000
 
@@ -125,3 +125,18 @@ def bom(components, *direct):
 def test_an_sbom_is_held_to_the_lock(sbom, faults):
     """It has no other package or version than the lock, and all that the project names."""
     assert sbom_faults(sbom, LOCK, ["attrs"]) == faults
+
+
+def test_what_a_shell_needs_is_packed_as_the_same_bytes(tmp_path):
+    """Files of other times and modes, in whatever order they were made, are the same archive."""
+    made = []
+    for names, mode, time in ((("b", "a"), 0o600, 1), (("a", "b"), 0o755, 2)):
+        folder = tmp_path / str(mode)
+        (folder / "man").mkdir(parents=True)
+        for name in names:
+            path = folder / "man" / name
+            path.write_text(name)
+            path.chmod(mode)
+            os.utime(path, (time, time))
+        made.append(packed(folder, EPOCH))
+    assert made[0] == made[1]

@@ -10,7 +10,7 @@ import click
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import SettingError
-from llmkube.cli.view.program_name import runnable
+from llmkube.cli.program_name import runnable
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Why a file that a command prints into does not take it."""

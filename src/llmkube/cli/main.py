@@ -89,6 +89,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "completion": Entry(
             "commands.tools.completion:completion", "Print the script that completes commands in a shell."
         ),
+        "man": Entry("commands.tools.man:man", "Write a manual page for each command."),
         "version": Entry("main:version", "Print the version; with --check, whether there is a newer one."),
     },
 }
@@ -171,10 +172,15 @@ def cli() -> None:
     """Kubernetes for local LLMs."""
 
 
-@click.command("version")
-def version() -> None:
+@click.command("version", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--check", is_flag=True, help="Ask the package index that pip is set to whether there is a newer one.")
+def version(check: bool) -> None:
     """Print the version."""
     click.echo(_VERSION_LINE)
+    if check:
+        from llmkube.cli.commands.tools.update_check import told  # noqa: PLC0415 - the version alone is cheap
+
+        click.echo(told())
 
 
 def main() -> None:

@@ -50,6 +50,13 @@ def test_pairs(runtime: str, model_format: str) -> None:
         assert f"not {model_format}: set that format, or spec.runtime to " in said
 
 
+@pytest.mark.parametrize("model_format", ["safetensors", "pytorch", "custom", "mlx"])
+def test_on_metal_no_engine_is_named_that_no_host_runs(model_format: str) -> None:
+    """D12: the way out on a Mac is a GGUF file, and not a runtime that its agent refuses in the next sentence."""
+    said = mismatch("llama-server", model_format, "metal")
+    assert said.endswith(f"not {model_format}: a Mac's agent serves gguf, name such a file")
+
+
 def test_the_default_format_binds_nobody_who_fetches_alone() -> None:
     """An engine that brings its weights is not held to gguf, which nobody may have said, but to every other format."""
     assert mismatch("vllm", "gguf", "cuda")

@@ -1,8 +1,8 @@
 """The commands, by subject; each module has one command, or one part of it.
 
 programs   agent, controller, apiserver, up: what runs until it is stopped
-services   deploy, list, status, scale, delete, logs
+services   run, deploy, pull, list, status, ps, top, queue, scale, restart, delete, logs
 inference  chat, port-forward: what talks to an engine
-models     inspect, fit, cache: model files
-tools      crds, rbac, convert, completion: what prints manifests and scripts
+models     inspect, fit, cache, catalog: model files
+tools      crds, rbac, convert, completion, man: what prints manifests, scripts and pages
 """

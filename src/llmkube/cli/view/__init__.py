@@ -3,6 +3,5 @@
 describe, locations                 one object explained; where its parts are
 advice, readiness                   what to do about a failure; waiting until a service is ready
 progress, progress_line, live_view  how far a service has come
-program_name                        how a reader can call this program
 output, formats                     tables, JSON, YAML
 """

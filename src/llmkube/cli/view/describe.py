@@ -104,6 +104,8 @@ def describe_model(model: Model, now: datetime.datetime) -> str:
     ]
     if model.status.sha256:
         rows.append(("sha256", model.status.sha256))
+    if model.spec.quantization and (facts is None or not facts.quantization):
+        rows.append(("quantization", f"{model.spec.quantization}, as the spec says"))
     if facts is not None:
         context = f"{facts.context_length} tokens" if facts.context_length else ""
         known = (facts.architecture, facts.quantization, context, facts.license)
@@ -226,7 +228,8 @@ def _model_line(service: InferenceService, model: Model | None) -> str:
     if model is None:
         return f"{service.spec.model_ref} (not there)"
     facts = model.status.gguf
-    known = (model.status.size, facts.architecture if facts else "", facts.quantization if facts else "")
+    quantization = (facts.quantization if facts else "") or model.spec.quantization or ""
+    known = (model.status.size, facts.architecture if facts else "", quantization)
     words = ", ".join(each for each in known if each)
     return f"{service.spec.model_ref} ({words})" if words else service.spec.model_ref
 

@@ -12,7 +12,7 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_age
-from llmkube.cli.view.program_name import runnable
+from llmkube.cli.program_name import runnable
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model

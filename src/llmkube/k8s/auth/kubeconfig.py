@@ -9,7 +9,7 @@ import base64
 import binascii
 import os
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ class Section:
         return PemFile(path) if path else None
 
 
-def _find(files: Iterable[File], what: str, name: str) -> Section:
+def _find(files: Sequence[File], what: str, name: str) -> Section:
     """Return one entry of `clusters`, `contexts` or `users`: the first file that has it wins."""
     if not name:
         raise ConfigError(f"the context names no {what}")
@@ -185,7 +185,8 @@ def _find(files: Iterable[File], what: str, name: str) -> Section:
         if not isinstance(entries, Mapping):
             raise ConfigError(f"kubeconfig: {what} {name!r} is not a mapping")
         return Section(f"kubeconfig {what} {name!r}", entries, file.path.absolute().parent)
-    raise ConfigError(f"kubeconfig has no {what} {name!r}")
+    read = ", ".join(str(file.path) for file in files)
+    raise ConfigError(f"kubeconfig {read} has no {what} {name!r}")
 
 
 def _is_http(server: str) -> bool:

@@ -85,7 +85,11 @@ class InferenceServiceSpec:
     eviction_protection: bool = field("Never evicted under memory pressure.", False)
 
     # llama.cpp: context and slots
-    context_size: int | None = field("Context in tokens, shared by all slots.", minimum=128, maximum=2097152)
+    context_size: int | None = field(
+        "Context in tokens, shared by all slots; unset means what the model was trained for, 4096 at most.",
+        minimum=128,
+        maximum=2097152,
+    )
     parallel_slots: int = field("Requests served at the same time.", 1, minimum=1, maximum=64)
     batch_size: int | None = field("Logical batch size in tokens.", minimum=1, maximum=16384)
     u_batch_size: int | None = field("Physical batch size in tokens.", minimum=1)

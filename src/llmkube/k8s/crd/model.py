@@ -16,7 +16,7 @@ MODEL_PHASES: Final = ("Pending", "Downloading", "Copying", "Ready", "Failed")
 
 SOURCE_PATTERN: Final = (
     r"^(https?|file|pvc|hf|s3|oci|builtin)://.+$"  # a URL
-    r"|^/\S+$"  # an absolute path
+    r"|^/.*\S$"  # an absolute path, which may have spaces in it
     r"|^[a-zA-Z0-9][\w./-]+(@[\w./-]+)?$"  # org/repo, perhaps at a revision
 )
 

@@ -34,6 +34,10 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 """By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
 
 
+HOST_ENGINES: Final = ("llamacpp", "llama-server")
+"""What agents run today."""
+
+
 def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
     """Return the engine that a service gets: the default one, on metal and with mlx weights, is oMLX.
 
@@ -61,4 +65,10 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     if model_format in readable or (model_format == GGUF and brings_weights):
         return ""
     others = " or ".join(name for name, formats in READS.items() if model_format in formats)
-    return f"{engine} reads {' or '.join(readable)}, not {model_format}: set that format, or spec.runtime to {others}"
+    said = f"{engine} reads {' or '.join(readable)}, not {model_format}"
+    if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
+        fitting = [name for name in HOST_ENGINES if model_format in READS[name]]
+        if not fitting:
+            return f"{said}: a Mac's agent serves gguf, name such a file"
+        others = " or ".join(fitting)
+    return f"{said}: set that format, or spec.runtime to {others}"

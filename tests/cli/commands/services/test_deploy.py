@@ -1,34 +1,15 @@
-import datetime
-
 import pytest
 import yaml
 
+from cli.memory_cluster import announce
 from llmkube.cli.commands.services import deploy as deploy_module
 from llmkube.cli.commands.services.deploy import absolute_source, choose_accelerator
-from llmkube.k8s.builtins import Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
 CHAT = Key("default", "chat")
 BASE = ("deploy", "chat", "--source", "builtin://demo", "--no-wait")
-
-
-async def announce(client, *accelerators, age_seconds=0):
-    """A live host that serves these."""
-    at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_seconds)
-    manifest = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": "mac",
-            "namespace": "default",
-            "labels": {"inference.llmkube.dev/host": "mac"},
-            "annotations": {"inference.llmkube.dev/accelerators": ",".join(accelerators)},
-        },
-        "spec": {"leaseDurationSeconds": 40, "renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
-    }
-    await client.apply(Lease, manifest, field_manager="test")
 
 
 @pytest.fixture
@@ -204,6 +185,24 @@ def test_the_accelerator_is_what_live_hosts_serve(deploy):
 def test_the_best_accelerator_is_chosen(served, gpu, platform, chosen):
     """What a live host serves comes first, a GPU before the CPU; without hosts this machine's own."""
     assert choose_accelerator(served, gpu=gpu, platform=platform) == chosen
+
+
+def test_a_runtime_of_pods_runs_on_nothing_of_hosts():
+    """D13: `--runtime generic` beside a Mac chooses the CPU of a node, and with --gpu its GPU; llamacpp the Mac."""
+    assert choose_accelerator({"metal"}, gpu=False, in_pods=True) == "cpu"
+    assert choose_accelerator({"metal"}, gpu=True, in_pods=True) == "cuda"
+    assert "generic" in deploy_module._IN_PODS
+    assert "llamacpp" not in deploy_module._IN_PODS
+
+
+def test_a_path_may_have_spaces(deploy, tmp_path):
+    """U9: a file in a folder with spaces is a source like any other, for the command and for the API server."""
+    file = tmp_path / "Application Support" / "my model.gguf"
+    file.parent.mkdir()
+    file.touch()
+    done, found = deploy("deploy", "chat", "--source", str(file), "--no-wait", "--accelerator", "cpu")
+    assert done.exit_code == 0, done.output
+    assert found["Model", "default/chat"].spec.source == str(file)
 
 
 def test_paths_become_absolute(tmp_path):

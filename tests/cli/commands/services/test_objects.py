@@ -5,6 +5,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from cli.memory_cluster import announce
 from llmkube.cli import target_cluster
 from llmkube.cli.commands.tools.files import Manifest
 from llmkube.cli.commands.tools.server_side_apply import Applier
@@ -80,7 +81,8 @@ def test_what_is_not_there_exits_with_3(run, args):
 def test_delete_tells_what_it_did(run, args, line):
     """Without --wait the deletion is accepted, with it the object is gone."""
     done = run(*args)
-    assert (done.exit_code, done.output) == (0, f"{line}\n")
+    assert (done.exit_code, done.stdout) == (0, f"{line}\n")
+    assert ("`llmkube cache prune`" in done.stderr) == line.startswith("Model")  # U12: the file is not gone
 
 
 def test_several_names_are_deleted_at_once(run):
@@ -117,7 +119,8 @@ def test_with_model_spares_a_shared_model(run, shared):
         assert done.output == "Model demo stays: other refers to it\nInferenceService demo is gone\n"
     else:
         assert left == []
-        assert done.output == "InferenceService demo is gone\nModel demo is gone\n"
+        assert done.stdout == "InferenceService demo is gone\nModel demo is gone\n"
+        assert done.stderr == "the file stays in the store of its host; `llmkube cache prune` there removes it\n"
 
 
 def test_scale_writes_replicas_and_nothing_else(run):
@@ -137,6 +140,7 @@ def test_scale_writes_replicas_and_nothing_else(run):
     ("args", "code", "words"),
     [
         (["scale", "nope", "1"], 3, "there is no InferenceService nope in namespace default"),
+        (["scale", "demo", "-1"], 2, "-1 is not in the range 0<=x<=10"),
         (["scale", "demo", "11"], 2, "11 is not in the range 0<=x<=10"),
         (["scale", "model/demo", "1"], 2, "only an InferenceService can be scaled, not a Model"),
         (["delete"], 2, "Missing argument 'NAME...'"),
@@ -146,6 +150,20 @@ def test_mistakes_have_their_exit_codes(run, args, code, words):
     """A wrong name and a wrong number are told apart by the exit code and named in the sentence."""
     done = run(*args)
     assert (done.exit_code, words in done.output) == (code, True), done.output
+
+
+def test_scaling_beyond_the_hosts_is_told(run):
+    """U18: on one host the second process has no place, and `scale` says so."""
+
+    async def on_a_host(client):
+        await write_status(client, phase="Ready", conditions=[LOADED | {"message": "x"}])
+        await announce(client, "cpu")
+
+    done = run("scale", "demo", "2", prepare=on_a_host)
+    assert done.output.splitlines() == [
+        "InferenceService demo scaled from 1 to 2",
+        "1 of 2 can run: a host runs one of them, and 1 serve cpu (mac)",
+    ]
 
 
 def test_status_can_be_data(run):

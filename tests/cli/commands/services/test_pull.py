@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from cli.commands.services.test_deploy import announce
+from cli.memory_cluster import announce
 from llmkube.cli.commands.services import pull as pull_module
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key

@@ -1,1 +1,6 @@
-"""Commands about model files: what a file says (inspect), whether it fits (fit), what is on disk (cache)."""
+"""Commands about model files, one module each.
+
+inspect, fit  what a file says; whether it fits
+cache         what is on disk
+catalog       what can be deployed by name
+"""

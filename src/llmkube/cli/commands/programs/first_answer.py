@@ -19,7 +19,7 @@ from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import explain
-from llmkube.cli.view.program_name import program_name
+from llmkube.cli.program_name import program_name
 from llmkube.cli.view.progress import Stopwatch, changes, phases_of
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.cli.view.readiness import DELETED, Readiness

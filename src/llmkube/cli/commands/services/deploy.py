@@ -25,8 +25,9 @@ from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.inferenceservice import POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import HOST_ENGINES
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
@@ -40,6 +41,7 @@ CATALOG_CONTEXT: Final = 8192
 
 _GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
+_IN_PODS: Final = frozenset(POD_RUNTIMES) - frozenset(HOST_ENGINES)
 _LOCAL: Final = ("./", "../", "~")
 
 
@@ -145,7 +147,8 @@ class Order:
         """
         objects = {kind: _blank(kind, Key(namespace, self.name)) for kind in self.kinds}
         if self.source:
-            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu)
+            runtime = next((value for field, value in self.fields.items() if field.path == "spec.runtime"), "")
+            accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=runtime in _IN_PODS)
             put(objects[Model], "spec.source", self.source)
             if self.quantization:
                 put(objects[Model], "spec.quantization", self.quantization)
@@ -166,8 +169,15 @@ class Order:
         return list(objects.values())
 
 
-def choose_accelerator(served: Collection[str], *, gpu: bool, platform: str = sys.platform) -> str:
-    """Return what a model runs on when no flag says it: the best that a live host serves, else what this machine is."""
+def choose_accelerator(
+    served: Collection[str], *, gpu: bool, in_pods: bool = False, platform: str = sys.platform
+) -> str:
+    """Return what a model runs on when no flag says it: the best that a live host serves, else what this machine is.
+
+    A runtime that is only there in pods runs on nothing that hosts serve.
+    """
+    if in_pods:
+        return "cuda" if gpu else "cpu"
     for accelerator in _GPUS:
         if accelerator in served:
             return accelerator

@@ -30,6 +30,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import is_reported_by_host
 
 _LOOK_SECONDS = 5.0
 _MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
@@ -80,7 +81,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         click.echo(output.flowing(text) if form in {"", "wide"} else text)
 
 
-@click.command("scale", context_settings=HELP)
+@click.command("scale", context_settings={**HELP, "ignore_unknown_options": True})  # else -1 is an unknown option
 @click.argument("name", shell_complete=services)
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
 @cluster_options()
@@ -110,9 +111,28 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
         before = await or_not_found(target, key, patch)
         if before == replicas:
             return f"{target.title} has {replicas} replica{'' if replicas == 1 else 's'} already"
-        return f"{target.title} scaled from {before} to {replicas}"
+        said = f"{target.title} scaled from {before} to {replicas}"
+        return "\n".join([said, *await _too_few_hosts(cluster, key, replicas)])
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS, changes=True))
+
+
+async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]:
+    """Say how many can serve, where that is fewer than are wanted: each host runs one process of a service."""
+    service = await cluster.client.get(InferenceService, key)
+    hosts = await find_hosts(cluster, _now())
+    if replicas < 2 or hosts is None or not is_reported_by_host(service):
+        return []
+    try:
+        model = await cluster.client.get(Model, Key(key.namespace, service.spec.model_ref))
+    except NotFoundError:
+        return []
+    accelerator = model.spec.hardware.accelerator
+    able = [host.name for host in hosts if accelerator in host.accelerators]
+    if len(able) >= replicas:
+        return []
+    named = f" ({', '.join(able)})" if able else ""
+    return [f"{len(able)} of {replicas} can run: a host runs one of them, and {len(able)} serve {accelerator}{named}"]
 
 
 @click.command("delete", context_settings=HELP)
@@ -142,6 +162,8 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
             await _wait_gone(cluster, going, timeout)
         for target, _, _ in going:
             click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
+        if any(target.kind is Model for target, _, _ in going):
+            click.echo("the file stays in the store of its host; `llmkube cache prune` there removes it", err=True)
         if problems:
             words = "\n".join(problem.format_message() for problem in problems)
             raise CommandError(words, ExitCode(problems[0].exit_code))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.cli.view.program_name import program_name, runnable
+from llmkube.cli.program_name import program_name, runnable
 
 
 @pytest.fixture

@@ -1,0 +1,83 @@
+"""`llmkube man`: a manual page for each command, made from what `--help` says. `make dist` packs them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from llmkube import __version__
+from llmkube.cli.options import HELP, guarded
+
+
+@click.command("man", context_settings=HELP)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.pass_context
+@guarded
+def man(context: click.Context, /, *, folder: Path) -> None:
+    """Write a manual page for each command into FOLDER: `man -l FOLDER/llmkube-deploy.1` shows one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = 0
+    for name, text in pages(context.find_root().command, "llmkube"):
+        (folder / f"{name}.1").write_text(text, encoding="utf-8")
+        written += 1
+    click.echo(f"{written} pages are in {folder}")
+
+
+def pages(command: click.Command, called: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
+    """Return the name and the text of the page of a command, and of each below it."""
+    context = click.Context(command, info_name=called.rpartition(" ")[2], parent=parent)
+    below = []
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None:
+                below.append((f"{called} {name}", found))
+    yield called.replace(" ", "-"), page(command, context, called, [(name, each) for name, each in below])
+    for name, each in below:
+        yield from pages(each, name, context)
+
+
+def page(command: click.Command, context: click.Context, called: str, below: list[tuple[str, click.Command]]) -> str:
+    """Return a page in the macros of man(7)."""
+    title = called.replace(" ", "-")
+    words = (command.help or command.short_help or "").split("\f")[0].strip()
+    first, _, rest = words.partition("\n")
+    lines = [
+        f'.TH "{title.upper()}" "1" "" "llmkube {__version__}" "LLMKube"',
+        ".SH NAME",
+        f"{_text(title)} \\- {_text(first.rstrip('.'))}",
+        ".SH SYNOPSIS",
+        f".B {_text(called)}",
+        _text(" ".join(command.collect_usage_pieces(context))),
+        ".SH DESCRIPTION",
+        *_paragraphs(f"{first}\n{rest}"),
+    ]
+    records = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+    if records:
+        lines.append(".SH OPTIONS")
+        for flags, text in records:
+            lines += [".TP", f".B {_text(flags)}", _text(text)]
+    if below:
+        lines.append(".SH COMMANDS")
+        for name, each in below:
+            lines += [".TP", f".BR {_text(name.replace(' ', '-'))} (1)", _text(each.get_short_help_str(200))]
+    lines += [".SH EXIT STATUS", "0 done, 1 failed, 2 wrong usage, 3 not found, 4 timed out, 130 Ctrl\\-C."]
+    return "\n".join(lines) + "\n"
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    for number, paragraph in enumerate(re.split(r"\n\s*\n", text.strip())):
+        if number:
+            yield ".PP"
+        verbatim = paragraph.lstrip().startswith("\b")
+        if verbatim:
+            yield from (".nf", *(_text(line.strip()) for line in paragraph.split("\n")[1:]), ".fi")
+        else:
+            yield _text(" ".join(paragraph.split()))
+
+
+def _text(text: str) -> str:
+    """Return a text that roff prints as it stands."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\b", "")
+    return f"\\&{escaped}" if escaped[:1] in {".", "'"} else escaped

@@ -1,0 +1,53 @@
+"""Manual pages: one for each command, in what man(7) understands."""
+
+import shutil
+import subprocess
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from llmkube.cli.commands.tools.man import page, pages
+from llmkube.cli.main import COMMANDS, cli
+
+
+def test_every_command_has_a_page_with_its_options():
+    """The overview and each command, those of groups too, have a page that names its flags."""
+    found = dict(pages(cli, "llmkube"))
+    assert {"llmkube", *(f"llmkube-{name}" for name in COMMANDS)} <= found.keys()
+    assert {"llmkube-up-start", "llmkube-catalog-info", "llmkube-cache-prune", "llmkube-agent-join"} <= found.keys()
+    deploy = found["llmkube-deploy"]
+    assert ".SH NAME\nllmkube\\-deploy \\- Serve the weights" in deploy
+    assert "\\-\\-context\\-size" in deploy
+    assert all(text.startswith(".TH ") for text in found.values())
+    assert ".BR llmkube\\-up\\-start (1)" in found["llmkube-up"]
+
+
+def test_the_pages_are_written(tmp_path):
+    """The command says how many there are, and where."""
+    done = CliRunner().invoke(cli, ["man", str(tmp_path / "man 1")])
+    assert done.exit_code == 0, done.output
+    written = list((tmp_path / "man 1").glob("*.1"))
+    assert done.output == f"{len(written)} pages are in {tmp_path / 'man 1'}\n"
+
+
+def test_no_line_of_a_text_is_a_macro():
+    """A backslash, a dash and a full stop at the beginning are printed as they stand."""
+
+    @click.command("x", help=".first\\second -- third")
+    def command():
+        pass
+
+    shown = page(command, click.Context(command, info_name="x"), "x", [])
+    assert "\\&.first\\esecond \\-\\- third" in shown
+
+
+def test_groff_finds_no_fault(tmp_path):
+    """Groff reads the longest page without a warning."""
+    program = shutil.which("groff")
+    if program is None:
+        pytest.skip("groff (package groff-base) is not on this machine")
+    file = tmp_path / "x.1"
+    file.write_text(dict(pages(cli, "llmkube"))["llmkube-up"])
+    done = subprocess.run([program, "-man", "-Tutf8", "-ww", "-z", file], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
