@@ -29,6 +29,7 @@ LOCKS: Mapping[str, tuple[str, ...]] = {
     "llama": (str(PROJECT), "--extra", "llama"),
     "build": ("--group", "build"),
     "release": ("--group", "release"),
+    "clients": ("--group", "clients"),
     "lock": ("--group", "lock"),
 }
 """Files, by what of pyproject.toml uv resolves for them. The first one's pins hold in all others."""

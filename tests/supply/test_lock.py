@@ -31,6 +31,7 @@ ASKS = {
     "llama": [*RUNTIME, *EXTRAS["llama"]],
     "build": list(group("build")),
     "release": list(group("release")),
+    "clients": list(group("clients")),
     "lock": list(group("lock")),
 }
 
