@@ -9,7 +9,7 @@ import attrs
 
 from llmkube.base.units import format_duration
 from llmkube.cli.view import output
-from llmkube.cli.view.advice import advice
+from llmkube.cli.view.advice import advice, refused
 from llmkube.cli.view.locations import Engine, Host
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
@@ -152,6 +152,8 @@ def last_error(service: InferenceService, model: Model | None) -> list[str]:
     health = service_health(service, model)
     if model is None or health.reason == Reason.NO_HOST or not (health.failing or _went_wrong(health)):
         return []
+    if health.serves_on:
+        return [_RETRY_HEAD.sub("", refused(health))]
     return [f"{health.reason}: {_RETRY_HEAD.sub('', health.headline)}"]
 
 
@@ -244,7 +246,9 @@ def _runtime_line(service: InferenceService, model: Model | None) -> str:
     asked = f" ({spec.context_size} asked for)" if tokens != spec.context_size else ""
     context = f", {tokens} tokens of context{asked}" if tokens else ""
     slots = f", {spec.parallel_slots} slots" if spec.parallel_slots != 1 else ""
-    return f"{spec.runtime}{context}{slots}"
+    health = service_health(service, model)
+    older = " (asked for; the previous spec serves)" if health.serves_on and health.about else ""
+    return f"{spec.runtime}{context}{slots}{older}"
 
 
 _ORDER: Final = (
