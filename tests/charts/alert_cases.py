@@ -74,6 +74,7 @@ CASES = (
     Case("LLMKubeEngineCrashLoop", _state("CrashLoopBackOff")),
     Case("LLMKubeEngineRestarts", {f"{AGENT}_process_restarts_total{{{CHAT}}}": "0x50 4x70"}),
     Case("LLMKubeServiceStuck", _state("InsufficientMemory")),
+    Case("LLMKubeServiceStuck", _state("ExceedsMemory")),
     Case("LLMKubeServiceStuck", _state("FetchFailed")),
     Case("LLMKubeMemoryCritical", {f'{AGENT}_memory_pressure_level{{instance="studio"}}': "2x120"}),
     Case("LLMKubeEvictions", {f'{AGENT}_evictions_total{{instance="studio", cause="critical"}}': "0x50 5x70"}),

@@ -24,6 +24,12 @@ ALIAS_FLAGS: Final = frozenset(spellings_of("--alias"))
 WRITTEN_FLAGS: Final = ALIAS_FLAGS | {*spellings_of("--embedding"), *spellings_of("--rerank")}
 """What extraArgs say and the plan writes by itself, having read it."""
 
+_STRETCHES: Final = frozenset(
+    flag
+    for name in ("--rope-scaling", "--rope-scale", "--rope-freq-base", "--rope-freq-scale", "--yarn-orig-ctx")
+    for flag in (*spellings_of(name), *spellings_of("--override-kv"))
+)
+"""Flags after which the engine takes another context for the trained one, or may."""
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _EMBEDDING: Final = frozenset({"--embedding", "--embeddings"})
 _RERANK: Final = frozenset({"--rerank", "--reranking"})
@@ -88,14 +94,36 @@ def draft_of(spec: InferenceServiceSpec) -> str:
     return said[-1]
 
 
+def most_context(spec: InferenceServiceSpec, trained: int | None) -> int | None:
+    """Return the tokens beyond which more context has no effect, since a slot gets no more than was trained.
+
+    llama.cpp caps each slot so (`n_ctx_slot`), and reserves the memory of the rest in vain. None where that is not
+    known: rope scaling and overrides of the header change what the engine takes for trained.
+    """
+    stretched = spec.rope_scaling is not None or spec.metadata_overrides or flags_in(spec.extra_args) & _STRETCHES
+    return None if stretched or not trained else trained * max(1, spec.parallel_slots)
+
+
+def vain_context(spec: InferenceServiceSpec, trained: int | None) -> tuple[str, ...]:
+    """Return what of `spec.contextSize` has no effect, in words; nothing where all of it has."""
+    most = most_context(spec, trained)
+    if most is None or (spec.context_size or 0) <= most:
+        return ()
+    slots = f" in each of {spec.parallel_slots} slots" if spec.parallel_slots > 1 else ""
+    return (f"spec.contextSize beyond {most} (the model was trained for {trained} tokens{slots})",)
+
+
 def context_of(spec: InferenceServiceSpec, trained: int | None) -> int:
     """Return the context in tokens: what the service asks for, else what the model was trained for, within reason.
 
-    `--ctx-size 0` asks for all that it was trained for; 0 comes back where that is not known, and the engine reads it.
+    No more than has an effect (`most_context`). `--ctx-size 0` asks for all that it was trained for; 0 comes back where
+    that is not known, and the engine reads it.
     """
     if spec.context_size == TRAINED_CONTEXT:
         return trained or TRAINED_CONTEXT
-    return spec.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    wanted = spec.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    most = most_context(spec, trained)
+    return wanted if most is None else min(wanted, most)
 
 
 def layers_of(gpu: GPU | None) -> int:

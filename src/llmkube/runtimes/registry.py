@@ -215,7 +215,7 @@ def container_plan_for(
         )
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
     ignored = (path for path in paths if path not in line.honoured and not _is_below(path, rendered))
-    return attrs.evolve(plan, not_honoured=tuple(ignored))
+    return attrs.evolve(plan, not_honoured=(*ignored, *plan.not_honoured))
 
 
 def _refuse_group(isvc: InferenceService) -> None:

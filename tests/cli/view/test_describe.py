@@ -16,6 +16,7 @@ from llmkube.cli.view.describe import (
     waits_for,
 )
 from llmkube.cli.view.locations import Engine, Host
+from llmkube.cli.view.output import service_wide_cells
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CRASH = condition(
@@ -107,6 +108,18 @@ def test_a_fetch_shows_its_progress_and_its_error():
     assert progress(missing) == []
     assert last_error(service(), missing) == ["FileNotFound: there is no file /m.gguf"]
     assert "last error   FileNotFound: there is no file /m.gguf\n" in describe_model(missing, NOW)
+
+
+def test_a_context_beyond_the_trained_one_is_shown_as_what_it_is():
+    """Status and list show the tokens in effect, beside what was asked for, and which field has no effect."""
+    facts = {"architecture": "llama", "contextLength": 512}
+    ignored = condition("SpecHonoured", False, "FieldsIgnored", "accepted, but without effect on a host: spec.x")
+    asked, of = spec(service("chat", ignored), context_size=8192), model("chat", FETCHED, gguf=facts)
+    text = describe_service(Scene(asked, of), NOW)
+    assert "runtime      llamacpp, 512 tokens of context (8192 asked for)" in text
+    assert "no effect    accepted, but without effect on a host: spec.x" in text
+    assert service_wide_cells(asked, of)[2] == "512"
+    assert "llamacpp, 8192 tokens of context\n" in describe_service(Scene(asked, model("chat", FETCHED)), NOW)
 
 
 def test_hosts_are_those_in_slices_else_those_that_report():

@@ -32,6 +32,7 @@ OF_ENGINES = [
             "Pending",
             "WaitingForModel",
             "InsufficientMemory",
+            "ExceedsMemory",
             "MemoryCheckFailed",
             "Evicted",
             "Loading",
@@ -120,7 +121,7 @@ def test_the_gateway_is_patient_exactly_while_waiting_helps(reason):
     """What only a person mends is not asked for every few seconds."""
     directory = AgentDirectory(lambda: {Key("default", "chat"): ServiceView(reason, "no")}, lambda: 1)
     told = directory.lookup("chat")
-    assert (told.retry_after_seconds > 5) == (reason.meaning in {Meaning.USER, Meaning.HOST, Meaning.STOPPED})
+    assert (told.retry_after_seconds is None) == (reason.meaning in {Meaning.USER, Meaning.HOST, Meaning.STOPPED})
 
 
 def test_a_word_of_another_program_is_no_reason_of_ours():

@@ -92,12 +92,18 @@ GGUF = {"gguf": {"architecture": "llama", "contextLength": 2048}}
         (model(GGUF), None, {}, "2048"),
         (model(GGUF), GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1, context_length=512),
          {}, "512"),
-        (model(GGUF), None, {"contextSize": 8192}, "8192"),
+        (model(), None, {"contextSize": 8192}, "8192"),
+        (model(GGUF), None, {"contextSize": 8192}, "2048"),
+        (model(GGUF), None, {"contextSize": 8192, "parallelSlots": 2}, "4096"),
+        (model(GGUF), None, {"contextSize": 8192, "ropeScaling": {"type": "yarn", "factor": "4"}}, "8192"),
     ],
 )  # fmt: skip
 def test_an_unset_context_is_what_the_model_knows_up_to_4096(of, facts, spec, context):
-    """The same rule as on a host, from facts or from the Model's status."""
-    assert argument(plan(of, facts, **spec), "--ctx-size") == context
+    """The same rule as on a host, from facts or from the Model's status; what has no effect is said."""
+    planned = plan(of, facts, **spec)
+    assert argument(planned, "--ctx-size") == context
+    vain = [each for each in planned.not_honoured if each.startswith("spec.contextSize")]
+    assert bool(vain) == (str(spec.get("contextSize", context)) != context)
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,27 @@ def test_an_unset_context_is_what_the_model_knows_up_to_4096(trained, context):
     assert contains(planned(facts=attrs.evolve(FACTS, context_length=trained)).argv, f"--ctx-size {context}")
 
 
+@pytest.mark.parametrize(
+    ("spec", "context", "said"),
+    [
+        ({"contextSize": 512}, 512, ()),
+        ({"contextSize": 8192}, 512, ("spec.contextSize beyond 512 (the model was trained for 512 tokens)",)),
+        (
+            {"contextSize": 8192, "parallelSlots": 2},
+            1024,
+            ("spec.contextSize beyond 1024 (the model was trained for 512 tokens in each of 2 slots)",),
+        ),
+        ({"contextSize": 8192, "ropeScaling": {"type": "yarn", "factor": "16"}}, 8192, ()),
+        ({"contextSize": 8192, "extraArgs": ["--yarn-orig-ctx", "512"]}, 8192, ()),
+    ],
+)
+def test_a_context_beyond_the_trained_one_is_not_reserved_and_said(spec, context, said):
+    """llama.cpp caps each slot at what was trained unless the context is stretched: the rest has no effect."""
+    result = planned(spec, facts=attrs.evolve(FACTS, context_length=512))
+    assert contains(result.argv, f"--ctx-size {context}")
+    assert tuple(each for each in result.not_honoured if each.startswith("spec.contextSize")) == said
+
+
 @pytest.mark.parametrize(("layers", "wanted"), [(None, "99"), (0, "0"), (-1, "99"), (1, "1"), (33, "33")])
 def test_layers_on_metal(layers, wanted):
     """Unset and -1 mean every layer, 0 means none."""

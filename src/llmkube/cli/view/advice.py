@@ -55,6 +55,8 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.PORT_TAKEN: "end the program that listens on the port; the agent then tries again by itself",
     Reason.API_KEYS_UNAVAILABLE: "correct the Secret that spec.apiKeySecretRef names, with one key on each line; the "
     "agent then goes on by itself",
+    Reason.EXCEEDS_MEMORY: "deploy again with a smaller --context-size or a --source that is smaller, or raise the "
+    "budget that is named above: spec.hardware.memoryBudget of the Model, or the agent's --memory-fraction",
     # the host
     Reason.NO_HOST: "start an agent on a host that serves it, or deploy again with another --accelerator",
     Reason.ADDRESS_MISSING: "give the host that address again, or start its agent with another --host-ip",
@@ -90,4 +92,15 @@ def explain(key: Key, health: Health) -> str:
     """Return why a service cannot be served, in the words of the program that knows it, and what to do about it."""
     words = printable(health.message)
     failure = f"{health.reason}: {words}" if words else health.reason
-    return f"InferenceService {key} cannot be served: {failure}\nWhat to do: {advice(health.reason, key)}"
+    todo = f"What to do: {advice(health.reason, key)}"
+    if health.serves_on:
+        return f"InferenceService {key}: {refused(health)}\n{todo}"
+    return f"InferenceService {key} cannot be served: {failure}\n{todo}"
+
+
+def refused(health: Health) -> str:
+    """Say what is wrong with the newest spec, and that an engine serves all the same."""
+    words = printable(health.headline)
+    failure = words if words == health.reason else f"{health.reason}: {words}"
+    # What is said of an engine that serves from an older spec says so itself.
+    return f"the newest spec was refused ({failure}); the previous one still serves" if health.about else failure

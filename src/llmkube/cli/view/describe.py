@@ -9,7 +9,7 @@ import attrs
 
 from llmkube.base.units import format_duration
 from llmkube.cli.view import output
-from llmkube.cli.view.advice import advice
+from llmkube.cli.view.advice import advice, refused
 from llmkube.cli.view.locations import Engine, Host
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
@@ -75,9 +75,10 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         *(("what to do", words) for words in what_to_do(service, scene.model)),
         *(("next retry", words) for words in next_retry(service, scene.model, now)),
         *(("since", words) for words in since(scene.health, now)),
+        *(("no effect", words) for words in without_effect(service)),
         *(("update", words) for words in update(service) if not last_error(service, scene.model)),
         ("model", _model_line(service, scene.model)),
-        ("runtime", _runtime_line(service)),
+        ("runtime", _runtime_line(service, scene.model)),
         *(("host", words) for words in host_lines(scene)),
         *(("memory", words) for words in filter(None, [scene.memory])),
         ("endpoint", status.endpoint or output.NOTHING),
@@ -153,6 +154,8 @@ def last_error(service: InferenceService, model: Model | None) -> list[str]:
     health = service_health(service, model)
     if model is None or health.reason == Reason.NO_HOST or not (health.failing or _went_wrong(health)):
         return []
+    if health.serves_on:
+        return [_RETRY_HEAD.sub("", refused(health))]
     return [f"{health.reason}: {_RETRY_HEAD.sub('', health.headline)}"]
 
 
@@ -190,6 +193,13 @@ def update(service: InferenceService) -> list[str]:
     if newest is None or newest.status != "False":
         return []
     return [f"{newest.reason}: {_first_line(newest.message)}"]
+
+
+def without_effect(service: InferenceService) -> list[str]:
+    """Say which fields of the spec have no effect where the service runs, if there are any."""
+    honoured = find_condition(service.status.conditions, SPEC_HONOURED)
+    said = honoured is not None and honoured.reason == Reason.FIELDS_IGNORED
+    return [_first_line(honoured.message)] if honoured is not None and said else []
 
 
 def engine_words(service: InferenceService) -> list[str]:
@@ -234,11 +244,14 @@ def _model_line(service: InferenceService, model: Model | None) -> str:
     return f"{service.spec.model_ref} ({words})" if words else service.spec.model_ref
 
 
-def _runtime_line(service: InferenceService) -> str:
-    spec = service.spec
-    context = f", {spec.context_size} tokens of context" if spec.context_size else ""
+def _runtime_line(service: InferenceService, model: Model | None) -> str:
+    spec, tokens = service.spec, output.context_in_effect(service, model)
+    asked = f" ({spec.context_size} asked for)" if tokens != spec.context_size else ""
+    context = f", {tokens} tokens of context{asked}" if tokens else ""
     slots = f", {spec.parallel_slots} slots" if spec.parallel_slots != 1 else ""
-    return f"{spec.runtime}{context}{slots}"
+    health = service_health(service, model)
+    older = " (asked for; the previous spec serves)" if health.serves_on and health.about else ""
+    return f"{spec.runtime}{context}{slots}{older}"
 
 
 _ORDER: Final = (

@@ -18,6 +18,7 @@ from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.service_health import State, service_health, unready
 from llmkube.k8s.wire.times import parse_timestamp
+from llmkube.runtimes.llama_fields import context_of
 from llmkube.weights.source import Builtin, LocalFile, parse_source
 
 NOTHING = "<none>"
@@ -142,6 +143,14 @@ def reason_of(service: InferenceService) -> str:
     return "" if why is None or why.reason == service.status.phase else why.reason
 
 
+def context_in_effect(service: InferenceService, model: Model | None) -> int | None:
+    """Return the tokens that a service's slots have together, if it asks for a number: never more than were trained."""
+    facts, spec = model.status.gguf if model is not None else None, service.spec
+    if not spec.context_size or spec.runtime != "llamacpp":
+        return spec.context_size or None
+    return context_of(spec, facts.context_length if facts else None)
+
+
 def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
     """Return a Model's cells for `MODEL_COLUMNS`."""
     return (
@@ -164,7 +173,7 @@ def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[
     return (
         service.status.endpoint,
         service.spec.runtime,
-        str(service.spec.context_size or ""),
+        str(context_in_effect(service, model) or ""),
         str(service.spec.parallel_slots),
         service.spec.priority,
         message.partition("\n")[0],

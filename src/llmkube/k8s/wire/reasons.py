@@ -56,6 +56,7 @@ class Reason(enum.StrEnum):
     PENDING = "Pending", Meaning.PASSING
     WAITING_FOR_MODEL = "WaitingForModel", Meaning.PASSING
     INSUFFICIENT_MEMORY = "InsufficientMemory", Meaning.RECOVERING
+    EXCEEDS_MEMORY = "ExceedsMemory", Meaning.USER
     MEMORY_CHECK_FAILED = "MemoryCheckFailed", Meaning.RECOVERING
     EVICTED = "Evicted", Meaning.RECOVERING
     LOADING = "Loading", Meaning.PASSING

@@ -32,7 +32,7 @@ from llmkube.k8s.wire.conditions import (
     current,
     find_condition,
 )
-from llmkube.k8s.wire.reasons import Reason, is_failing
+from llmkube.k8s.wire.reasons import Meaning, Reason, is_failing
 
 STEPS: Final = ("fetch", "load", "ready")
 """What happens to a service, in this order, before it can be asked."""
@@ -68,6 +68,7 @@ class Health:
         message: The same in words; the lines after the first are the engine's own.
         since: When the condition that says so last flipped, as RFC 3339; empty when no condition says it.
         about: The kind whose present spec is at fault; empty where no spec is.
+        serves_on: Whether an engine answers all the same, until the user edits what is wrong.
     """
 
     state: State
@@ -76,6 +77,7 @@ class Health:
     message: str = ""
     since: str = ""
     about: str = ""
+    serves_on: bool = False
 
     @property
     def failing(self) -> bool:
@@ -95,6 +97,14 @@ def service_health(service: InferenceService, model: Model | None) -> Health:
         service: The service as observed.
         model: The Model that it refers to; None if there is none.
     """
+    health = _judged(service, model)
+    serves = find_condition(service.status.conditions, LOADED)
+    reason = Reason.of(health.reason)
+    mends = health.failing and reason is not None and reason.meaning is Meaning.USER
+    return attrs.evolve(health, serves_on=True) if mends and serves is not None and serves.status == "True" else health
+
+
+def _judged(service: InferenceService, model: Model | None) -> Health:
     if model is None:
         message = f"there is no Model {service.spec.model_ref} in namespace {service.key.namespace}"
         return Health(State.FAILING, 0, Reason.MODEL_NOT_FOUND, message, about=service.RESOURCE.kind)

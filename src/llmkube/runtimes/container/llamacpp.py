@@ -24,6 +24,7 @@ from llmkube.runtimes.llama_fields import (
     context_of,
     further_ids,
     layers_of,
+    vain_context,
 )
 from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in, take
 from llmkube.runtimes.llama_verdicts import spellings_of
@@ -138,6 +139,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> C
         hpa_metric=metric,
         busy_metrics=_BUSY,
         draft_model=draft_model,
+        not_honoured=vain_context(spec, _trained_context(builder)),
         model_id=model_id,
         any_user=_runs_as_any_user(builder),
     )

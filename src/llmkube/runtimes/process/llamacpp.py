@@ -34,6 +34,7 @@ from llmkube.runtimes.llama_fields import (
     further_ids,
     layers_of,
     mode_of,
+    vain_context,
 )
 from llmkube.runtimes.llama_flags import (
     given_by,
@@ -171,6 +172,7 @@ def plan(
         not_honoured=(
             *(path for path in _given(isvc, model) if path not in line.honoured | _HONOURED_ELSEWHERE),
             *unheard,
+            *vain_context(spec, gguf.context_length),
         ),
         demand=demand_of(line.argv, engine),
         keys_digest=keys_digest,

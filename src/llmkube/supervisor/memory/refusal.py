@@ -12,6 +12,7 @@ import attrs
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_age, format_bytes
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.capacity import Capacity
@@ -38,6 +39,11 @@ class Block(enum.StrEnum):
         """Whether the end of another engine could help."""
         return self in {Block.FULL, Block.DEVICE_FULL, Block.HEADROOM}
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it stays however long the service waits, and whatever ends meanwhile."""
+        return self in {Block.OWN_BUDGET, Block.HOST_BUDGET, Block.DEVICE}
+
 
 @attrs.frozen
 class Refusal:
@@ -56,10 +62,11 @@ class Refusal:
     free_bytes: int = 0
 
     @property
-    def reason(self) -> str:
-        """The word for `status.schedulingStatus`."""
-        unknown = self.block in {Block.UNSIZED, Block.UNREADABLE}
-        return "MemoryCheckFailed" if unknown else "InsufficientMemory"
+    def reason(self) -> Reason:
+        """The word for the condition `Loaded`."""
+        if self.block in {Block.UNSIZED, Block.UNREADABLE}:
+            return Reason.MEMORY_CHECK_FAILED
+        return Reason.EXCEEDS_MEMORY if self.block.lasts else Reason.INSUFFICIENT_MEMORY
 
 
 def judge(request: Request, host: Capacity) -> Refusal | None:

@@ -10,6 +10,7 @@ from llmkube.k8s.wire.conditions import (
     UP_TO_DATE,
     Statement,
 )
+from llmkube.k8s.wire.reasons import is_failing
 from llmkube.supervisor.service.facts import Facts
 
 
@@ -68,7 +69,10 @@ def _up_to_date(facts: Facts) -> Statement | None:
     if not view.ready:
         return Statement(UP_TO_DATE, None, "NotServing", "no engine serves on this host", generation)
     if outdated.reason:
-        return Statement(UP_TO_DATE, False, outdated.reason, outdated.message, generation)
+        message = outdated.message
+        if outdated == facts.unplanned and is_failing(outdated.reason, unknown=True):
+            message = f"the newest spec was refused ({message}); the previous one still serves"
+        return Statement(UP_TO_DATE, False, outdated.reason, message, generation)
     return Statement(
         UP_TO_DATE, True, "UpToDate", "the engine that serves was started from the newest spec", generation
     )

@@ -28,8 +28,8 @@ from llmkube.weights.store.blobs import WeightsFile
 
 T = TypeVar("T")
 
-MEMORY_WAITS: Final = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.MEMORY_CHECK_FAILED})
-"""The reasons of a service that waits for memory."""
+MEMORY_WAITS: Final = frozenset({Reason.INSUFFICIENT_MEMORY, Reason.EXCEEDS_MEMORY, Reason.MEMORY_CHECK_FAILED})
+"""The reasons of a service that does not start for want of memory."""
 
 
 @attrs.frozen

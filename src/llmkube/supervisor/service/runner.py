@@ -125,6 +125,7 @@ class Runner:
             elif self._current.launch.plan.digest == goal.plan.digest:
                 self.kept, self._attempted = None, ""
                 self.context.status_manager.update(Facts.with_newest_plan)
+                await self._check_budget(goal)
                 with self._current.until_ended():
                     await self._current.journal.follow()
                     await target.wait_newer(version)
@@ -183,6 +184,14 @@ class Runner:
         if isinstance(way, Refusal):
             self._say_refused(goal, way)
         return isinstance(way, Refusal)
+
+    async def _check_budget(self, goal: Launch) -> None:
+        """Say that what serves is more than it may take by now: no engine is ended for a budget, and none starts."""
+        refusal = self.context.ledger.never(self.context.status_manager.key, await self.context.need(goal))
+        if refusal is not None:
+            message = refusal.message + context_hint(goal, refusal.room_bytes)
+            words = f"{message}; the engine that has it serves on, and when it ends, none can take its place"
+            self.context.status_manager.update(Facts.with_outdated, refusal.reason, words)
 
     def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
         message = refusal.message + context_hint(goal, refusal.room_bytes)

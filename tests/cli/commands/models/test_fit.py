@@ -56,6 +56,16 @@ def test_json_has_bytes():
     assert (data["fits"], data["context"], data["memoryBytes"]) == (True, 512, 16 * GIB)
 
 
+def test_a_context_beyond_the_trained_one_is_not_counted_and_said():
+    """What no request can use takes no memory, and the sentence names both figures."""
+    done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu", "-c", "2000000")
+    assert done.exit_code == 0, done.output
+    assert "context 512 tokens, 1 slot, f16 cache" in done.output.splitlines()
+    said = "The model was trained for 512 tokens, and no request gets more: 2000000 counts as 512."
+    assert said in done.output.splitlines()
+    assert said not in run(DEMO, "--memory", "16Gi", "-c", "512").output
+
+
 def test_the_context_that_would_fit_is_named():
     """Too long a context is answered with the longest that fits, and with a cache type that makes room for it."""
     text = lines(decoder(), 16, context=65536)

@@ -42,6 +42,7 @@ class Verdict:
     largest_context: int | None
     trained_context: int
     smaller: tuple[tuple[str, int], ...]  # cache types that make it fit, and the total with each
+    asked_context: int | None = None  # more than has an effect, or what has
 
     @property
     def fits(self) -> bool:
@@ -78,7 +79,7 @@ def fit(
     title, shape = _read(model, hf_token_file)
     device = accelerator or ("metal" if sys.platform == "darwin" else "cpu")
     demand = demand_for(shape, context, parallel, kv_type, on_device=device == "metal")
-    verdict = judge(title, shape, demand, host_budget(_memory(memory)))
+    verdict = attrs.evolve(judge(title, shape, demand, host_budget(_memory(memory))), asked_context=context)
     click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(described(verdict)))
     if not verdict.fits:
         sys.exit(1)
@@ -117,6 +118,11 @@ def described(verdict: Verdict) -> Sequence[str]:
     else:
         over = format_bytes(found.total_bytes - verdict.budget.limit_bytes)
         lines.append(f"It does not fit, by {over}: {where}.")
+    if (verdict.asked_context or 0) > demand.context:
+        lines.append(
+            f"The model was trained for {verdict.trained_context} tokens, and no request gets more: "
+            f"{verdict.asked_context} counts as {demand.context}."
+        )
     lines.append(_context_line(verdict))
     lines += [
         f"--kv-type {kind} would make it fit: {format_bytes(total)} of {limit}." for kind, total in verdict.smaller[:1]
@@ -177,8 +183,9 @@ def _read(model: str, hf_token_file: Path | None) -> tuple[str, Shape]:
 
 def demand_for(shape: Shape, context: int | None, slots: int, kv_type: str, *, on_device: bool) -> Demand:
     """Return what the agent's own command line would ask for; without a context, the one that it would choose."""
+    wanted = context or min(shape.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     wish = Demand(
-        context=context or min(shape.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
+        context=min(wanted, shape.trained_context * slots) if shape.trained_context else wanted,
         slots=slots,
         cache_type_k=kv_type,
         cache_type_v=kv_type,

@@ -23,8 +23,10 @@ from llmkube.cli.failures import CommandError
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
+from llmkube.cli.view.describe import without_effect
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
+from llmkube.cli.view.output import printable
 from llmkube.k8s.crd.inferenceservice import POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import HOST_ENGINES
@@ -326,6 +328,8 @@ async def _wait(
         starts = "set spec.suspend to false" if service.spec.suspend else f"`{command('scale', key)} 1`"
         raise CommandError(f"{words}, as its spec asks; {starts} starts it")
     click.echo(f"InferenceService {key} is Ready at {service.status.endpoint}")
+    for words in without_effect(service):
+        click.echo(f"Note: {printable(words)}", err=True)
     click.echo(next_step(service), err=True)
 
 

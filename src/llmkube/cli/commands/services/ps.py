@@ -81,7 +81,7 @@ def _row(
         model.status.size if model is not None else "",
         format_bytes(used) if used else "",
         model.spec.hardware.accelerator if model is not None else "",
-        str(service.spec.context_size or ""),
+        str(output.context_in_effect(service, model) or ""),
         hosts,
         output.age(service.metadata.creation_timestamp, now),
     )

@@ -1,0 +1,108 @@
+"""What each client library does with a gateway, as its users write it; run with the pinned packages on the path alone.
+
+python -S sdk_clients.py GATEWAY QUESTION: prints one JSON object, by client and by what was tried.
+"""
+
+import json
+import os
+import sys
+
+import anthropic
+import litellm
+import openai
+from langchain_openai import ChatOpenAI
+
+GATEWAY, QUESTION = sys.argv[1:]
+BASE = f"{GATEWAY}/v1"
+ASK = [{"role": "user", "content": QUESTION}]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell it", "parameters": PARAMETERS}}
+
+
+def failure(call, *args, **kwargs):
+    """Return the class of the error that a call raises, and its words."""
+    try:
+        call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+def of_openai():
+    client = openai.OpenAI(base_url=BASE, api_key="none", max_retries=5)
+    create = client.chat.completions.create
+    plain = create(model="demo", messages=ASK, temperature=0)
+    streamed = list(create(model="demo", messages=ASK, temperature=0, stream=True))
+    called = create(model="tools", messages=ASK, tools=[TOOL]).choices[0].message.tool_calls[0].function
+    listed = client.models.list().data
+    return {
+        "plain": plain.choices[0].message.content,
+        "streaming": "".join(part.choices[0].delta.content or "" for part in streamed if part.choices),
+        "parts": len(streamed),
+        "tools": [called.name, json.loads(called.arguments)],
+        "models": {model.id: model.status["value"] for model in listed},
+        "context": next(model.meta["n_ctx"] for model in listed if model.id == "demo"),
+        "responses": client.responses.create(model="demo", input=QUESTION, temperature=0).output_text,
+        "embeddings": len(client.embeddings.create(model="emb", input=[QUESTION, "x"]).data),
+        "unknown": failure(create, model="gone", messages=ASK),
+        "stopped": failure(create, model="off", messages=ASK),
+        "wrong mode": failure(client.with_options(max_retries=0).embeddings.create, model="demo", input="x"),
+        "timeout": failure(client.with_options(timeout=0.001, max_retries=0).chat.completions.create,
+                           model="demo", messages=ASK),
+        "audio": failure(client.with_options(max_retries=0).audio.transcriptions.create,
+                         model="demo", file=("a.wav", b"RIFF")),
+    }  # fmt: skip
+
+
+def of_anthropic():
+    client = anthropic.Anthropic(base_url=GATEWAY, api_key="none", max_retries=5)
+    asked = {"model": "demo", "max_tokens": 200, "messages": ASK, "extra_body": {"temperature": 0}}
+    with client.messages.stream(**asked) as stream:
+        streamed = "".join(stream.text_stream)
+    tool = {"name": "weather", "description": "Tell it", "input_schema": PARAMETERS}
+    called = client.messages.create(**asked | {"model": "tools"}, tools=[tool]).content[0]
+    return {
+        "plain": client.messages.create(**asked).content[0].text,
+        "streaming": streamed,
+        "tools": [called.name, called.input],
+        "tokens": client.messages.count_tokens(model="demo", messages=ASK).input_tokens > 0,
+        "unknown": failure(client.messages.create, **asked | {"model": "gone"}),
+        "stopped": failure(client.messages.create, **asked | {"model": "off"}),
+        "timeout": failure(client.with_options(timeout=0.001, max_retries=0).messages.create, **asked),
+    }
+
+
+def of_litellm():
+    litellm.suppress_debug_info = True
+    asked = {"model": "openai/demo", "api_base": BASE, "api_key": "none", "messages": ASK, "temperature": 0}
+    streamed = litellm.completion(**asked, stream=True)
+    called = litellm.completion(**asked | {"model": "openai/tools"}, tools=[TOOL]).choices[0].message.tool_calls[0]
+    return {
+        "plain": litellm.completion(**asked).choices[0].message.content,
+        "streaming": "".join(part.choices[0].delta.content or "" for part in streamed),
+        "tools": [called.function.name, json.loads(called.function.arguments)],
+        "unknown": failure(litellm.completion, **asked | {"model": "openai/gone"}),
+        "stopped": failure(litellm.completion, **asked | {"model": "openai/off"}),
+        "timeout": failure(litellm.completion, **asked, timeout=0.001, num_retries=0),
+    }
+
+
+def of_langchain():
+    model = ChatOpenAI(model="demo", base_url=BASE, api_key="none", temperature=0)
+    tools = ChatOpenAI(model="tools", base_url=BASE, api_key="none").bind_tools([TOOL])
+    (called,) = tools.invoke(QUESTION).tool_calls
+    return {
+        "plain": model.invoke(QUESTION).content,
+        "streaming": "".join(part.content for part in model.stream(QUESTION)),
+        "tools": [called["name"], called["args"]],
+        "unknown": failure(ChatOpenAI(model="gone", base_url=BASE, api_key="none").invoke, QUESTION),
+        "stopped": failure(ChatOpenAI(model="off", base_url=BASE, api_key="none").invoke, QUESTION),
+        "timeout": failure(
+            ChatOpenAI(model="demo", base_url=BASE, api_key="none", timeout=0.001, max_retries=0).invoke, QUESTION
+        ),
+    }
+
+
+if __name__ == "__main__":
+    of = {"openai": of_openai, "anthropic": of_anthropic, "litellm": of_litellm, "langchain": of_langchain}
+    os.write(1, json.dumps({name: tried() for name, tried in of.items()}).encode())

@@ -1,0 +1,137 @@
+"""The clients that people have already, unmodified, against `llmkube up`: what they make of the answers.
+
+No model that comes with LLMKube calls tools. So the requests for the model `tools` go to an engine made of a script,
+which answers as llama.cpp's server does, through the gateway's own handler. All else is answered by a real engine.
+"""
+
+import datetime
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from e2e.client_packages import find_client_packages
+from e2e.up_process import ANSWER, FREE_PORTS, environment, open_up
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.forward import forward
+from llmkube.base.http.message import Response
+from llmkube.base.http.server import run_server
+from llmkube.router.backends import Backend
+from llmkube.router.gateway import gateway_handler
+
+pytestmark = pytest.mark.e2e
+
+QUESTION = "What is LLMKube?"
+MANIFESTS = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: Model
+metadata: {name: demo}
+spec: {source: "builtin://demo", hardware: {accelerator: cpu}}
+---
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: InferenceService
+metadata: {name: demo}
+spec: {modelRef: demo, contextSize: 512}
+---
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: InferenceService
+metadata: {name: emb}
+spec: {modelRef: demo, mode: embedding}
+---
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: InferenceService
+metadata: {name: "off"}
+spec: {modelRef: demo, replicas: 0}
+"""
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+CALLED = {
+    "/v1/chat/completions": {
+        "id": "x", "object": "chat.completion", "created": 1, "model": "tools",
+        "choices": [{"index": 0, "finish_reason": "tool_calls",
+                     "message": {"role": "assistant", "content": None, "tool_calls": [CALL]}}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    },
+    "/v1/messages": {
+        "id": "x", "type": "message", "role": "assistant", "model": "tools", "stop_reason": "tool_use",
+        "stop_sequence": None, "usage": {"input_tokens": 1, "output_tokens": 1},
+        "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Rome"}}],
+    },
+}  # fmt: skip
+
+
+class Tools:
+    """A directory with the one model whose engine is a script."""
+
+    def __init__(self, port):
+        self.found = {"tools": Backend("127.0.0.1", port, "tools", mode="chat")}
+
+    def model_ids(self):
+        return list(self.found)
+
+    def aliases(self):
+        return ()
+
+    def lookup(self, model_id):
+        return self.found.get(model_id)
+
+
+async def serve(nursery, handler) -> int:
+    """Serve on a free port; return it."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    await nursery.start(run_server, handler, listeners)
+    return listeners[0].socket.getsockname()[1]
+
+
+async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path):
+    """openai, anthropic, litellm and langchain-openai, as their users write them, need nothing but the address."""
+    packages = await trio.to_thread.run_sync(find_client_packages)
+    manifests = tmp_path / "all.yaml"
+    manifests.write_text(MANIFESTS)
+    asked = []
+    async with open_up(tmp_path, *FREE_PORTS, "--ephemeral", "-f", str(manifests)) as up, open_http_client() as http:
+        _, gateway, _ = await up.urls()
+        for name in ("demo", "emb"):
+            await up.wait_for("out", rf"default/{name}: Ready\n")
+        await up.wait_for("out", r"default/off: Stopped")
+        origin = ("127.0.0.1", int(gateway.rpartition(":")[2]))
+
+        async def scripted(exchange):
+            sent = json.loads(exchange.body)
+            assert sent["tools"][0]
+            await exchange.respond(Response.json(200, CALLED[exchange.head.path]))
+
+        async def front(exchange):
+            asked.append((exchange.head.path, b'"off"' in exchange.body))
+            if b'"tools"' in exchange.body and b"weather" in exchange.body:
+                await tools(exchange)
+            else:
+                await forward(exchange, http, origin, exchange.body)
+
+        async with trio.open_nursery() as nursery:
+            engine = await serve(nursery, scripted)
+            tools = gateway_handler(Tools(engine), http, lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
+            address = f"http://127.0.0.1:{await serve(nursery, front)}"
+            script = Path(__file__).with_name("sdk_clients.py")
+            env = environment(tmp_path) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            command = [sys.executable, "-S", str(script), address, QUESTION]
+            done = await trio.run_process(command, env=env, capture_stdout=True)
+            nursery.cancel_scope.cancel()
+    said = json.loads(done.stdout)
+    for name, tried in said.items():
+        assert (tried["plain"].strip(), tried["streaming"].strip()) == (ANSWER, ANSWER), name
+        assert tried["tools"] == ["weather", {"city": "Rome"}], name
+        assert "NotFoundError" in tried["unknown"][0], (name, tried["unknown"])
+        assert "no model 'gone'; there is 'demo', 'emb', 'off'" in tried["unknown"][1], name
+        assert "is not ready (ScaledToZero)" in tried["stopped"][1], (name, tried["stopped"])
+        assert "Timeout" in tried["timeout"][0], (name, tried["timeout"])
+    of_openai = said["openai"]
+    assert of_openai["models"] == {"demo": "loaded", "emb": "loaded", "off": "unloaded"}
+    assert (of_openai["context"], of_openai["embeddings"], of_openai["responses"].strip()) == (512, 2, ANSWER)
+    assert of_openai["parts"] > 9
+    assert "needs spec.mode: embedding" in of_openai["wrong mode"][1]
+    assert "does not support audio" in of_openai["audio"][1]  # its engine's words: the form has reached it
+    assert said["anthropic"]["tokens"] is True
+    # Nothing starts that model: no client asks for it again, though two of them were told to try five times.
+    assert sum(off for _, off in asked) == 4

@@ -1,0 +1,95 @@
+"""What a user reads where what was asked for and what is are two things: `deploy`, `status`, `list`, the gateway."""
+
+import json
+from functools import partial
+
+import pytest
+import trio
+
+from e2e.up_process import FREE_PORTS, open_up, run_program
+from llmkube.base.http.client import open_http_client
+
+pytestmark = pytest.mark.e2e
+
+DEPLOY = ("deploy", "demo", "--source", "builtin://demo")
+OTHER_DIGEST = "ab" * 32
+
+
+@pytest.fixture
+def home(tmp_path):
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+async def settled(run, words, *command):
+    """Return the output of a command as soon as it has these words, however they are aligned."""
+    out = ""
+    with trio.move_on_after(60):
+        while words not in " ".join((out := (await run(*command))[1]).split()):
+            await trio.sleep(0.2)
+    assert words in " ".join(out.split()), out
+    return out
+
+
+async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, home):
+    """`deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not all that was asked."""
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        _, gateway, _ = await up.urls()
+        code, _, err = await run(*DEPLOY, "--context-size", "2097152")
+        said = "without effect on a host: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
+        assert (code, said in err) == (0, True), err
+        status = (await run("status", "demo"))[1]
+        assert "llamacpp, 512 tokens of context (2097152 asked for)" in status
+        assert said in status
+        assert "SpecHonoured    False   FieldsIgnored" in status
+        assert "2097152" not in (await run("list", "isvc", "-o", "wide"))[1]
+        async with open_http_client() as http:
+            listed = json.loads((await http.request("GET", f"{gateway}/v1/models")).body)["data"]
+        assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("demo", 512)]
+
+
+async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
+    """A field, a digest and a budget that cannot be: each says that the edit is refused, and that the model answers."""
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        assert (await run(*DEPLOY))[0] == 0
+        code, _, err = await run(*DEPLOY, "--runtime", "ollama")
+        refused = "the newest spec was refused (Invalid: spec.runtime: ollama is not supported on a host yet"
+        assert (code, refused in err, "; the previous one still serves\n" in err) == (1, True, True), err
+        assert "cannot be served" not in err
+        status = await settled(run, "Degraded True Invalid", "status", "demo")
+        assert refused in status
+        assert "runtime      ollama (asked for; the previous spec serves)" in status
+        assert "phase        Ready, 1 of 1 ready" in status
+        assert (await run("list", "isvc"))[1].splitlines()[1].split()[2:5] == ["Ready", "1/1", "Invalid"]
+        assert (await run("chat", "demo", "Hi"))[0] == 0
+
+        code, _, err = await run(*DEPLOY, "--runtime", "llamacpp", "--sha256", OTHER_DIGEST)
+        assert (code, "the newest spec was refused (DigestMismatch: " in err) == (1, True), err
+        status = await settled(run, "UpToDate False DigestMismatch", "status", "demo")
+        assert "; the previous one still serves" in status
+        assert (await run("list", "isvc"))[1].splitlines()[1].split()[2:5] == ["Ready", "1/1", "DigestMismatch"]
+
+        assert (await run("delete", "demo", "--with-model", "--wait"))[0] == 0
+        assert (await run(*DEPLOY))[0] == 0
+        code, _, err = await run(*DEPLOY, "--memory-budget", "8Mi")
+        assert (code, "ExceedsMemory: needs " in err) == (1, True), err
+        assert "more than its own budget of 8.0 MiB" in err
+        assert "the engine that has it serves on, and when it ends, none can take its place" in err
+        assert (await run("chat", "demo", "Hi"))[0] == 0
+
+
+async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, home):
+    """A budget below what the model needs is a failure with both figures and the ways out, not a wait."""
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        code, _, err = await run(*DEPLOY, "--memory-budget", "8Mi")
+        assert (code, "cannot be served: ExceedsMemory: needs " in err) == (1, True), err
+        assert "What to do: deploy again with a smaller --context-size" in err
+        status = await settled(run, "Degraded True ExceedsMemory", "status", "demo")
+        assert "phase        Failed" in status
+        assert (await run(*DEPLOY, "--memory-budget", "1Gi"))[0] == 0
