@@ -32,8 +32,11 @@ LOCKS: Mapping[str, tuple[str, ...]] = {
     "clients": ("--group", "clients"),
     "lock": ("--group", "lock"),
 }
-"""Files, by what of pyproject.toml uv resolves for them. The first one's pins hold in all others, as far as these can have
-them: `clients` runs in an environment without LLMKube, and may need newer packages."""
+"""Files, by what of pyproject.toml uv resolves for them.
+
+The first one's pins hold in all others, as far as these can have them: `clients` runs in an environment without
+LLMKube, and may need newer packages.
+"""
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin")

@@ -17,9 +17,9 @@ from llmkube.base.units import format_duration
 from llmkube.cli.commands.programs.ask import GivenUpError, ask
 from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed
+from llmkube.cli.program_name import program_name
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import explain
-from llmkube.cli.program_name import program_name
 from llmkube.cli.view.progress import Stopwatch, changes, phases_of
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.cli.view.readiness import DELETED, Readiness

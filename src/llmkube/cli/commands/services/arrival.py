@@ -14,11 +14,11 @@ from rich.console import Console
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import open_follow
 from llmkube.cli.program import open_service_nursery
+from llmkube.cli.program_name import program_name
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.output import printable
-from llmkube.cli.program_name import program_name
 from llmkube.cli.view.progress_line import open_display
 from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
