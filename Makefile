@@ -96,7 +96,7 @@ manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the c
 	done
 	$(BIN)/llmkube rbac policies --lease-namespace @RELEASE_NAMESPACE@ > charts/llmkube/files/rbac/policies.yaml
 
-sentences: $(STAMP)  ## write docs/sentences.md: every sentence that a user can meet
+sentences: $(STAMP)  ## write docs/sentences.md and sentences-more.md: what a user can be told
 	$(BIN)/python tests/docs/sentences.py
 
 generate: manifests sentences

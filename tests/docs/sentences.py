@@ -1,7 +1,8 @@
-"""Write docs/sentences.md: every sentence of the programs that a user can meet, read from the sources.
+"""Write docs/sentences.md and docs/sentences-more.md: every sentence of the programs that a user can meet.
 
-A sentence is a text of several words that is not a docstring. Where a user meets it follows from the call that takes it
-(`log.info`, `raise …Error`, `click.option`), otherwise from its room. `make sentences` runs this module.
+They are read from the sources. A sentence is a text of several words that is not a docstring. Where a user meets it
+follows from the call that takes it (`log.info`, `raise …Error`, `click.option`), otherwise from its room.
+`make sentences` runs this module.
 """
 
 import ast
@@ -15,6 +16,7 @@ import attrs
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "llmkube"
 PAGE = ROOT / "docs" / "sentences.md"
+MORE = ROOT / "docs" / "sentences-more.md"
 
 OBJECTS = "On objects"
 ERRORS = "Errors"
@@ -36,9 +38,18 @@ PLACES = {
 HEAD = """\
 # Sentences
 
-Every sentence that a user can meet, made from the sources by `make sentences`: `{name}` is a value, `{one|other}` a
-choice. Descriptions of fields are in [crds.md](crds.md). What the embedded API server answers to a request is not here:
-those are the words of kube-apiserver, and the tests compare them with it.
+What services, models and routers say of themselves in conditions and Events. `{name}` is a value, `{one|other}` a
+choice; some are parts of a sentence that another one begins. `make sentences` makes this page from the sources, short
+enough to be read as a whole. What errors, commands, help texts, logs and metrics say is in
+[sentences-more.md](sentences-more.md).
+"""
+
+HEAD_MORE = """\
+# More sentences
+
+What errors, commands, help texts, logs and metrics say. [sentences.md](sentences.md) has what objects say, and
+tells what the braces mean. Descriptions of fields are in [crds.md](crds.md). What the embedded API server answers to a
+request is not here: those are the words of kube-apiserver, and the tests compare them with it.
 """
 
 # What the embedded API server answers, in kube-apiserver's words.
@@ -56,8 +67,11 @@ _COMMAND = re.compile(r"(click|\w+)\.(command|group)")
 _WORD = re.compile(r"(?<![\w{|/.-])[A-Za-z][a-z']*(?![\w}])")
 _CODE = re.compile(
     r"\(\?|\\[.dswnrb]|^/|^[\w.]*/|HTTP/1|%Y|/dev/null|shift; |^[\w{}]+=\"| NOT NULL|^[A-Z]{5,} |^Literal"
+    r"|\bobject\.|oldObject|variables\.|request\.userInfo|\bcidr\("
+    r"|^(# )?(kubectl|llmkube|make) |^# The one command line"
 )
 _FEWEST_WORDS = 3
+_WORDS_PER_MINUTE = 240  # that an attentive reader reads
 
 
 @attrs.frozen(order=True)
@@ -80,6 +94,19 @@ def collect() -> list[Sentence]:
     return list(found.values())
 
 
+def folded(sentences: list[Sentence]) -> list[Sentence]:
+    """Return them without those that differ from an earlier one in the names of values alone."""
+    found: dict[tuple[str, str], Sentence] = {}
+    for each in sentences:
+        found.setdefault((each.place, re.sub(r"\{[^{}|]*\}", "{}", each.text).strip("; ").lower()), each)
+    return list(found.values())
+
+
+def minutes(sentences: list[Sentence]) -> int:
+    """Return how long it takes to read them with attention."""
+    return round(sum(len(each.text.split()) for each in sentences) / _WORDS_PER_MINUTE)
+
+
 def read(module: str, source: str) -> list[Sentence]:
     """Return the sentences of one module, in the order of its source."""
     reader = _Reader(module)
@@ -87,13 +114,21 @@ def read(module: str, source: str) -> list[Sentence]:
     return reader.found
 
 
-def page() -> str:
-    """Return docs/sentences.md as the sources want it."""
-    sentences = collect()
-    lines = [HEAD]
-    for place, meaning in PLACES.items():
-        lines.append(f"## {place}\n\n{meaning}\n")
+def pages() -> dict[Path, str]:
+    """Return the two pages as the sources want them."""
+    sentences = folded(collect())
+    first = [each for each in sentences if each.place == OBJECTS]
+    return {
+        PAGE: _page(HEAD, {OBJECTS: PLACES[OBJECTS]}, first),
+        MORE: _page(HEAD_MORE, {place: words for place, words in PLACES.items() if place != OBJECTS}, sentences),
+    }
+
+
+def _page(head: str, places: dict[str, str], sentences: list[Sentence]) -> str:
+    lines = [head]
+    for place, meaning in places.items():
         here = [each for each in sentences if each.place == place]
+        lines.append(f"## {place}\n\n{meaning} {len(here)} sentences, {minutes(here)} minutes.\n")
         for module in dict.fromkeys(each.module for each in here):
             texts = [each.text for each in here if each.module == module]
             lines.append("\n".join([f"`{module}`", "", "```text", *texts, "```", ""]))
@@ -242,5 +277,6 @@ def _names(node: ast.expr) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE.relative_to(ROOT)}: {len(collect())} sentences\n")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {len(text.split())} words\n")

@@ -1,15 +1,40 @@
 """The page of sentences is up to date, and finds each kind of sentence where a user meets it."""
 
+import attrs
 import pytest
 
-from docs.sentences import ERRORS, HELP, LOGS, OBJECTS, PAGE, PRINTED, Sentence, page, read
+from docs.sentences import (
+    ERRORS,
+    HELP,
+    LOGS,
+    MORE,
+    OBJECTS,
+    PAGE,
+    PRINTED,
+    Sentence,
+    collect,
+    folded,
+    minutes,
+    pages,
+    read,
+)
 
 COMMAND = '@click.command()\ndef run():\n    """Serve models on\n    this host."""'
 
 
 def test_the_page_is_what_the_sources_say():
-    """docs/sentences.md is what `make sentences` would write now: if this fails, run it."""
-    assert PAGE.read_text(encoding="utf-8") == page()
+    """docs/sentences.md and its sister are what `make sentences` would write now: if this fails, run it."""
+    assert {path: path.read_text(encoding="utf-8") for path in (PAGE, MORE)} == pages()
+
+
+def test_what_objects_say_is_read_in_ten_minutes():
+    """docs/sentences.md is short enough that a reviewer reads it as a whole."""
+    assert minutes([each for each in folded(collect()) if each.place == OBJECTS]) <= 10
+
+
+def test_what_differs_in_the_names_of_values_alone_stands_once():
+    here, there = (Sentence(ERRORS, "a.py", f"{{{name}}} is a folder, and no file") for name in ("path", "given"))
+    assert folded([here, there, attrs.evolve(there, place=LOGS)]) == [here, attrs.evolve(there, place=LOGS)]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ _LEASES: Final = _Policy(
                 )
             )
             + ")",
-            "a claim stays one of the same replica",
+            "a claim stays with its service and replica",
         ),
         (
             (

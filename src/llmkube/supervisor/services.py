@@ -47,7 +47,8 @@ SETTLE_SECONDS = 15.0
 """After hosts have come or gone, what stands is said again: one that was away may have said something old last."""
 
 DOUBTED = (
-    f"deleted together with most other services; its engine ends if a list confirms that, in {CONFIRM_SECONDS:g} s"
+    f"the service was deleted together with most others; its engine ends in {CONFIRM_SECONDS:g} s "
+    "if the next list confirms that"
 )
 
 

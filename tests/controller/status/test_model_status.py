@@ -108,7 +108,7 @@ def test_golden_status():
                 ("Available", "True", "ModelReady", "933.8 KiB"),
                 ("Progressing", "False", "ModelReady", "933.8 KiB"),
                 ("Degraded", "False", "ModelReady", "933.8 KiB"),
-                ("QuantizationMatches", "True", "NotCompared", "nothing to compare"),
+                ("QuantizationMatches", "True", "NotCompared", "spec.quantization is unset"),
             ]
         ],
     }

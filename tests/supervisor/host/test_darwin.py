@@ -73,9 +73,9 @@ def test_available_is_what_programs_do_not_use():
     ("kernels", "ours", "level", "why"),
     [
         (Level.NORMAL, Level.NORMAL, Level.NORMAL, ""),
-        (Level.WARNING, Level.NORMAL, Level.WARNING, "the kernel says warning"),
-        (Level.CRITICAL, Level.WARNING, Level.CRITICAL, "the kernel says critical"),
-        (Level.CRITICAL, Level.CRITICAL, Level.CRITICAL, "the kernel says critical"),
+        (Level.WARNING, Level.NORMAL, Level.WARNING, "the kernel calls memory pressure warning"),
+        (Level.CRITICAL, Level.WARNING, Level.CRITICAL, "the kernel calls memory pressure critical"),
+        (Level.CRITICAL, Level.CRITICAL, Level.CRITICAL, "the kernel calls memory pressure critical"),
         (Level.NORMAL, Level.CRITICAL, Level.CRITICAL, "ours"),
         (Level.WARNING, Level.CRITICAL, Level.CRITICAL, "ours"),
         (Level.UNKNOWN, Level.CRITICAL, Level.UNKNOWN, "the kernel reports an unknown pressure level"),

@@ -40,7 +40,7 @@ def test_the_last_good_reading_is_held_for_three_samples(absurd):
     assert HELD_SAMPLES == 3
     assert after(SHORT, *[absurd] * 3) == SHORT
     assert after(SHORT, *[absurd] * 4).level is Level.UNKNOWN
-    assert after(SHORT, *[absurd] * 40).why == "no good reading in 40 samples"
+    assert after(SHORT, *[absurd] * 40).why == "none of the last 40 samples could be believed"
 
 
 @pytest.mark.parametrize("absurd", ABSURD)

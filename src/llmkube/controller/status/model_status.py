@@ -59,9 +59,8 @@ def judge_quantization(model: Model, found: str) -> Statement:
     """
     wanted = model.spec.quantization or ""
     if not wanted or not found:
-        message = (
-            f"spec.quantization is {wanted}; the header of the file was not read" if wanted else "nothing to compare"
-        )
+        unread = f"spec.quantization is {wanted}; the header of the file was not read"
+        message = unread if wanted else "spec.quantization is unset"
         return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message=message)
     if _plain(wanted) == _plain(found):
         return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")

@@ -287,8 +287,8 @@ def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
         message = "not known until the spec can be made into pods"
         return Statement(SPEC_HONOURED, holds=False, reason="NotPlanned", message=message)
     if ignored:
-        return Statement(SPEC_HONOURED, holds=False, reason="FieldsIgnored",
-                         message=f"no effect on pods: {', '.join(ignored)}")  # fmt: skip
+        message = f"these fields are accepted and have no effect on pods: {', '.join(ignored)}"
+        return Statement(SPEC_HONOURED, holds=False, reason="FieldsIgnored", message=message)
     return Statement(SPEC_HONOURED, holds=True, reason="Honoured", message="every given field has its effect")
 
 

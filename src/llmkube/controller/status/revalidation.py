@@ -76,9 +76,16 @@ def judge_up_to_date(model: Model, seen: Seen) -> Statement:
     """Say how the last look at a source went; what it said stays when its Job is gone."""
     fetched = read_fetched(seen.pods) if is_complete(seen.job) else None
     if fetched is not None and fetched.kept:
-        return Statement(UP_TO_DATE, holds=False, reason="LookFailed", message=f"what is there is kept: {fetched.kept}")
+        return Statement(
+            UP_TO_DATE, holds=False, reason="LookFailed", message=f"the file that is there is kept: {fetched.kept}"
+        )
     if fetched is not None:
-        return Statement(UP_TO_DATE, holds=True, reason="InSync", message="it is what the source had at the last look")
+        return Statement(
+            UP_TO_DATE,
+            holds=True,
+            reason="InSync",
+            message="the file is the one that its source had when it was last asked",
+        )
     before = find_condition(model.status.conditions, UP_TO_DATE)
     if before is not None and is_remembered(model):
         return Statement(UP_TO_DATE, before.status == "True", before.reason, before.message)

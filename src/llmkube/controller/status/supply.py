@@ -83,7 +83,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         advice = (
             "copy the folder to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
         )
-        message = f"{source.redacted}: of a bucket only GGUF files are fetched, not {model.spec.format}: {advice}"
+        message = f"{source.redacted}: only GGUF files are fetched from a bucket, not {model.spec.format}: {advice}"
         return Supply("nothing", "SourceUnsupported", message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
         return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows

@@ -284,9 +284,9 @@ class OwnedObjects(Generic[T]):
 
     def _name_taken(self, live: T, owner: Mapping[str, Any]) -> NameTakenError:
         theirs, kind = controller_key(live, owner["kind"]), owner["kind"]
-        why = "exists already and does not belong to this {kind}; rename the {kind}, or delete that object"
+        why = f"exists already and does not belong to this {kind}; rename the {kind}, or delete that object"
         if theirs is not None:
-            why = f"belongs to another {kind}, or is being deleted; it is left alone"
+            why = f"belongs to another {kind}, or is being deleted; this object leaves it alone"
         error = NameTakenError(f'{self.kind.RESOURCE.kind} "{live.key.name}" {why}')
         error.passing = bool(live.metadata.deletion_timestamp) or (theirs is not None and theirs.name == owner["name"])
         return error

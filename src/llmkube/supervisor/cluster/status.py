@@ -63,7 +63,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
             "type": kind,
             "status": "Unknown",
             "reason": "NotStated",
-            "message": "the agent has not stated it yet",
+            "message": "the agent has not reported it yet",
             "lastTransitionTime": service.metadata.creation_timestamp,
         }
         for kind in OF_SERVICE

@@ -144,7 +144,7 @@ def worse(kernels: Level, ours: Level, why: str) -> tuple[Level, str]:
     if kernels is Level.UNKNOWN:
         return kernels, "the kernel reports an unknown pressure level"
     if kernels >= ours and kernels is not Level.NORMAL:
-        return kernels, f"the kernel says {kernels.name.lower()}"
+        return kernels, f"the kernel calls memory pressure {kernels.name.lower()}"
     return ours, why
 
 

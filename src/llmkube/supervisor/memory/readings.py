@@ -35,7 +35,9 @@ class Readings:
         if self.good is None:
             return Sample(0, 0, Level.UNKNOWN, why="this host's memory could not be read yet")
         if self.missed > HELD_SAMPLES:
-            return attrs.evolve(self.good, level=Level.UNKNOWN, why=f"no good reading in {self.missed} samples")
+            return attrs.evolve(
+                self.good, level=Level.UNKNOWN, why=f"none of the last {self.missed} samples could be believed"
+            )
         return self.good
 
 

@@ -44,7 +44,7 @@ class HostCredential:
         if self.state is CredentialState.REFUSED:
             return f"{self.problem}; engines go on; {helps}"
         until = "" if self.expires_at is None else f" until {_minute(self.expires_at)}"
-        return f"{self.problem}; the old one counts{until}, and this is tried again; should it end, {helps}"
+        return f"{self.problem}; the old one is valid{until}, and the agent tries again; if it ends, {helps}"
 
 
 def note_path(state_dir: Path) -> Path:

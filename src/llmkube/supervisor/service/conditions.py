@@ -48,7 +48,7 @@ def _spec_honoured(facts: Facts) -> Statement | None:
         return None
     generation, listed = facts.ignored.generation, ", ".join(facts.ignored.value)
     if listed:
-        message = f"accepted, but without effect on a host: {listed}"
+        message = f"these fields are accepted and have no effect on a host: {listed}"
         return Statement(SPEC_HONOURED, False, "FieldsIgnored", message, generation)
     return Statement(SPEC_HONOURED, True, "Honoured", "every given field has its effect", generation)
 
@@ -69,7 +69,9 @@ def _up_to_date(facts: Facts) -> Statement | None:
         return Statement(UP_TO_DATE, None, "NotServing", "no engine serves on this host", generation)
     if outdated.reason:
         return Statement(UP_TO_DATE, False, outdated.reason, outdated.message, generation)
-    return Statement(UP_TO_DATE, True, "UpToDate", "what serves was started from the newest spec", generation)
+    return Statement(
+        UP_TO_DATE, True, "UpToDate", "the engine that serves was started from the newest spec", generation
+    )
 
 
 def _published(facts: Facts) -> Statement | None:
