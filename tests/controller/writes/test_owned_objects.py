@@ -167,7 +167,7 @@ async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(aut
         wanted = render(kind, await owner(hands.cluster))
         key = Key.of(wanted)
         before = await client.create(stranger(kind, key, spec), field_manager="somebody")
-        with pytest.raises(NameTakenError, match="does not belong to this InferenceService; rename"):
+        with pytest.raises(NameTakenError, match=r"does not belong to this \w+; rename the \w+,"):
             await OwnedObjects(client, InferenceService, Informer(kind)).ensure(wanted)
         assert await client.get(kind, key) == before
         merged = await client.apply(kind, wanted, field_manager="who does not look", force=False)
