@@ -260,9 +260,13 @@ def test_a_service_in_pods_is_read_by_the_command(run, monkeypatch, tmp_path):
         asked.append((self.service, self.selector, self.wanted))
 
     monkeypatch.setattr(PodLogs, "run", show)
-    done = run("logs", "demo", "-f", "--tail", "3", "-p", "-c", "fetch", prepare=serve_from_pods)
+    done = run("logs", "demo", "-f", "--tail", "3", "-c", "fetch", prepare=serve_from_pods)
     assert (done.exit_code, done.output) == (0, "")
-    assert asked == [(Key("default", "demo"), "app=demo", Wanted(True, 3, True, "fetch"))]
+    run("logs", "demo", "-p", prepare=serve_from_pods)
+    chat = Key("default", "demo")
+    follow, previous = Wanted(follow=True, lines=3, container="fetch"), Wanted(previous=True)
+    assert asked == [(chat, "app=demo", follow), (chat, "app=demo", previous)]
+    assert run("logs", "demo", "-f", "-p", prepare=serve_from_pods).exit_code == 2
     log = tmp_path / "state" / "logs" / "default" / "demo.log"
     log.parent.mkdir(parents=True)
     log.write_text("old\n")

@@ -56,6 +56,8 @@ def logs(
     Pods are read through the API server, which asks for the verb get on pods/log. On the host that runs an engine, that
     is a file, which can be read also while no API server answers; on any other machine the command says where to look.
     """
+    if follow and previous:
+        raise click.UsageError("--previous is of a run that has ended: there is nothing to --follow")
     folders = state_dirs(where, state_dir)
     wanted = Wanted(follow, lines, previous, container)
 
