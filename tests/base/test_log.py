@@ -142,4 +142,4 @@ def test_the_stream_is_looked_up_at_each_line(capsys):
     """Without a stream, a line goes to what sys.stderr is at that moment."""
     configure_logging("info")
     structlog.get_logger().info("now")
-    assert '"msg": "now"' in capsys.readouterr().err
+    assert '"msg":"now"' in capsys.readouterr().err

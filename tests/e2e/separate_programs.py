@@ -53,7 +53,7 @@ class Cluster:
         allowed = () if "--allow-from" in args else ("--allow-from", address)
         args = ("agent", "--accelerator", "cpu", *allowed, *where, *args)
         async with open_program(state, *args, kubeconfig=self.kubeconfig, runs_engines=True) as agent:
-            await agent.wait_for("err", '"msg": "agent started"')
+            await agent.wait_for("err", '"msg":"agent started"')
             yield agent
 
     async def apply_demo(self, **spec: Any) -> None:
@@ -128,7 +128,7 @@ async def open_controller(folder: Path, *more: str) -> AsyncIterator[Program]:
     state.mkdir(exist_ok=True)
     args = ("controller", "--accelerator", "cpu", "--state-dir", str(state), *more)
     async with open_program(state, *args, kubeconfig=folder / "server" / "kubeconfig") as controller:
-        await controller.wait_for("err", '"msg": "controller started"')
+        await controller.wait_for("err", '"msg":"controller started"')
         yield controller
 
 

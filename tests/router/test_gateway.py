@@ -369,7 +369,7 @@ async def test_hop_by_hop_headers_stay_on_their_hop(world):
     )
     client = await gateway.front.connect("g", 1)
     await client.send_all(wire % (len(body), body))
-    await receive_until(client, b'{"answer": 42}')
+    await receive_until(client, b'{"answer":42}')
     assert "x-private" not in engine.requests[1].headers
     assert "connection" not in engine.requests[1].headers
 
@@ -491,7 +491,7 @@ async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
 async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
     """`/health` answers 200 as an engine's does, also where no model is served."""
     answer = await (await world(NONE)).ask(method, "/health")
-    assert (answer.status, answer.body) == (200, b'{"status": "ok"}' if method == "GET" else b"")
+    assert (answer.status, answer.body) == (200, b'{"status":"ok"}' if method == "GET" else b"")
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,8 @@ class _CurrentStderr:
 
 
 def _render_json() -> Processor:
-    return structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+    # without spaces, as every other JSON log of a cluster: guides search for `"msg":"registered endpoint"`
+    return structlog.processors.JSONRenderer(ensure_ascii=False, default=str, separators=(",", ":"))
 
 
 def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:

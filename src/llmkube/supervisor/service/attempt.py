@@ -336,7 +336,7 @@ class Attempt:
         context = self.context
         key = context.status_manager.key
         port = record.address[1]
-        log.info("started inference service", name=key.name, namespace=key.namespace, pid=child.pid, port=port)
+        log.info("started inference service", name=key.name, pid=child.pid, port=port, namespace=key.namespace)
         self._task_status.started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
         read_nowait = partial(child.read_stats_nowait, record.host, record.port)

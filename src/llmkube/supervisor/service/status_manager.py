@@ -105,7 +105,7 @@ class StatusManager:
         self.recorder.emit_nowait(self.facts.wish.service, event.reason, event.message, type=event.type)
         if event.log:
             say = log.warning if event.type == "Warning" else log.info
-            say(event.log, name=self.key.name, namespace=self.key.namespace, **event.fields)
+            say(event.log, **event.fields, name=self.key.name, namespace=self.key.namespace)
 
     def start(self, *, adopting: bool) -> None:
         """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more.
