@@ -37,6 +37,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/cli/commands/inference/test_chat_turns.py": "cli/commands/inference/chat",
     "tests/cli/commands/inference/test_tcp_proxy.py": "cli/commands/inference/port_forward",
     "tests/cli/test_config.py": "cli/options",
+    "tests/cli/commands/services/test_top.py": "cli/commands/services/ps",
     "tests/e2e/test_up.py": "cli/commands/programs/up",
     "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/host_monitor",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",

@@ -3,14 +3,17 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
+import llmkube.weights
 from e2e.up_process import ANSWER, FREE_PORTS, engines_in, environment, open_program, open_up, run_program
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
@@ -18,6 +21,7 @@ from waiting import until
 
 pytestmark = pytest.mark.e2e
 
+MODEL = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 QUESTION = "What is LLMKube?"
 DEPLOY = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512", "--extra-arg=--threads=1")
 
@@ -146,3 +150,29 @@ async def test_a_conversation_on_a_terminal(tmp_path, home):
             await wait_for(f"{ANSWER}\n\n> ")
             await terminal.send_all(b"\x04")
             assert await process.wait() == 0
+
+
+async def test_what_people_are_used_to(tmp_path, home):
+    """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
+    state = tmp_path / "sta te"  # U9: every path of this machine may have spaces
+    model = tmp_path / "my models" / "tiny model.gguf"
+    model.parent.mkdir()
+    shutil.copy(MODEL, model)
+    run = partial(run_program, home, kubeconfig=state / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "--allow-local-sources", str(tmp_path)) as up:
+        await up.urls()
+        code, out, err = await run("run", str(model), QUESTION, "--context-size", "512")
+        assert (code, out.splitlines()[-1]) == (0, ANSWER), err
+        code, out, err = await run("pull", "builtin://demo", "--name", "pulled")
+        assert (code, "is in the store" in out) == (0, True), err
+        (engine,) = engines_in(tmp_path)
+        code, out, err = await run("restart", "tiny-model")
+        assert (code, out) == (0, "InferenceService default/tiny-model was restarted\n"), err
+        await until(lambda: engine.pid not in {each.pid for each in engines_in(tmp_path)})
+        for command in ("ps", "top"):
+            code, out, err = await run(command)
+            row = out.splitlines()[1]
+            assert (code, row.split()[0], " MiB" in row) == (0, "tiny-model", True), out + err
+        code, out, _ = await run("top", "--interval", "0.5")
+        assert out.splitlines()[1].split()[2:6] == ["0.0", "0.0", "0", "0"]
+        assert (await run("run", "tiny-model", QUESTION))[1] == f"{ANSWER}\n"

@@ -3,7 +3,7 @@
 http                                        HTTP/1.1 server and client, on Trio
 errors                                      whose fault an error is: the user's or the world's
 settings, units                             flags, environment and files; bytes and durations
-log, messages                               structured logs; redaction of credentials
+log, log_levels, messages                   structured logs; redaction of credentials
 backoff, mailbox, waiting, coalesced_ticks  retries, one-slot hand-over, waiting together
 private_files, token_files                  files for the owner only; tokens that stay in them
 probes                                      /healthz, /readyz, /metrics

@@ -15,15 +15,10 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from llmkube.base.errors import UserError
+from llmkube.base.log_levels import LEVELS
 
 Style = Literal["json", "console"]
 
-LEVELS: Mapping[str, int] = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 _SYNONYMS = {"warn": "warning"}  # both spellings are in use in guides for the agent
 
 REDACTED = "[redacted]"

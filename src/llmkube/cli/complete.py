@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.cli import target_cluster
-from llmkube.cli.catalog.entries import entries
 from llmkube.cli.target_cluster import Cluster, Where, kubeconfig_files
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -63,9 +62,15 @@ def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
     return _matching(names, incomplete)
 
 
+def _catalog() -> Iterable[str]:
+    from llmkube.cli.catalog.entries import entries  # noqa: PLC0415 - only a Tab pays for it
+
+    return entries()
+
+
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the models of the catalog, and let the shell offer files: a source may be a path."""
-    named = [] if "/" in incomplete else [CompletionItem(name) for name in entries() if name.startswith(incomplete)]
+    named = [] if "/" in incomplete else [CompletionItem(name) for name in _catalog() if name.startswith(incomplete)]
     return [*named, CompletionItem(incomplete, type="file")]
 
 
@@ -76,7 +81,7 @@ def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
 
 def catalog_or_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Offer the names of InferenceServices, and of the models of the catalog."""
-    return _matching(dict.fromkeys([*_names(ctx, InferenceService), *entries()]), incomplete)
+    return _matching(dict.fromkeys([*_names(ctx, InferenceService), *_catalog()]), incomplete)
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.base.log import LEVELS
+from llmkube.base.log_levels import LEVELS
 from llmkube.base.settings import Config, read_config, resolve, setting
 from llmkube.base.trusted_paths import weakness_of_private
 from llmkube.k8s.crd.placement import ACCELERATORS

@@ -16,7 +16,7 @@ import click
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.cli.config import check_state_dir, local_state_dir
+from llmkube.cli.config import check_state_dir, local_state_dir, state_dir_of
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.state_lock import SERVER, holder_of
 from llmkube.k8s.auth.config import ClusterConfig
@@ -139,6 +139,17 @@ def kubeconfig_files(where: Where, environ: Mapping[str, str] = os.environ) -> t
     if environ.get("KUBECONFIG"):
         return tuple(Path(each) for each in environ["KUBECONFIG"].split(os.pathsep) if each)
     return (home_kubeconfig(environ),) if home_kubeconfig(environ).is_file() else ()
+
+
+def state_dirs(where: Where, chosen: Path | None = None) -> tuple[Path, ...]:
+    """Return the folders in which an agent on this machine may keep its logs, the likeliest first.
+
+    `llmkube up` writes its kubeconfig into its state directory, so the one in use leads there, also to a temporary one.
+    """
+    if chosen is not None:
+        return (state_dir_of(chosen),)
+    beside = [path.absolute().parent for path in kubeconfig_files(where) if path.name == "kubeconfig"]
+    return tuple(dict.fromkeys([*(each for each in beside if (each / "logs").is_dir()), local_state_dir()]))
 
 
 @contextlib.asynccontextmanager

@@ -141,3 +141,33 @@ def test_a_source_never_shows_its_password():
     assert "source       https://example.org/m.gguf\n" in describe_model(secret, NOW)
     assert shown_source("s3://bucket/key") == "s3://bucket/key"
     assert shown_source("nonsense://x?y") == "nonsense://x"
+
+
+def test_conditions_have_one_order_and_say_each_sentence_once():
+    """U21: from what happens first to what follows, whatever order they were written in; a sentence is not repeated."""
+    said = "1 of 1 replicas ready"
+    written = [
+        condition("Degraded", False, "InferenceReady", said),
+        condition("Available", True, "InferenceReady", said),
+        condition("Published", False, "NotStated", "") | {"status": "Unknown"},
+        condition("Loaded", True, "Loaded", "loaded in 0.5 s"),
+        condition("Accepted", True, "Accepted", "the spec can be served on this host"),
+    ]
+    shown = [
+        describe_service(Scene(service("chat", *order, phase="Ready"), model("chat", FETCHED)), NOW)
+        for order in (written, list(reversed(written)))
+    ]
+    assert shown[0] == shown[1]
+    table = shown[0].partition("CONDITION")[2].splitlines()[1:]
+    assert [line.split()[0] for line in table] == ["Accepted", "Loaded", "Available", "Degraded"]
+    assert shown[0].count(said) == 1
+
+
+def test_a_quantization_that_only_the_spec_has_is_shown():
+    """D7: where no header tells, the Model's own word stands, and it is said whose word that is."""
+    told = model("chat", FETCHED)
+    told = spec(told, quantization="Q4_K_M")
+    assert "quantization Q4_K_M, as the spec says\n" in describe_model(told, NOW)
+    assert "model        chat (Q4_K_M)\n" in describe_service(Scene(service(), told), NOW)
+    known = attrs.evolve(told, status=model("chat", gguf={"quantization": "Q8_0", "architecture": "llama"}).status)
+    assert "as the spec says" not in describe_model(known, NOW)

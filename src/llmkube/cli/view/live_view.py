@@ -7,19 +7,17 @@ import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Never
+from typing import TYPE_CHECKING, Any, Final, Never
 
 import attrs
 import click
-import structlog
 import trio
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
-from llmkube.base.log import configure_logging
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.view import output
+
+if TYPE_CHECKING:  # rich and structlog take longer to load than a list takes to show
+    from rich.text import Text
 
 TICK_SECONDS: Final = 1.0
 """How often what stands on a terminal is drawn again, because ages grow."""
@@ -33,17 +31,28 @@ SETTLE_SECONDS: Final = 0.05
 
 def watch_quietly() -> None:
     """Let the watches of this process say one plain sentence per outage, instead of a log line per attempt."""
+    import structlog  # noqa: PLC0415 - see above
+
+    from llmkube.base.log import configure_logging  # noqa: PLC0415 - see above
+
     configure_logging("warning", style="console")
     structlog.configure(processors=[_OutageNote()])
 
 
 def is_terminal() -> bool:
     """Whether standard output is a terminal on which a line can be taken back."""
-    return sys.stdout.isatty() and not Console().is_dumb_terminal
+    if not sys.stdout.isatty():
+        return False
+    from rich.console import Console  # noqa: PLC0415 - see above
+
+    return not Console().is_dumb_terminal
 
 
 async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str]]) -> Never:
     """Keep a text on the terminal up to date until cancelled; what is longer than the screen loses its end."""
+    from rich.console import Console  # noqa: PLC0415 - see above
+    from rich.live import Live  # noqa: PLC0415 - see above
+
     console = Console(highlight=False, soft_wrap=True)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
@@ -70,10 +79,12 @@ class _OutageNote:
 
     _last: float = float("-inf")
 
-    def __call__(self, _logger: Any, _method: str, event: structlog.typing.EventDict) -> str:
+    def __call__(self, _logger: Any, _method: str, event: Any) -> str:
         now = time.monotonic()  # logging knows nothing of Trio's clock
         if event.get("event") != "watch interrupted" or event.get("failures") != 2 or now - self._last < OUTAGE_SECONDS:
-            raise structlog.DropEvent
+            from structlog import DropEvent  # noqa: PLC0415 - see above
+
+            raise DropEvent
         self._last = now
         return "The API server does not answer; this is its last answer. Trying again until it does."
 
@@ -121,8 +132,10 @@ class RowLog:
         return tuple("Deleted" if name == "PHASE" else cell for name, cell in zip(self.columns, cells, strict=True))
 
 
-def _fitting(text: str) -> Text:
+def _fitting(text: str) -> "Text":
     """Return the text cut to the terminal: a line that wraps could not be taken back."""
+    from rich.text import Text  # noqa: PLC0415 - see above
+
     size = shutil.get_terminal_size()
     lines = text.splitlines()
     if len(lines) > size.lines - 1:

@@ -1,8 +1,8 @@
 import pytest
 
 from llmkube.cli.commands.services import logs
-from llmkube.cli.commands.services.logs import state_dirs, where_to_look
-from llmkube.cli.target_cluster import Where
+from llmkube.cli.commands.services.logs import where_to_look
+from llmkube.cli.target_cluster import Where, state_dirs
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import TransportError
 from llmkube.k8s.resource import Key

@@ -3,23 +3,24 @@
 import datetime
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.credential_note import tell_credential_problem
-from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.live_view import RowLog, append_lines, is_terminal, show_in_place, watch_quietly
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
+
+if TYPE_CHECKING:  # a list that does not stay follows nothing
+    from llmkube.cli.informer import Followed
 
 Objects = Mapping[type[Any], Sequence[Any]]
 
@@ -73,6 +74,8 @@ def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> N
         return page.text(await page.fetch(cluster))
 
     async def stay(cluster: Cluster) -> None:
+        from llmkube.cli.informer import open_follow  # noqa: PLC0415 - see above
+
         page = _page(kinds, cluster, where, form)
         with answering():
             await page.fetch(cluster)  # a server that is not there is an error now, and an interruption later
@@ -123,7 +126,7 @@ class _Page:
                     raise
         return found
 
-    def held(self, followed: Followed) -> Objects:
+    def held(self, followed: "Followed") -> Objects:
         return {Model: followed.models.values(), InferenceService: followed.services.values()}
 
     def text(self, objects: Objects) -> str:

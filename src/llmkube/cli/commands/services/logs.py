@@ -16,11 +16,11 @@ from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
 from llmkube.cli.complete import services
-from llmkube.cli.config import AgentConfig, UpConfig, load, local_state_dir, state_dir_of
+from llmkube.cli.config import AgentConfig, UpConfig, load
 from llmkube.cli.failures import FULL, CommandError, ExitCode
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, cluster_options, guarded
-from llmkube.cli.target_cluster import Cluster, Where, answering, kubeconfig_files, run_against
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.locations import find_engines, reporting_hosts
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
@@ -99,17 +99,6 @@ class Found:
     path: Path | None
     note: str = ""
     pods: str = ""
-
-
-def state_dirs(where: Where, chosen: Path | None) -> tuple[Path, ...]:
-    """Return the folders in which an agent on this machine may keep its logs, the likeliest first.
-
-    `llmkube up` writes its kubeconfig into its state directory, so the one in use leads there, also to a temporary one.
-    """
-    if chosen is not None:
-        return (state_dir_of(chosen),)
-    beside = [path.absolute().parent for path in kubeconfig_files(where) if path.name == "kubeconfig"]
-    return tuple(dict.fromkeys([*(each for each in beside if (each / "logs").is_dir()), local_state_dir()]))
 
 
 def file_of(folders: Sequence[Path], key: Key) -> Path | None:

@@ -13,14 +13,13 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.cli.commands.services.footprint import find_memory
-from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.complete import services, targets
 from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded, output_option, watch_option
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.describe import Scene, describe_model, describe_service, summary
 from llmkube.cli.view.live_view import append_lines, is_terminal, show_in_place, watch_quietly

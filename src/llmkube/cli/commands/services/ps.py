@@ -10,9 +10,8 @@ import trio
 
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
-from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.options import HELP, cluster_options, guarded
-from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against
+from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.locations import Engine, find_all_engines, reporting_hosts
 from llmkube.k8s.crd.inferenceservice import InferenceService

@@ -14,14 +14,13 @@ from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import the_entry
 from llmkube.cli.commands.services.arrival import told_on_interrupt
 from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator
-from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.commands.services.source_name import looks_like_source, name_for
 from llmkube.cli.complete import files
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import open_follow
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.state_lock import up_on
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Host, find_hosts
 from llmkube.cli.view.output import printable

@@ -24,9 +24,8 @@ from llmkube.base.units import format_bytes
 from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
-from llmkube.cli.commands.services.logs import state_dirs
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
-from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
+from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.live_view import is_terminal, show_in_place, watch_quietly
 from llmkube.cli.view.locations import Engine, Host, find_all_engines, find_hosts
