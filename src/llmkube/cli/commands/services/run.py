@@ -77,6 +77,8 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
             if source is not None:
                 await _check_source(cluster, found, source)
             if is_stopped(found):
+                if cluster.note:
+                    click.echo(cluster.note, err=True)
                 patch = {"spec": {"suspend": False} if found.spec.suspend else {"replicas": 1}}
                 await cluster.client.patch(InferenceService, key, patch, field_manager="llmkube-scale")
         leaving.note = "It starts without this command"
