@@ -179,7 +179,7 @@ async def test_progress_moves_on_a_terminal(tmp_path):
     os.close(leader)
     text = drawn.decode()
     assert done.returncode == 0, text
-    assert done.stdout.decode().splitlines()[1] == ANSWER
+    assert done.stdout.decode().splitlines()[2] == ANSWER
     assert "\x1b[" in text
     for step in ("fetch", "load", "ready", "answer"):
         assert step in text
