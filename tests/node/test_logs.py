@@ -14,6 +14,7 @@ import trio
 from node.images import reference
 from node.running_node import Node
 from node.services import ANSWER, model, read, service, wait
+from waiting import until
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("release")]
 
@@ -55,14 +56,13 @@ async def following(node: Node, namespace: str, *words: str) -> AsyncIterator[li
         nursery.cancel_scope.cancel()
 
 
-async def _kill(process: trio.Process) -> None:
+async def _kill(process: trio.Process) -> None:  # noqa: ASYNC124 (trio awaits it)
     process.kill()
 
 
-async def until(pieces: list[bytes], text: bytes) -> None:
+async def printed(pieces: list[bytes], text: bytes) -> None:
     with trio.fail_after(60):
-        while text not in b"".join(pieces):
-            await trio.sleep(0.1)
+        await until(lambda: text in b"".join(pieces))
 
 
 async def test_the_log_of_pods_is_read_from_anywhere(node: Node, namespace: str):
@@ -82,7 +82,7 @@ async def test_the_log_of_pods_is_read_from_anywhere(node: Node, namespace: str)
         await trio.sleep(3)
         engine = next(each for each in node.processes("python") if "llmkube-llama-server" in " ".join(each.cmdline()))
         engine.kill()
-        await until(pieces, b"listening")  # of the run after the kill, from its beginning
+        await printed(pieces, b"listening")  # of the run after the kill, from its beginning
     await wait(node, namespace, "isvc/tiny", "condition=Available")
     code, out, _ = await run(node, namespace, "logs", "tiny", "--previous", "--tail", "1")
     assert code == 0
@@ -134,7 +134,7 @@ async def test_a_pod_is_asked_through_the_api_server(node: Node, namespace: str)
         assert code == 0, err
         assert ANSWER in out
     async with following(node, namespace, "port-forward", "tiny", "18080") as pieces:
-        await until(pieces, b"Forwarding 127.0.0.1:18080")
+        await printed(pieces, b"Forwarding 127.0.0.1:18080")
         ask = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:18080/health').status)"
         assert (await node.run("python3", "-c", ask, machine=MAC)).strip() == "200"
 

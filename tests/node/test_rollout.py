@@ -1,7 +1,8 @@
 """Pods that are replaced lose no request: the bundled engine, and stand-ins for images that know nothing of us."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,11 +105,27 @@ async def start(node: Node, namespace: str, *services: Mapping[str, Any], models
         await wait(node, namespace, f"isvc/{each['metadata']['name']}", "condition=Available")
     await wait(node, namespace, "pod/client", "condition=Ready")
     for each in services:  # kube-proxy learns of an endpoint up to a second after the controller
-        with trio.fail_after(30):
-            while "200" not in await node.execute(
-                namespace, "client", "python3", "-c", REACHED, f"http://{each['metadata']['name']}:8080", check=False
-            ):
-                await trio.sleep(0.2)
+        await until(partial(is_reached, node, namespace, each["metadata"]["name"]))
+
+
+async def is_reached(node: Node, namespace: str, name: str) -> bool:
+    """Whether a client in a pod gets an answer through the Service."""
+    ask = ("python3", "-c", REACHED, f"http://{name}:8080")
+    return "200" in await node.execute(namespace, "client", *ask, check=False)
+
+
+async def count(node: Node, namespace: str, name: str, number: int) -> bool:
+    """Whether a service has so many pods, those that are ending among them."""
+    return len(await pods_of(node, namespace, name)) == number
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Return once the cluster is as it shall be; nothing tells of that."""
+    with trio.fail_after(60):
+        while True:
+            if await holds():
+                return
+            await trio.sleep(0.2)
 
 
 @pytest.mark.parametrize("keyed", [False, True])
@@ -173,18 +190,13 @@ async def test_what_comes_while_the_new_pod_loads_has_the_time_of_the_policy(nod
     async with trio.open_nursery() as clients:
         edit = {"spec": {"podAnnotations": {"example.org/edit": "1"}}}
         await node.kubectl("patch", "isvc", "slow", "-n", namespace, "--type=merge", "-p", json.dumps(edit))
-        with trio.fail_after(30):
-            while len(await pods_of(node, namespace, "slow")) < 2:
-                await trio.sleep(0.2)
+        await until(partial(count, node, namespace, "slow", 2))
         clients.start_soon(ask)
     (only,) = found
     assert (only["broken"], only["whole"]) == ([], 1), only
     assert only["longest"] > 70
-    with trio.fail_after(60):
-        while before["metadata"]["name"] in {
-            each["metadata"]["name"] for each in await pods_of(node, namespace, "slow")
-        }:
-            await trio.sleep(0.5)
+    await until(partial(count, node, namespace, "slow", 1))
+    assert (await pods_of(node, namespace, "slow"))[0]["metadata"]["name"] != before["metadata"]["name"]
 
 
 async def test_a_pod_without_requests_is_gone_soon_and_says_why(node: Node, namespace: str, release: Release):

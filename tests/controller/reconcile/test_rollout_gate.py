@@ -38,7 +38,7 @@ def engine(monkeypatch):
 async def context(hands) -> bool:
     """Whether the Deployment has the edit."""
     [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
-    return "8192" in container["args"]
+    return "2048" in container["args"]
 
 
 async def deferred(hands) -> str:
@@ -53,7 +53,7 @@ async def test_an_edit_waits_for_the_last_request(autojump_clock, engine):
         await hands.bring_up(rolloutPolicy=policy)
         await hands.service_pod(RUNNING)
         assert engine["asked"] == []
-        await hands.create_service(rolloutPolicy=policy, contextSize=8192, replicas=2)
+        await hands.create_service(rolloutPolicy=policy, contextSize=2048, replicas=2)
         await trio.sleep(600)
         assert (await context(hands), await deferred(hands)) == (False, "True")
         assert (await hands.json(Deployment))["spec"]["replicas"] == 2
@@ -86,10 +86,10 @@ async def test_an_edit_that_was_replaced_by_one_that_cannot_be_waits_no_more(aut
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy)
         await hands.service_pod(RUNNING)
-        await hands.create_service(rolloutPolicy=policy, contextSize=8192)
+        await hands.create_service(rolloutPolicy=policy, contextSize=2048)
         await trio.sleep(SETTLED)
         assert await deferred(hands) == "True"
-        await hands.create_service(rolloutPolicy=policy, contextSize=8192, **edit)
+        await hands.create_service(rolloutPolicy=policy, contextSize=2048, **edit)
         assert (await hands.where(), await deferred(hands)) == (where, "False")
         assert not await context(hands)
 
@@ -100,7 +100,7 @@ async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy)
         await hands.service_pod(RUNNING)
-        await hands.create_service(rolloutPolicy=policy, contextSize=8192)
+        await hands.create_service(rolloutPolicy=policy, contextSize=2048)
         await trio.sleep(50)
         assert not await context(hands)
         await trio.sleep(20)
@@ -179,7 +179,7 @@ async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keye
             after = [engine, "example.org/llmkube:next"]
             assert await images(hands) == (after if keyed else [engine, before])
             if not keyed:
-                await hands.create_service(contextSize=8192, **spec)
+                await hands.create_service(contextSize=2048, **spec)
                 await trio.sleep(SETTLED)
                 assert (await images(hands), await context(hands)) == (after, True)
 
