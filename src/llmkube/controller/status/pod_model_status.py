@@ -66,6 +66,8 @@ def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
         return Verdict("Ready", "RuntimeResolved", "the engine fetches it for itself")
     if supply.by == "node":
         return Verdict("Ready", "NodePath", "it is expected on every node that serves it")
+    if supply.by == "image":
+        return Verdict("Ready", "ImageVolume", "the kubelet mounts it into each pod that serves it")
     if supply.by == "pods":
         return Verdict("Ready", "WorkloadResolved", "each pod fetches it into a volume of its own")
     if supply.by == "claim":
