@@ -8,6 +8,7 @@
 | `pvc://`, the claim has no volume yet; perhaps it gets one with the first pod | Pending | PVCNotBound |
 | `pvc://`, the claim is bound | Ready | PVCModelReady |
 | a path on the nodes, below a folder that is allowed | Ready | NodePath |
+| `oci://`, with the file that the engine is given | Ready | ImageVolume |
 | every service fetches into a volume of its own | Ready | WorkloadResolved |
 | the weights of this very source are on the namespace's claim | Ready | ModelReady |
 | the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
