@@ -143,3 +143,10 @@ def test_the_stream_is_looked_up_at_each_line(capsys):
     configure_logging("info")
     structlog.get_logger().info("now")
     assert '"msg":"now"' in capsys.readouterr().err
+
+
+def test_a_json_line_is_written_as_guides_quote_it(capsys):
+    """`grep '"msg":"started inference service","name":"phi"'` finds it: no spaces, the keys in the order given."""
+    configure_logging("info")
+    structlog.get_logger().info("started inference service", name="phi", pid=7)
+    assert '"msg":"started inference service","name":"phi","pid":7}' in capsys.readouterr().err

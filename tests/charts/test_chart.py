@@ -164,6 +164,9 @@ def test_every_value_that_the_schema_allows_is_in_the_values_file():
         ("controller.accelerators[0]=tpu", "/controller/accelerators/0"),
         ("image.digest=latest", "/image/digest"),
         ("networkPolicy.apiServer.ports[0]=70000", "/networkPolicy/apiServer/ports/0"),
+        ("modelCache.size=50Gi", "here it is workloads.cache (size, storageClass, accessMode)"),
+        ("runtimeImages.vllm=x", "here it is workloads.images"),
+        ("controllerManager.replicaCount=2", "here it is image, controller (replicas, resources, env)"),
         ("metrics.podMonitor.enabled=true,controller.port=0", "controller.port is 0: there is nothing to scrape"),
     ],
 )

@@ -19,7 +19,7 @@ SHA = "ab" * 32
 HUB_FILE = "hf://org/repo/model-Q4_K_M.gguf"
 FETCHED = (
     '{"path":"model.gguf","sizeBytes":4831838208,"sha256":"' + SHA + '","files":["model.gguf"],'
-    '"gguf":{"architecture":"llama","quantization":"Q4_K_M","contextLength":4096}}'
+    '"gguf":{"architecture":"llama","quantization":"Q4_K_M","contextLength":131072}}'
 )
 
 

@@ -166,7 +166,7 @@ async def test_a_controller_takes_over_what_their_controller_has_made(client, cr
     assert {one["name"] for one in pod["spec"]["volumes"]} == {"models", "engine-scratch"}
     assert "priorityClassName" not in pod["spec"]
     assert "fsGroup" not in pod["spec"]["securityContext"]
-    assert not pod["metadata"].get("annotations")
+    assert "karpenter.sh/do-not-disrupt" not in pod["metadata"].get("annotations", {})
     assert not [name for name in live["metadata"]["annotations"] if MARK in name]
     assert (after.spec.cluster_ip, after.metadata.uid) == (before.spec.cluster_ip, before.metadata.uid)
     assert encode(after)["spec"]["ports"][0]["targetPort"] == "http"

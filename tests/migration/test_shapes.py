@@ -13,7 +13,11 @@ import pytest
 from llmkube.apiserver.server import open_memory_api_server
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
+from llmkube.controller.render.storage import source_volume
 from llmkube.controller.settings import WorkloadSettings
+from llmkube.controller.status.job_result import Seen
+from llmkube.controller.status.pod_model_status import judge_supply
+from llmkube.controller.status.supply import User, choose_supply, weights_path
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -102,3 +106,34 @@ def test_the_arguments_of_a_shape_are_taken_on_a_host(shape):
     service, model = objects(shape)
     metal = attrs.evolve(model.spec.hardware, accelerator="metal")
     check(service, attrs.evolve(model, spec=attrs.evolve(model.spec, hardware=metal)))
+
+
+@pytest.mark.parametrize(
+    ("source", "files", "by", "path", "volume"),
+    [
+        ("https://h/m.gguf", (), "job", "", None),
+        ("https://huggingface.co/org/repo/resolve/main/m.gguf", (), "job", "", None),
+        ("hf://org/repo@v1", ("m.gguf",), "job", "", None),
+        ("org/repo", ("m.gguf",), "job", "", None),
+        ("s3://bucket/m.gguf", (), "job", "", None),
+        ("pvc://claim/a/m.gguf", (), "claim", "/model-source/a/m.gguf",
+         {"persistentVolumeClaim": {"claimName": "claim", "readOnly": True}}),
+        ("/models/m.gguf", (), "nothing", "", None),
+        ("oci://r.io/phi:q4", ("a/m.gguf",), "image", "/model-source/a/m.gguf",
+         {"image": {"reference": "r.io/phi:q4", "pullPolicy": "Always"}}),
+        (f"oci://r.io/phi@sha256:{'0' * 64}", ("m.gguf",), "image", "/model-source/m.gguf",
+         {"image": {"reference": f"r.io/phi@sha256:{'0' * 64}", "pullPolicy": "IfNotPresent"}}),
+        ("oci://r.io/phi:q4", (), "nothing", "", None),
+    ],
+)  # fmt: skip
+def test_every_form_of_a_source_has_one_that_brings_it(source, files, by, path, volume):
+    """Each form of the original's table: a Job, a claim or an image brings it, or it is said what is missing."""
+    head = {"metadata": {"name": "m"}, "spec": {"source": source, "files": list(files)}}
+    model = decode(Model, head)
+    supply = choose_supply(model, [User()], SETTINGS)
+    assert (supply.by, weights_path(model, supply)) == (by, path)
+    if volume:
+        assert source_volume(model) == {"name": "model-source", **volume}
+    verdict = judge_supply(model, supply, Seen())
+    assert bool(verdict.message)
+    assert (verdict.phase == "Ready") == (by == "image")

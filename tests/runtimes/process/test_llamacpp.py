@@ -514,3 +514,10 @@ def test_a_restart_is_another_plan_and_an_honoured_field():
     assert len({each.digest for each in plans}) == 3
     assert [each.not_honoured for each in plans] == [()] * 3
     assert planned({"podAnnotations": {"a": "b"}}).not_honoured == ("spec.podAnnotations",)
+
+
+def test_further_ids_of_the_field_and_of_the_argument_are_one_list():
+    """`spec.aliases` come first, the service's own name is not repeated."""
+    result = planned({"aliases": ["chat", "org/chat"], "extraArgs": ["--alias", "org/chat,x"]})
+    assert contains(result.argv, "--alias chat,org/chat,x")
+    assert result.not_honoured == ()

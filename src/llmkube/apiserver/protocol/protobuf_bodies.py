@@ -7,7 +7,7 @@ The table has every field that a client may set and the kind's schema has; one n
 fields of JSON are.
 
 Facts: `k8s.io/apimachinery/pkg/runtime/generated.proto` (the envelope) and the `generated.proto` of meta/v1, core/v1,
-discovery/v1, coordination/v1, events/v1 and authorization/v1 (field numbers, which never change).
+discovery/v1, coordination/v1 and authorization/v1 (field numbers, which never change).
 """
 
 import base64
@@ -208,8 +208,7 @@ _LEASE: Final[Message] = {
     4: Field("renewTime", _micro_time),
     5: Field("leaseTransitions", _integer),
 }
-_SERIES: Final = Field("series", _message({1: Field("count", _integer), 2: Field("lastObservedTime", _micro_time)}))
-_SOURCE: Final = _message(_texts(component=1, host=2))
+_SERIES: Final = _message({1: Field("count", _integer), 2: Field("lastObservedTime", _micro_time)})
 _ACCESS: Final[Message] = {
     1: Field(
         "resourceAttributes",
@@ -263,25 +262,13 @@ _KINDS: Final[Mapping[tuple[str, str], Message]] = {
         **_texts(reason=3, message=4, type=9, action=12, reportingComponent=14, reportingInstance=15),
         1: _METADATA,
         2: Field("involvedObject", _message(_REFERENCE)),
-        5: Field("source", _SOURCE),
+        5: Field("source", _message(_texts(component=1, host=2))),
         6: Field("firstTimestamp", _time),
         7: Field("lastTimestamp", _time),
         8: Field("count", _set_integer),
         10: Field("eventTime", _micro_time),
-        11: _SERIES,
+        11: Field("series", _SERIES),
         13: Field("related", _message(_REFERENCE)),
-    },
-    ("events.k8s.io/v1", "Event"): {
-        **_texts(reportingController=4, reportingInstance=5, action=6, reason=7, note=10, type=11),
-        1: _METADATA,
-        2: Field("eventTime", _micro_time),
-        3: _SERIES,
-        8: Field("regarding", _message(_REFERENCE)),
-        9: Field("related", _message(_REFERENCE)),
-        12: Field("deprecatedSource", _SOURCE),
-        13: Field("deprecatedFirstTimestamp", _time),
-        14: Field("deprecatedLastTimestamp", _time),
-        15: Field("deprecatedCount", _set_integer),
     },
     ("v1", "DeleteOptions"): _DELETE_OPTIONS,
     ("meta.k8s.io/v1", "DeleteOptions"): _DELETE_OPTIONS,

@@ -178,7 +178,8 @@ class Response:
     @classmethod
     def json(cls, status: int, obj: Any, *, headers: Headers = NO_HEADERS) -> Self:
         """Answer with an object as JSON."""
-        return cls(status, headers.with_("Content-Type", "application/json"), json.dumps(obj, separators=(",", ":")).encode())
+        text = json.dumps(obj, separators=(",", ":"))
+        return cls(status, headers.with_("Content-Type", "application/json"), text.encode())
 
     @classmethod
     def text(cls, status: int, text: str, *, headers: Headers = NO_HEADERS) -> Self:

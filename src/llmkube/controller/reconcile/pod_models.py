@@ -85,7 +85,7 @@ class PodModels:
         key = Key(model.key.namespace, job_name(model))
         job = self.context.owned.jobs.get(key)
         seen = Seen(job, self.context.pods.pods_of_job(job), percent=self.context.percents.get(key))
-        if supply.by == "node":
+        if supply.by in ("node", "image"):
             return seen
         if supply.by != "claim":
             cache = Key(model.key.namespace, CACHE_CLAIM)
@@ -192,8 +192,8 @@ class PodModels:
 
 
 def _is_lost(supply: Supply, seen: Seen) -> bool:
-    """Whether what the Job has found went with an earlier claim; a folder of the nodes has none."""
-    return supply.by != "node" and is_from_old_volume(seen.job, seen.claim)
+    """Whether what the Job has found went with an earlier claim; a folder of the nodes has none, nor has an image."""
+    return supply.by not in ("node", "image") and is_from_old_volume(seen.job, seen.claim)
 
 
 def _is_outdated(seen: Seen, wanted: Mapping[str, Any]) -> bool:

@@ -8,6 +8,7 @@
 | `pvc://`, the claim has no volume yet; perhaps it gets one with the first pod | Pending | PVCNotBound |
 | `pvc://`, the claim is bound | Ready | PVCModelReady |
 | a path on the nodes, below a folder that is allowed | Ready | NodePath |
+| `oci://`, with the file that the engine is given | Ready | ImageVolume |
 | every service fetches into a volume of its own | Ready | WorkloadResolved |
 | the weights of this very source are on the namespace's claim | Ready | ModelReady |
 | the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
@@ -66,6 +67,8 @@ def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
         return Verdict("Ready", "RuntimeResolved", "the engine fetches it for itself")
     if supply.by == "node":
         return Verdict("Ready", "NodePath", "it is expected on every node that serves it")
+    if supply.by == "image":
+        return Verdict("Ready", "ImageVolume", "the kubelet mounts it into each pod that serves it")
     if supply.by == "pods":
         return Verdict("Ready", "WorkloadResolved", "each pod fetches it into a volume of its own")
     if supply.by == "claim":

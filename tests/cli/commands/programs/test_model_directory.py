@@ -1,3 +1,4 @@
+import attrs
 import pytest
 
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
@@ -74,3 +75,15 @@ def test_a_client_is_told_when_to_ask_again(reason):
         assert (found.retry_after_seconds is None) == patient
         assert found.failed == reason.meaning.is_failing
         assert (found.state is State.LOADING) == (reason.meaning in {Meaning.FINE, Meaning.PASSING, Meaning.RECOVERING})
+
+
+def test_a_further_id_leads_to_its_service_unless_it_is_anothers():
+    """A name wins over an alias, and an alias of two services leads to neither."""
+    a = attrs.evolve(READY, aliases=("qwen3.5-4b", "embed", "both"))
+    b = attrs.evolve(LOADING, aliases=("both", "org/small"))
+    found = directory(default__chat=a, default__embed=b)
+    assert found.aliases() == ["org/small", "qwen3.5-4b"]
+    assert found.lookup("qwen3.5-4b") == found.lookup("chat")
+    assert isinstance(found.lookup("embed"), UnavailableModel)
+    assert isinstance(found.lookup("org/small"), UnavailableModel)
+    assert found.lookup("both") is None
