@@ -63,13 +63,23 @@ class Node:
         """Run a command in a pod, and return what it printed."""
         return await self.kubectl("exec", "-n", namespace, pod, "--", *command, check=check)
 
+    def descendants(self) -> list[psutil.Process]:
+        """Return every process of the node and of the machines beside it."""
+        return psutil.Process().children(recursive=True)  # who enters a namespace stays the child of who sent it there
+
     def processes(self, name: str) -> list[psutil.Process]:
         """Return the processes of a program, by its file's name, wherever in the node they are."""
-        return [each for each in psutil.Process(self.pid).children(recursive=True) if _name(each) == name]
+        return [each for each in self.descendants() if _name(each) == name]
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the one process of a program of the node, which starts it again."""
         (process,) = self.processes(name)
+        process.send_signal(number)
+
+    def kill_in_pods(self, *words: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the one process whose command line has these words in it, one after the other."""
+        text = " ".join(words)
+        (process,) = (each for each in self.descendants() if text in line_of(each))
         process.send_signal(number)
 
     @contextmanager
@@ -90,6 +100,14 @@ def _name(process: psutil.Process) -> str:
     try:
         return Path(process.cmdline()[0]).name
     except (IndexError, psutil.Error):
+        return ""
+
+
+def line_of(process: psutil.Process) -> str:
+    """Return a process's command line; empty when it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
         return ""
 
 
