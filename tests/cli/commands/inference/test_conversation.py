@@ -114,6 +114,30 @@ async def test_a_refusal_is_told_in_its_own_words(response, words):
         await ask(refusing(response))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"type": "exceed_context_size_error", "message": "request (600 tokens) exceeds the available context size"},
+        {"code": "context_length_exceeded", "message": "too long"},
+        {"message": "This model's maximum context length is 512 tokens."},
+    ],
+)
+async def test_a_full_context_is_an_error_of_its_own(error):
+    """llama.cpp's, OpenAI's and vLLM's words for it are told apart from every other refusal."""
+    with pytest.raises(CommandError, match="more than the model's context holds"):
+        await ask(refusing(Response.json(400, {"error": error})))
+
+
+def test_the_older_half_is_left_out_first():
+    """At least one question goes with its answer, and the newest go last."""
+    talk = Conversation(Sampling())
+    for question in "abc":
+        talk.keep(question, question.upper())
+    assert talk.forget_oldest() == 2
+    assert [turn["content"] for turn in talk.turns] == ["c", "C"]
+    assert (talk.forget_oldest(), talk.forget_oldest(), talk.turns) == (1, 0, ())
+
+
 async def test_nobody_there_is_told():
     """A port on which nobody listens is a sentence and not a traceback."""
     listener = MemoryListener()

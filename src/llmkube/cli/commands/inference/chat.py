@@ -5,11 +5,13 @@ is a run of its own: Ctrl-C stops it, which closes the connection, which stops t
 """
 
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import attrs
 import click
@@ -19,7 +21,14 @@ from rich.text import Text
 
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.commands.inference.client_key import FLAG, find_key, read_key_file
-from llmkube.cli.commands.inference.conversation import Conversation, Sampling, connect_in_time, stream_answer, to_pod
+from llmkube.cli.commands.inference.conversation import (
+    ContextFullError,
+    Conversation,
+    Sampling,
+    connect_in_time,
+    stream_answer,
+    to_pod,
+)
 from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_way
 from llmkube.cli.commands.inference.sse import Delta
 from llmkube.cli.complete import services
@@ -31,6 +40,12 @@ from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 
 _STDIN = "-"
+_COMMANDS: Final = {
+    "/new": "forget what was said, and begin anew",
+    "/help": "show these lines",
+    "/bye": "leave, as Ctrl-D does",
+}
+_COMMAND: Final = re.compile(r"/[a-z?]+")
 _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
 
 
@@ -62,7 +77,8 @@ def chat(
     """Talk to the model that is served as NAME.
 
     With PROMPT (or - and standard input, or a pipe) one answer is printed. Without, a conversation begins: Ctrl-C stops
-    an answer, Ctrl-D leaves, /new forgets what was said.
+    an answer, Ctrl-D or /bye leaves, /new forgets what was said, /help lists what else there is. What was said first is
+    left out when the model's context is full.
     """
     asked = _prompt(prompt)
     api_key = read_key_file(key_file) if key_file is not None else ""
@@ -110,7 +126,7 @@ class _Talk:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401, PLC0415 - its import gives input() line editing; some Pythons lack it
         click.echo(
-            f"{self.name}, through {way.name}. Ctrl-C stops an answer, Ctrl-D leaves, /new begins anew.", err=True
+            f"{self.name}, through {way.name}. Ctrl-C stops an answer, Ctrl-D leaves, /help shows more.", err=True
         )
         while True:
             try:
@@ -124,26 +140,56 @@ class _Talk:
             except UnicodeDecodeError:
                 click.echo("That was not UTF-8 text, and was not sent.", err=True)
                 continue
-            if question == "/new":
-                self.conversation.forget()
-                click.echo("Forgotten.", err=True)
+            if question in {"/bye", "/exit", "/quit"}:
+                return
+            if _COMMAND.fullmatch(question):
+                self._command(question)
             elif question:
-                self._turn(question)
+                self._turn(question.removeprefix("/") if question.startswith("//") else question)
+
+    def _command(self, word: str) -> None:
+        """Do what a line says that is for this program and not for the model."""
+        if word == "/new":
+            self.conversation.forget()
+            click.echo("Forgotten.", err=True)
+            return
+        if word not in {"/help", "/?"}:
+            click.echo(f"There is no {word}; nothing was sent. Two slashes (/{word}) send one to the model.", err=True)
+        for name, what in _COMMANDS.items():
+            click.echo(f"  {name:<6} {what}", err=True)
 
     def _turn(self, question: str) -> None:
-        answer, finish_reason = _Printer(), "interrupted"
+        answer, finish_reason, dropped = _Printer(), "interrupted", 0
         try:
             with in_one_sentence(), _ended_by_interrupt():
                 way = self._find_way()  # an engine that was restarted listens elsewhere
-                body = self.conversation.body(way.model_id, question)
-                finish_reason = trio.run(partial(_answer_until_interrupt, self.where, way, body, answer))
+                finish_reason, dropped = self._answer(way, question, answer)
         except CommandError as exc:
             answer.end()
             exc.show()
             return
         answer.end()
+        if dropped:
+            what = "question and its answer were" if dropped == 1 else f"{dropped} questions and their answers were"
+            click.echo(f"(the context is full: the first {what} left out, and are forgotten)", err=True)
         self.conversation.keep(question, answer.text)
         _note(finish_reason)
+
+    def _answer(self, way: Way, question: str, answer: "_Printer") -> tuple[str, int]:
+        """Ask, with as much of what was said before as the context holds; return why it ended, and what was left out."""
+        dropped = 0
+        while True:
+            body = self.conversation.body(way.model_id, question)
+            try:
+                finish_reason = trio.run(partial(_answer_until_interrupt, self.where, way, body, answer))
+            except* ContextFullError:
+                more = self.conversation.forget_oldest()
+                if not more:
+                    raise
+                dropped += more
+            else:
+                break
+        return finish_reason, dropped
 
     def _find_way(self) -> Way:
         async def action(cluster: Cluster) -> Way:

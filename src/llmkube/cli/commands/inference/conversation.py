@@ -25,7 +25,14 @@ STRAIGHT_SECONDS: Final = 3.0
 """How long the address of a pod may take to answer: from outside its network, nothing ever does."""
 _MAX_ERROR_BYTES: Final = 64 * 1024
 
+_FULL: Final = ("exceed_context_size", "context_length_exceeded", "maximum context length")
+"""How llama.cpp's server, OpenAI's API and vLLM say that what was asked is longer than the context."""
+
 Tell = Callable[[Delta], None]
+
+
+class ContextFullError(CommandError):
+    """What was asked, with what was said before, is longer than the model's context."""
 
 
 @attrs.frozen
@@ -62,6 +69,13 @@ class Conversation:
         """Remember a question and what came as its answer, also when that was cut short."""
         self._turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
+    def forget_oldest(self) -> int:
+        """Leave out the older half of what was said, at least one question with its answer; return how many."""
+        exchanges = len(self._turns) // 2
+        dropped = -(-exchanges // 2)
+        del self._turns[: 2 * dropped]
+        return dropped
+
     def forget(self) -> None:
         """Begin anew; the system's words stay."""
         self._turns.clear()
@@ -87,7 +101,7 @@ async def stream_answer(client: HttpClient, way: Way, body: bytes, tell: Tell) -
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
             if answer.status != 200:
-                raise CommandError(await _refusal(answer, way))
+                raise await _refusal(answer, way)
             return await _read(answer, way, tell)
     except ConnectError as exc:
         raise CommandError(
@@ -119,18 +133,26 @@ async def _read(answer: StreamedResponse, way: Way, tell: Tell) -> str:
     return finish_reason
 
 
-async def _refusal(answer: StreamedResponse, way: Way) -> str:
+async def _refusal(answer: StreamedResponse, way: Way) -> CommandError:
     body = bytearray()
     while len(body) < _MAX_ERROR_BYTES and (piece := await answer.receive_some()):
         body += piece
-    words = error_text(body.decode("utf-8", "replace"))
-    if answer.status == 503:
+    text = body.decode("utf-8", "replace")
+    words = error_text(text)
+    if answer.status == 400 and any(word in text for word in _FULL):
+        longer = "a service with a larger spec.contextSize takes more, or ask for less"
+        return ContextFullError(f"this is more than the model's context holds: {words}; {longer}")
+    return CommandError(_refused(answer.status, words, way))
+
+
+def _refused(status: int, words: str, way: Way) -> str:
+    if status == 503:
         wait = "it is on its way: `llmkube status --watch` shows how far, then ask again"
         return f"the model does not answer yet: {words}; {wait}"
-    if answer.status == 401:
+    if status == 401:
         ways = "the one that was shown counts no more" if way.api_key else "--api-key-file FILE shows one"
         return f"{way.name} asks for a key; {ways}: {words}"
-    return f"{way.name} refused the question ({answer.status}): {words}"
+    return f"{way.name} refused the question ({status}): {words}"
 
 
 def connect_in_time(dial: Connect = dial) -> Connect:
