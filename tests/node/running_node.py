@@ -72,6 +72,12 @@ class Node:
         (process,) = self.processes(name)
         process.send_signal(number)
 
+    def kill_in_pods(self, *words: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the one process whose command line has these words in it, one after the other."""
+        text = " ".join(words)
+        (process,) = (each for each in psutil.Process(self.pid).children(recursive=True) if text in _line(each))
+        process.send_signal(number)
+
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
         """Have a program stand still."""
@@ -90,6 +96,13 @@ def _name(process: psutil.Process) -> str:
     try:
         return Path(process.cmdline()[0]).name
     except (IndexError, psutil.Error):
+        return ""
+
+
+def _line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
         return ""
 
 

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.node
 
 TESTS = Path(__file__).parents[1]
 PATIENCE_SECONDS = 240
-PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'node.keeper'], stdin=subprocess.PIPE)"
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-m", "node.keeper"], stdin=subprocess.PIPE, start_new_session=True).wait()
+"""
 
 
 def groups_of(pid: int) -> list[Path]:
@@ -37,11 +40,7 @@ def ours() -> list[str]:
 @pytest.mark.parametrize("killed", ["parent", "parent and keeper"])
 async def test_nothing_is_left_of_a_node_whose_parent_is_killed(killed: str):
     """With SIGKILL to its parent nothing is; with one to the keeper as well, empty cgroups are until the next start."""
-    parent = await trio.lowlevel.open_process(
-        [sys.executable, "-c", PARENT.replace("stdin=", "start_new_session=True, stdin=")],
-        stdout=subprocess.PIPE,
-        cwd=TESTS,
-    )
+    parent = await trio.lowlevel.open_process([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, cwd=TESTS)
     with trio.fail_after(PATIENCE_SECONDS):
         assert parent.stdout is not None
         started = json.loads(await parent.stdout.receive_some())

@@ -7,7 +7,7 @@ import trio
 
 from node.objects import pod, service_of
 from node.running_node import Node
-from node.wiring import MACHINES
+from node.wiring import MACHINES, STATE
 
 pytestmark = pytest.mark.node
 
@@ -31,22 +31,24 @@ async def test_a_pod_runs_as_nobody_and_writes_to_nothing_but_its_volumes(node: 
 
 async def test_a_pod_reaches_a_machine_on_the_wire_by_the_name_of_a_service(node: Node, namespace: str):
     """Through CoreDNS and kube-proxy; with the cable out it does not, and with the cable in it does again."""
+    (node.state / "web").mkdir()
+    (node.state / "web" / "name").write_text("mac")
     async with trio.open_nursery() as nursery:
-        web = node.inside("python3", "-m", "http.server", "9000", "--directory", "/proc/sys/kernel", machine="mac")
+        web = node.inside("python3", "-m", "http.server", "9000", "--directory", f"{STATE}/web", machine="mac")
         nursery.start_soon(trio.run_process, web)
         await node.apply(namespace, *service_of("mac", MACHINES["mac"], 9000), pod("one", SERVER))
         await wait_ready(node, namespace, "one")
 
         async def asked() -> str:
-            return await node.execute(namespace, "one", "python3", "-c", ASK, "http://mac:8080/hostname", check=False)
+            return await node.execute(namespace, "one", "python3", "-c", ASK, "http://mac:8080/name", check=False)
 
         with trio.fail_after(PATIENCE_SECONDS):
-            while await asked() != "mac\n\n":
+            while await asked() != "mac\n":
                 await trio.sleep(0.2)
             await node.wire("mac", "down")
             assert "Error" in await asked()
             await node.wire("mac", "up")
-            while await asked() != "mac\n\n":
+            while await asked() != "mac\n":
                 await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
 
