@@ -1,4 +1,4 @@
-"""A small web server for model files, on the loopback address of the test's own process."""
+"""A small web server for model files, in the test's own process."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -65,11 +65,11 @@ class Web:
 
 
 @asynccontextmanager
-async def open_web(**files: bytes) -> AsyncIterator[Web]:
-    """Serve files by name, each as `NAME.gguf`."""
+async def open_web(address: str = "127.0.0.1", /, **files: bytes) -> AsyncIterator[Web]:
+    """Serve files by name, each as `NAME.gguf`, on an address of this machine."""
     web = Web("", {f"{name}.gguf": data for name, data in files.items()})
     async with trio.open_nursery() as nursery:
-        [listener] = await nursery.start(partial(trio.serve_tcp, web.serve, 0, host="127.0.0.1"))
-        web.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        [listener] = await nursery.start(partial(trio.serve_tcp, web.serve, 0, host=address))
+        web.url = f"http://{address}:{listener.socket.getsockname()[1]}"
         yield web
         nursery.cancel_scope.cancel()

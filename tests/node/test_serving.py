@@ -1,6 +1,6 @@
 """A Model and its service in pods: fetched by a Job into a claim, served by a Deployment, asked through a Service."""
 
-import json
+import datetime
 
 import pytest
 import trio
@@ -8,7 +8,8 @@ import trio
 from node.objects import pod
 from node.release import Release
 from node.running_node import Node
-from node.services import ANSWER, TRAFFIC, chat, condition, model, read, service, wait
+from node.services import ANSWER, chat, condition, model, read, service, wait
+from node.wiring import NODE
 
 pytestmark = pytest.mark.node
 
@@ -23,14 +24,6 @@ async def serve(node: Node, namespace: str, name: str = "tiny", **spec) -> str:
     return f"http://{name}:8080"
 
 
-async def traffic(
-    node: Node, namespace: str, url: str, *, seconds: int, tokens: int = 200, workers: int = 2, key: str = ""
-):
-    """Stream answers from inside the pod `asker`, and return how many were whole and which were not."""
-    command = ("python3", "-c", TRAFFIC, url, str(seconds), str(tokens), str(workers), *([key] if key else []))
-    return json.loads(await node.execute(namespace, "asker", *command))
-
-
 async def test_a_pod_gets_an_answer_by_the_services_name(node: Node, release: Release, namespace: str):
     """Model, Job, claim, Deployment, Service: an answer comes through the Service's DNS name from another pod."""
     url = await serve(node, namespace)
@@ -41,26 +34,6 @@ async def test_a_pod_gets_an_answer_by_the_services_name(node: Node, release: Re
     assert ANSWER in await chat(node, namespace, "asker", f"http://tiny.{namespace}.svc.cluster.local:8080")
     (engine,) = (await read(node, namespace, "pods -l app=tiny"))["items"]
     assert engine["spec"]["containers"][0]["image"].startswith("localhost/llmkube-llama")
-
-
-async def test_an_edit_under_load_loses_no_answer(node: Node, release: Release, namespace: str):
-    """The pods are replaced while two clients stream; each answer is whole and no request is refused."""
-    url = await serve(node, namespace)
-    lost = []
-    async with trio.open_nursery() as nursery:
-
-        async def stream() -> None:
-            lost.append(await traffic(node, namespace, url, seconds=40))
-
-        nursery.start_soon(stream)
-        await trio.sleep(5)
-        (before,) = (await read(node, namespace, "pods -l app=tiny"))["items"]
-        patch = {"spec": {"extraArgs": ["--threads=1", "--cache-ram=0"]}}
-        await node.kubectl("patch", "-n", namespace, "isvc/tiny", "--type=merge", "-p", json.dumps(patch))
-        await wait(node, namespace, f"pod/{before['metadata']['name']}", "delete")
-    print(lost)  # noqa: T201
-    assert lost[0]["whole"] > 10
-    assert lost[0]["broken"] == []
 
 
 async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Release, namespace: str):
@@ -79,5 +52,63 @@ async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Relea
             await trio.sleep(0.5)
     available = condition(await read(node, namespace, "isvc/tiny"), "Available")
     assert available["status"] == "False"
-    print(available)  # noqa: T201
     assert "no-such-flag" in available["message"]
+
+
+async def test_an_engine_that_takes_more_memory_than_it_may_is_told(node: Node, release: Release, namespace: str):
+    """The kernel kills the engine at the Model's budget, and the status says so."""
+    await node.apply(namespace, model("tiny", hardware={"memoryBudget": "24Mi"}), service("tiny", resources={}))
+    await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
+    available = condition(await read(node, namespace, "isvc/tiny"), "Available")
+    print(available)  # noqa: T201
+    assert "OOMKilled" in available["message"] or available["reason"] == "OOMKilled"
+
+
+async def test_the_scale_subresource_adds_and_removes_pods(node: Node, release: Release, namespace: str):
+    """`kubectl scale` to two, to none and to one is followed by as many pods that are ready."""
+    url = await serve(node, namespace)
+    for replicas in (2, 0, 1):
+        await node.kubectl("scale", "-n", namespace, "isvc/tiny", f"--replicas={replicas}")
+        await wait(node, namespace, "deployment/tiny", f"jsonpath={{.spec.replicas}}={replicas}")
+        with trio.fail_after(120):
+            while (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas", 0) != replicas:
+                await trio.sleep(0.2)
+    with trio.fail_after(30):
+        while ANSWER not in await chat(node, namespace, "asker", url):
+            await trio.sleep(0.2)
+
+
+async def test_a_pod_is_ready_when_its_engine_is(node: Node, release: Release, namespace: str):
+    """Between the container's start and its readiness no probe's period of ten seconds passes."""
+    await serve(node, namespace)
+    await node.kubectl("delete", "-n", namespace, "pod", "-l", "app=tiny", "--wait=true")
+    await wait(node, namespace, "isvc/tiny", "condition=Available")
+    (engine,) = (await read(node, namespace, "pods -l app=tiny"))["items"]
+    (container,) = engine["status"]["containerStatuses"]
+    started = datetime.datetime.fromisoformat(container["state"]["running"]["startedAt"])
+    ready = datetime.datetime.fromisoformat(condition(engine, "Ready")["lastTransitionTime"])
+    print(f"ready {(ready - started).total_seconds():g} s after its start")  # noqa: T201
+    probe = engine["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] == 1
+
+
+async def test_a_drained_node_gives_its_pods_away_unless_the_service_forbids_it(
+    node: Node, release: Release, namespace: str
+):
+    """`kubectl drain` ends a service's pods, and they come back on a node that takes some; protected ones stay."""
+    await serve(node, namespace)
+    drain = ("drain", NODE, "--pod-selector=app=tiny", "--delete-emptydir-data", "--timeout=60s")
+    try:
+        await node.kubectl(*drain)
+        await wait(node, namespace, "isvc/tiny", "condition=Available=False")
+        await node.kubectl("uncordon", NODE)
+        await wait(node, namespace, "isvc/tiny", "condition=Available")
+        always = '{"spec": {"disruption": {"protectAlways": true}}}'
+        await node.kubectl("patch", "-n", namespace, "isvc/tiny", "--type=merge", "-p", always)
+        await wait(node, namespace, "pdb/tiny", "create")
+        await wait(node, namespace, "pdb/tiny", "jsonpath={.status.disruptionsAllowed}=0")
+        await wait(node, namespace, "isvc/tiny", "condition=Available")
+        said = await node.kubectl(*drain[:-1], "--timeout=10s", check=False)
+        assert "would violate the pod's disruption budget" in said
+    finally:
+        await node.kubectl("uncordon", NODE)

@@ -1,0 +1,113 @@
+"""Real downloads in Jobs of the cluster: a web server on the node's wire, a claim that is a folder of the node."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import trio
+
+import llmkube
+from e2e.web import open_web
+from node.objects import Object, volume
+from node.release import Release
+from node.running_node import Node
+from node.services import condition, model, read, service, wait
+from node.wiring import ADDRESS, STATE
+
+pytestmark = pytest.mark.node
+
+DEMO = (Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf").read_bytes()
+PADDED = DEMO + bytes(48 * 2**20)
+"""Large enough that half of it does not lie in some buffer when a pod is killed."""
+
+PATIENCE_SECONDS = 120
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Release, namespace: str):
+    """The pod that fetches is killed in the middle; the next one asks for the rest, and the whole has its digest."""
+    async with open_web(ADDRESS, big=PADDED) as web:
+        web.held.add("big.gguf")
+        await node.apply(namespace, model("big", f"{web.url}/big.gguf", sha256=digest(PADDED)))
+        with trio.fail_after(PATIENCE_SECONDS):
+            while not await fetched_bytes(node, namespace) > len(PADDED) // 3:
+                await trio.sleep(0.2)
+        web.held.clear()
+        (name,) = [each["metadata"]["name"] for each in (await read(node, namespace, "pods"))["items"]]
+        await node.kubectl("delete", "-n", namespace, f"pod/{name}", "--grace-period=0", "--force")
+        web.go_on.set()
+        await wait(node, namespace, "model/big", "jsonpath={.status.phase}=Ready")
+        assert (await read(node, namespace, "model/big"))["status"]["sha256"] == digest(PADDED)
+        assert (web.downloads[-1].start or 0) > len(PADDED) // 4
+
+
+async def fetched_bytes(node: Node, namespace: str) -> int:
+    """What the claim's folder holds on the disk."""
+    said = await node.run("du", "-sk", f"{STATE}/volumes/{namespace}")
+    return int(said.split()[0]) * 1024
+
+
+async def test_a_wrong_digest_fails_the_model_with_both_digests(node: Node, release: Release, namespace: str):
+    """What was asked for and what came are in the message, and no file of that name is left to be served."""
+    async with open_web(ADDRESS, tiny=DEMO) as web:
+        await node.apply(namespace, model("tiny", f"{web.url}/tiny.gguf", sha256="5" * 64))
+        await wait(node, namespace, "model/tiny", "jsonpath={.status.phase}=Failed")
+    said = str((await read(node, namespace, "model/tiny"))["status"]["conditions"])
+    assert "5" * 64 in said
+    assert digest(DEMO) in said
+
+
+async def test_a_full_volume_is_told_as_such(node: Node, release: Release, namespace: str):
+    """A claim smaller than the file: the Model says that the volume is full, at the first try."""
+    await node.run("mount", "-t", "tmpfs", "-o", "size=8m,mode=777", "full", f"{STATE}/volumes/{namespace}")
+    async with open_web(ADDRESS, big=PADDED) as web:
+        await node.apply(namespace, model("big", f"{web.url}/big.gguf"))
+        with trio.fail_after(PATIENCE_SECONDS):
+            while "space" not in await told(node, namespace, "big"):
+                await trio.sleep(0.2)
+    print(await told(node, namespace, "big"))  # noqa: T201
+
+
+async def told(node: Node, namespace: str, name: str) -> str:
+    """What the Model's conditions say, joined."""
+    status = (await read(node, namespace, f"model/{name}")).get("status", {})
+    return " ".join(each["message"] for each in status.get("conditions", []))
+
+
+async def test_a_failing_download_says_why_at_its_first_failure(node: Node, release: Release, namespace: str):
+    """The Model tells the server's answer while the Job still has tries left, and is Ready once the server has the file."""
+    async with open_web(ADDRESS) as web:
+        await node.apply(namespace, model("tiny", f"{web.url}/tiny.gguf"))
+        with trio.fail_after(PATIENCE_SECONDS):
+            while "404" not in await told(node, namespace, "tiny"):
+                await trio.sleep(0.2)
+        assert len((await read(node, namespace, "pods"))["items"]) == 1
+        web.files["tiny.gguf"] = DEMO
+        await wait(node, namespace, "model/tiny", "jsonpath={.status.phase}=Ready", "240s")
+
+
+def claim(name: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+
+
+async def test_weights_on_a_claim_that_waits_for_its_first_pod_are_served(node: Node, release: Release, namespace: str):
+    """`pvc://` with WaitForFirstConsumer: the engine's pod binds the claim, and answers."""
+    folder = node.state / "volumes" / f"{namespace}-own"
+    folder.mkdir()
+    (folder / "model.gguf").write_bytes(DEMO)
+    await node.apply(
+        "default", volume(f"{namespace}-own", f"{STATE}/volumes/{folder.name}", claim="own", namespace=namespace)
+    )
+    await node.apply(namespace, claim("own"), model("tiny", "pvc://own/model.gguf"), service("tiny"))
+    await wait(node, namespace, "isvc/tiny", "condition=Available")
+    await node.kubectl("wait", "-n", namespace, "pvc/own", "--for=jsonpath={.status.phase}=Bound", "--timeout=1s")
+    inspected = condition(await read(node, namespace, "model/tiny"), "Inspected")
+    print(inspected)  # noqa: T201
