@@ -65,11 +65,11 @@ class Web:
 
 
 @asynccontextmanager
-async def open_web(address: str = "127.0.0.1", /, **files: bytes) -> AsyncIterator[Web]:
+async def open_web(address: str = "127.0.0.1", port: int = 0, /, **files: bytes) -> AsyncIterator[Web]:
     """Serve files by name, each as `NAME.gguf`, on an address of this machine."""
     web = Web("", {f"{name}.gguf": data for name, data in files.items()})
     async with trio.open_nursery() as nursery:
-        [listener] = await nursery.start(partial(trio.serve_tcp, web.serve, 0, host=address))
+        [listener] = await nursery.start(partial(trio.serve_tcp, web.serve, port, host=address))
         web.url = f"http://{address}:{listener.socket.getsockname()[1]}"
         yield web
         nursery.cancel_scope.cancel()

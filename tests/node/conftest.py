@@ -18,6 +18,8 @@ from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.resource import Key
+from node.build import lacking
+from node.images import images
 from node.needs import lacks
 from node.objects import volume
 from node.release import Release, opened
@@ -34,6 +36,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """A node that lives for the session; it is a process of its own, which holds on to our pipe."""
     if missing := lacks():
         pytest.fail("a node cannot run here: " + "; ".join(missing))
+    absent = [*lacking(), *(image.name for image in images() if not image.archive.is_file())]
+    if absent:
+        pytest.fail(f"a node needs {', '.join(absent)}: `make node` builds them")
     folder = tmp_path_factory.mktemp("node")
     command = [sys.executable, "-m", "node.keeper"]
     with subprocess.Popen(

@@ -43,6 +43,8 @@ VARIANTS = {"llmkube": "", "llmkube-llama": "llama"}
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 SHORT = 16
+KEPT = 4
+"""Archives of each image that stay: other trees on this machine use theirs."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ def build(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[Image, ...
             _build_pause(store, image, environ)
         else:
             _build_ours(store, image, VARIANTS[name], say)
-        for old in image.archive.parent.glob(f"{name}-{'?' * SHORT}.tar"):
-            if old != image.archive:
-                old.unlink()
+        made = sorted(image.archive.parent.glob(f"{name}-{'?' * SHORT}.tar"), key=lambda path: path.stat().st_mtime)
+        for old in made[:-KEPT]:
+            old.unlink()
         mebibytes = image.archive.stat().st_size / 2**20
         say(f"image {image.name}: {mebibytes:.0f} MiB, {time.monotonic() - start:.1f} s")
     return wanted

@@ -35,6 +35,9 @@ class Release:
     async def in_thread(self, *args: str) -> str:
         return await trio.to_thread.run_sync(functools.partial(self.helm, *args))
 
+    async def reinstall(self) -> None:
+        await trio.to_thread.run_sync(self.install)
+
     async def installed(self) -> bool:
         return "llmkube" in (await self.in_thread("list", "-n", NAMESPACE, "-q")).split()
 

@@ -63,9 +63,13 @@ class Node:
         """Run a command in a pod, and return what it printed."""
         return await self.kubectl("exec", "-n", namespace, pod, "--", *command, check=check)
 
+    def descendants(self) -> list[psutil.Process]:
+        """Return every process of the node and of the machines beside it."""
+        return psutil.Process(self.pid).children(recursive=True)
+
     def processes(self, name: str) -> list[psutil.Process]:
         """Return the processes of a program, by its file's name, wherever in the node they are."""
-        return [each for each in psutil.Process(self.pid).children(recursive=True) if _name(each) == name]
+        return [each for each in self.descendants() if _name(each) == name]
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the one process of a program of the node, which starts it again."""
@@ -75,7 +79,7 @@ class Node:
     def kill_in_pods(self, *words: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the one process whose command line has these words in it, one after the other."""
         text = " ".join(words)
-        (process,) = (each for each in psutil.Process(self.pid).children(recursive=True) if text in _line(each))
+        (process,) = (each for each in self.descendants() if text in _line(each))
         process.send_signal(number)
 
     @contextmanager

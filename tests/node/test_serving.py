@@ -57,10 +57,9 @@ async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Relea
 
 async def test_an_engine_that_takes_more_memory_than_it_may_is_told(node: Node, release: Release, namespace: str):
     """The kernel kills the engine at the Model's budget, and the status says so."""
-    await node.apply(namespace, model("tiny", hardware={"memoryBudget": "24Mi"}), service("tiny", resources={}))
+    await node.apply(namespace, model("tiny", hardware={"memoryBudget": "16Mi"}), service("tiny", resources={}))
     await wait(node, namespace, "isvc/tiny", "jsonpath={.status.phase}=Failed")
     available = condition(await read(node, namespace, "isvc/tiny"), "Available")
-    print(available)  # noqa: T201
     assert "OOMKilled" in available["message"] or available["reason"] == "OOMKilled"
 
 

@@ -1,0 +1,177 @@
+"""Macs beside the cluster: their agents join, pods are answered by their engines, and what breaks is mended."""
+
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from node.machines import Agent, slices
+from node.objects import pod
+from node.release import Release
+from node.running_node import Node
+from node.services import ANSWER, API, ASK, TRAFFIC, chat, model, read, wait
+from node.wiring import MACHINES
+
+pytestmark = pytest.mark.node
+
+PATIENCE_SECONDS = 90
+SLEEP = ("sleep", "900")
+KEY = "chat-key-of-a-client"
+URL = "http://demo:8080"
+
+
+def demo(**spec: Any):
+    extra = ["--threads=1", "--context-shift"]
+    wanted = {"modelRef": "demo", "contextSize": 1024, "parallelSlots": 2, "extraArgs": extra, **spec}
+    return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": "demo"}, "spec": wanted}
+
+
+@asynccontextmanager
+async def serving(
+    node: Node, namespace: str, *machines: str, secret: str = "", **spec: Any
+) -> AsyncIterator[list[Agent]]:
+    """Run an agent on each machine, have them serve the demo model, and a pod `asker` on the node."""
+    agents = [Agent(node, machine, namespace) for machine in machines]
+    async with trio.open_nursery() as nursery:
+        for agent in agents:
+            await agent.join(*(("--secret", secret) if secret else ()))
+        await node.apply(namespace, model("demo", hardware={"accelerator": "metal"}), demo(**spec), pod("asker", SLEEP))
+        stop = trio.Event()
+
+        async def run(agent: Agent, task_status: trio.TaskStatus[None]) -> None:
+            async with agent.running():
+                task_status.started()
+                await stop.wait()
+
+        for agent in agents:
+            await nursery.start(run, agent)
+        await wait(node, namespace, "isvc/demo", "condition=Available")
+        await wait(node, namespace, "pod/asker", "condition=Ready")
+        yield agents
+        stop.set()
+
+
+async def answered(node: Node, namespace: str, *, key: str = "", url: str = URL) -> None:
+    """Return when a pod gets the answer; an agent, an engine and kube-proxy may take their time."""
+    said = ""
+    with trio.move_on_after(PATIENCE_SECONDS):
+        while ANSWER not in said:
+            said = await chat(node, namespace, "asker", url, key=key)
+        return
+    raise AssertionError(said)
+
+
+async def traffic(node: Node, namespace: str, seconds: int, tokens: int = 100):
+    words = (URL, str(seconds), str(tokens), "2")
+    return json.loads(await node.execute(namespace, "asker", "python3", "-c", TRAFFIC, *words))
+
+
+async def test_a_pod_is_served_by_a_mac_and_a_stranger_on_the_wire_is_not(node: Node, release: Release, namespace: str):
+    """Through the Service's name and kube-proxy the pod gets an answer; the other machine gets 401 from the engine."""
+    async with serving(node, namespace, "mac"):
+        await answered(node, namespace)
+        (found,) = await slices(node, namespace, "demo")
+        assert found == (MACHINES["mac"], True)
+        port = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=demo"))["items"][0]["ports"][
+            0
+        ]
+        direct = f"http://{MACHINES['mac']}:{port['port']}"
+        assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
+
+
+async def test_a_service_with_a_secret_asks_every_pod_for_a_key(node: Node, release: Release, namespace: str):
+    """A pod without the key gets 401, one with it the answer."""
+    await node.kubectl("create", "secret", "generic", "keys", "-n", namespace, f"--from-literal=api-key={KEY}")
+    async with serving(node, namespace, "mac", secret="keys", apiKeySecretRef={"name": "keys"}):
+        await answered(node, namespace, key=KEY)
+        assert (await chat(node, namespace, "asker", URL)).startswith("401 ")
+        assert (await chat(node, namespace, "asker", URL, key="another")).startswith("401 ")
+
+
+@pytest.mark.parametrize("program", ["kube-apiserver", "kubelet", "kube-proxy", "agent", "engine"])
+async def test_what_is_killed_comes_back_and_the_pod_is_answered(
+    node: Node, release: Release, namespace: str, program: str
+):
+    """After SIGKILL the pod gets answers again; the ends of kubelet and kube-proxy cut none."""
+    async with serving(node, namespace, "mac") as [mac]:
+        await answered(node, namespace)
+        (engine,) = mac.processes("engine")
+        seen: list[Any] = []
+        async with trio.open_nursery() as nursery:
+
+            async def stream() -> None:
+                seen.append(await traffic(node, namespace, 12))
+
+            if program != "kube-apiserver":  # exec goes through it
+                nursery.start_soon(stream)
+                await trio.sleep(3)
+            if program in {"agent", "engine"}:
+                for each in mac.processes(program):
+                    each.kill()
+            else:
+                node.kill(program, signal.SIGKILL)
+        if program == "kube-apiserver":
+            await node.kubectl("wait", "-n", namespace, "isvc/demo", "--for=condition=Available", check=False)
+        print(program, seen)  # noqa: T201
+        if program == "agent":
+            async with mac.running():
+                await answered(node, namespace)
+                assert engine.is_running()  # it was found again
+        else:
+            await answered(node, namespace)
+            assert engine.is_running() == (program != "engine")
+        if program in {"kubelet", "kube-proxy"}:
+            assert seen[0]["broken"] == []
+
+
+async def test_a_cable_that_was_out_is_in_again(node: Node, release: Release, namespace: str):
+    """A Mac that was away for a while serves again, with the same engine."""
+    async with serving(node, namespace, "mac") as [mac]:
+        await answered(node, namespace)
+        (engine,) = mac.processes("engine")
+        await node.wire("mac", "down")
+        try:
+            assert ANSWER not in await chat(node, namespace, "asker", URL)
+            with trio.fail_after(PATIENCE_SECONDS):
+                while any(ready for _, ready in await slices(node, namespace, "demo")):
+                    await trio.sleep(0.5)
+        finally:
+            await node.wire("mac", "up")
+        await answered(node, namespace)
+        assert engine.is_running()
+
+
+async def test_two_macs_one_unplugged(node: Node, release: Release, namespace: str):
+    """Answers go on when one of two is unplugged; no request is lost once its endpoint is gone."""
+    async with serving(node, namespace, "mac", "mac2", replicas=2):
+        with trio.fail_after(PATIENCE_SECONDS):
+            while {address for address, ready in await slices(node, namespace, "demo") if ready} != set(
+                MACHINES.values()
+            ):
+                await trio.sleep(0.2)
+        await answered(node, namespace)
+        seen: list[Any] = []
+        async with trio.open_nursery() as nursery:
+
+            async def stream() -> None:
+                seen.append(await traffic(node, namespace, 70))
+
+            nursery.start_soon(stream)
+            await trio.sleep(5)
+            await node.wire("mac", "down")
+            began = trio.current_time()
+            try:
+                with trio.fail_after(PATIENCE_SECONDS):
+                    while (MACHINES["mac"], True) in await slices(node, namespace, "demo"):
+                        await trio.sleep(0.2)
+                gone = 5 + trio.current_time() - began
+            finally:
+                await node.wire("mac", "up")
+        print(f"endpoint gone after {gone - 5:.1f} s", seen)  # noqa: T201
+        (only,) = seen
+        assert only["whole"] > 20
+        assert [each for each in only["broken"] if each["at"] > gone + 2] == []
