@@ -1,4 +1,4 @@
-"""The Dockerfile's lines name what exists and keep what they promise; no container engine is here to build it."""
+"""The Dockerfile's lines name what exists and keep what they promise; `make node` builds it."""
 
 import os
 import re

@@ -65,7 +65,7 @@ class Node:
 
     def descendants(self) -> list[psutil.Process]:
         """Return every process of the node and of the machines beside it."""
-        return psutil.Process(self.pid).children(recursive=True)
+        return psutil.Process().children(recursive=True)  # who enters a namespace stays the child of who sent it there
 
     def processes(self, name: str) -> list[psutil.Process]:
         """Return the processes of a program, by its file's name, wherever in the node they are."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from node.images import reference
-from node.objects import SECURITY, Object
+from node.objects import Object
 from node.running_node import Node
 
 API = "inference.llmkube.dev/v1alpha1"
@@ -20,7 +20,7 @@ def model(name: str, source: str = "builtin://demo", **spec: Any) -> Object:
 
 
 def service(name: str, **spec: Any) -> Object:
-    """Return a service of the Model of its name, with the bundled engine of our own image."""
+    """Return a service of the Model of its name, with the bundled engine of our own image, as nobody."""
     engine = {
         "modelRef": name,
         "contextSize": 1024,
@@ -30,7 +30,6 @@ def service(name: str, **spec: Any) -> Object:
         "extraArgs": ["--threads=1"],
         "resources": {"cpu": "50m", "memory": "256Mi"},
         "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 65532},
-        "securityContext": {key: SECURITY[key] for key in ("allowPrivilegeEscalation", "capabilities")},
     }
     return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": name}, "spec": engine | spec}
 

@@ -1,10 +1,12 @@
 """A Model and its service in pods: fetched by a Job into a claim, served by a Deployment, asked through a Service."""
 
 import datetime
+from pathlib import Path
 
 import pytest
 import trio
 
+from node.metrics_stand_in import metrics_server
 from node.objects import pod
 from node.release import Release
 from node.running_node import Node
@@ -111,3 +113,15 @@ async def test_a_drained_node_gives_its_pods_away_unless_the_service_forbids_it(
         assert "would violate the pod's disruption budget" in said
     finally:
         await node.kubectl("uncordon", NODE)
+
+
+async def test_an_autoscaler_follows_the_load(node: Node, release: Release, namespace: str, tmp_path: Path):
+    """The HorizontalPodAutoscaler of a service adds pods while they are busy, and takes them away afterwards."""
+    metric = {"type": "Resource", "name": "cpu", "targetAverageUtilization": 50}
+    await serve(node, namespace, autoscaling={"minReplicas": 1, "maxReplicas": 3, "metrics": [metric]})
+    async with metrics_server(node, namespace, tmp_path) as metrics:
+        for cpu, replicas in (("500m", 3), ("1m", 1)):
+            metrics.cpu = cpu
+            with trio.fail_after(150):
+                while (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas") != replicas:
+                    await trio.sleep(0.5)
