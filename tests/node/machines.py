@@ -37,7 +37,7 @@ class Agent:
 
     @asynccontextmanager
     async def running(self, *more: str) -> AsyncIterator[None]:
-        """Run the agent; when the block ends it is told to stop, and everything of it is gone."""
+        """Run the agent; when the block ends it is told to stop, and waited for."""
         command = self.node.inside(
             *("env", "PYTHONDONTWRITEBYTECODE=1", f"LLMKUBE_LLAMA_SERVER={ENGINE}", str(LLMKUBE), "agent"),
             *("--kubeconfig", f"{self.folder}/host.kubeconfig", "--state-dir", self.folder),
@@ -50,8 +50,9 @@ class Agent:
                 yield
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + 60, shield=True):
-                    for each in (*self.processes("agent"), *self.processes("engine")):
-                        each.kill()
+                    # its engines and their proxies end with it, as it is told to stop
+                    for each in self.processes("agent"):
+                        each.terminate()
                     await process.wait()
 
     def processes(self, what: str) -> Sequence[psutil.Process]:
@@ -64,8 +65,11 @@ def _is(process: psutil.Process, what: str, folder: str) -> bool:
         words = process.cmdline()
     except psutil.Error:
         return False
-    agent = str(LLMKUBE) in words and "agent" in words
-    return folder in " ".join(words) and process.name() != "nsenter" and agent == (what == "agent")
+    if folder not in " ".join(words) or process.name() == "nsenter":
+        return False
+    if what == "agent":
+        return str(LLMKUBE) in words and "agent" in words
+    return str(ENGINE) in words and "--model" in words
 
 
 async def slices(node: Node, namespace: str, service: str) -> Sequence[tuple[str, bool]]:

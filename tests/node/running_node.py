@@ -79,7 +79,7 @@ class Node:
     def kill_in_pods(self, *words: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to the one process whose command line has these words in it, one after the other."""
         text = " ".join(words)
-        (process,) = (each for each in self.descendants() if text in _line(each))
+        (process,) = (each for each in self.descendants() if text in line_of(each))
         process.send_signal(number)
 
     @contextmanager
@@ -103,7 +103,8 @@ def _name(process: psutil.Process) -> str:
         return ""
 
 
-def _line(process: psutil.Process) -> str:
+def line_of(process: psutil.Process) -> str:
+    """Return a process's command line; empty when it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

@@ -10,7 +10,7 @@ import llmkube
 from e2e.web import open_web
 from node.objects import Object, volume
 from node.release import Release
-from node.running_node import Node
+from node.running_node import Node, line_of
 from node.services import model, read, service, wait
 from node.wiring import ADDRESS, STATE
 
@@ -37,8 +37,13 @@ async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Releas
             while not await fetched_bytes(node, namespace) > len(PADDED) // 3:
                 await trio.sleep(0.2)
         web.held.clear()
+        fetching = [each for each in node.descendants() if " fetch --to " in line_of(each)]
+        assert fetching
         (name,) = [each["metadata"]["name"] for each in (await read(node, namespace, "pods"))["items"]]
         await node.kubectl("delete", "-n", namespace, f"pod/{name}", "--grace-period=0", "--force")
+        with trio.fail_after(PATIENCE_SECONDS):  # the object goes first, and the container a moment later
+            while any(each.is_running() for each in fetching):
+                await trio.sleep(0.1)
         web.go_on.set()
         await wait(node, namespace, "model/big", "jsonpath={.status.phase}=Ready")
         assert (await read(node, namespace, "model/big"))["status"]["sha256"] == digest(PADDED)
@@ -80,9 +85,11 @@ async def told(node: Node, namespace: str, name: str) -> str:
 async def test_a_failing_download_says_why_at_its_first_failure(node: Node, release: Release, namespace: str):
     """The Model tells that nothing answers while its first pod still tries, and is Ready once a server is there."""
     await node.apply(namespace, model("tiny", f"http://{ADDRESS}:{PORT}/tiny.gguf"))
-    with trio.fail_after(PATIENCE_SECONDS):
-        while "refused" not in await told(node, namespace, "tiny"):
-            await trio.sleep(0.2)
+    said = ""
+    with trio.move_on_after(PATIENCE_SECONDS):
+        while "refused" not in said:
+            said = await told(node, namespace, "tiny")
+    assert "refused" in said
     phase = (await read(node, namespace, "model/tiny"))["status"]["phase"]
     assert (phase, len((await read(node, namespace, "pods"))["items"])) == ("Downloading", 1)
     async with open_web(ADDRESS, PORT, tiny=DEMO):

@@ -158,7 +158,7 @@ async def test_two_macs_one_unplugged(node: Node, release: Release, namespace: s
         async with trio.open_nursery() as nursery:
 
             async def stream() -> None:
-                seen.append(await traffic(node, namespace, 70))
+                seen.append(await traffic(node, namespace, 40))
 
             nursery.start_soon(stream)
             await trio.sleep(5)
