@@ -99,9 +99,9 @@ def test_the_last_stage_installs_nothing_but_what_llama_cpp_needs():
     """Without EXTRAS it runs no command at all: what it has comes from the base image and from the first stage."""
     (run,) = [rest for word, rest in last_stage() if word == "RUN"]
     assert run.startswith('if [ "${EXTRAS}" = llama ]; then')
-    assert run.endswith("; fi")
+    assert run.endswith(" fi")
     assert [word for word, _ in last_stage()].count("COPY") == 1
-    assert re.findall(r"install --yes --no-install-recommends ([^&;]*?) *&&", run) == ["libgomp1"]
+    assert re.findall(r"--no-install-recommends (.+?) +&&", run) == ["libgomp1"]
 
 
 def test_the_entry_point_is_a_script_of_the_package():

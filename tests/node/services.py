@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from node.images import reference
 from node.objects import Object
 from node.running_node import Node
@@ -36,7 +38,11 @@ def service(name: str, **spec: Any) -> Object:
 
 async def wait(node: Node, namespace: str, what: str, condition: str, patience: str = PATIENCE) -> None:
     """Return when `kubectl wait` sees it; what the object and its pods look like otherwise is in the error."""
-    said = await node.kubectl("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}", check=False)
+    wanted = ("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}")
+    said = await node.kubectl(*wanted, check=False)
+    while "refused" in said or "not found" in said or "unexpected EOF" in said:  # while the API server starts again
+        await trio.sleep(0.2)
+        said = await node.kubectl(*wanted, check=False)
     if "condition met" not in said:
         shown = await node.kubectl("get", "-n", namespace, what, "-o", "yaml", check=False)
         pods = await node.kubectl("get", "-n", namespace, "pods,jobs,pvc", "-o", "wide", check=False)
