@@ -14,6 +14,7 @@ from node.running_node import Node
 API = "inference.llmkube.dev/v1alpha1"
 ANSWER = "LLMKube turns serving a language model into a Kubernetes object"
 PATIENCE = "120s"
+START_SECONDS = 60.0
 TRAFFIC = Path(__file__).with_name("traffic.py").read_text()
 
 
@@ -40,9 +41,10 @@ async def wait(node: Node, namespace: str, what: str, condition: str, patience: 
     """Return when `kubectl wait` sees it; what the object and its pods look like otherwise is in the error."""
     wanted = ("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}")
     said = await node.kubectl(*wanted, check=False)
-    while "refused" in said or "not found" in said or "unexpected EOF" in said:  # while the API server starts again
-        await trio.sleep(0.2)
-        said = await node.kubectl(*wanted, check=False)
+    with trio.move_on_after(START_SECONDS):  # the API server may have been killed, or the object is about to be made
+        while "refused" in said or "not found" in said:
+            await trio.sleep(0.2)
+            said = await node.kubectl(*wanted, check=False)
     if "condition met" not in said:
         shown = await node.kubectl("get", "-n", namespace, what, "-o", "yaml", check=False)
         pods = await node.kubectl("get", "-n", namespace, "pods,jobs,pvc", "-o", "wide", check=False)
