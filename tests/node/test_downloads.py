@@ -35,7 +35,9 @@ async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Releas
         web.held.add("big.gguf")
         await node.apply(namespace, model("big", f"{web.url}/big.gguf", sha256=digest(PADDED)))
         with trio.fail_after(PATIENCE_SECONDS):
-            while not await kept_bytes(node, namespace):
+            while True:
+                if await kept_bytes(node, namespace):
+                    break
                 await trio.sleep(0.2)
         web.held.clear()
         fetching = [each for each in node.descendants() if " fetch --to " in line_of(each)]
@@ -43,7 +45,9 @@ async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Releas
         (name,) = [each["metadata"]["name"] for each in (await read(node, namespace, "pods"))["items"]]
         await node.kubectl("delete", "-n", namespace, f"pod/{name}", "--grace-period=0", "--force")
         with trio.fail_after(PATIENCE_SECONDS):  # the object goes first, and the container a moment later
-            while any(each.is_running() for each in fetching):
+            while True:
+                if not any(each.is_running() for each in fetching):
+                    break
                 await trio.sleep(0.1)
         web.go_on.set()
         await wait(node, namespace, "model/big", "jsonpath={.status.phase}=Ready")
@@ -74,7 +78,9 @@ async def test_a_full_volume_is_told_as_such(node: Node, release: Release, names
     async with open_web(ADDRESS, big=PADDED) as web:
         await node.apply(namespace, model("big", f"{web.url}/big.gguf"))
         with trio.fail_after(PATIENCE_SECONDS):
-            while "space" not in await told(node, namespace, "big"):
+            while True:
+                if "space" in await told(node, namespace, "big"):
+                    break
                 await trio.sleep(0.2)
 
 
