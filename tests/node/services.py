@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from node.images import reference
 from node.objects import Object
 from node.running_node import Node
@@ -12,6 +14,7 @@ from node.running_node import Node
 API = "inference.llmkube.dev/v1alpha1"
 ANSWER = "LLMKube turns serving a language model into a Kubernetes object"
 PATIENCE = "120s"
+START_SECONDS = 60.0
 TRAFFIC = Path(__file__).with_name("traffic.py").read_text()
 
 
@@ -36,7 +39,12 @@ def service(name: str, **spec: Any) -> Object:
 
 async def wait(node: Node, namespace: str, what: str, condition: str, patience: str = PATIENCE) -> None:
     """Return when `kubectl wait` sees it; what the object and its pods look like otherwise is in the error."""
-    said = await node.kubectl("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}", check=False)
+    wanted = ("wait", "-n", namespace, what, f"--for={condition}", f"--timeout={patience}")
+    said = await node.kubectl(*wanted, check=False)
+    with trio.move_on_after(START_SECONDS):  # the API server may have been killed, or the object is about to be made
+        while "refused" in said or "not found" in said:
+            await trio.sleep(0.2)
+            said = await node.kubectl(*wanted, check=False)
     if "condition met" not in said:
         shown = await node.kubectl("get", "-n", namespace, what, "-o", "yaml", check=False)
         pods = await node.kubectl("get", "-n", namespace, "pods,jobs,pvc", "-o", "wide", check=False)

@@ -55,10 +55,14 @@ async def _open_machine(nursery: trio.Nursery, name: str) -> int:
     process = await trio.lowlevel.open_process(["unshare", *spaces, *reaper], stdin=subprocess.DEVNULL)
     nursery.start_soon(process.wait)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := children.read_text().split()):
+    while True:
+        if found := children.read_text().split():
+            break
         await trio.sleep(0.01)
     # unshare mounts /proc after the fork: from then on the machine is what it will be
-    while Path(f"/proc/{found[0]}/comm").read_text() == Path(f"/proc/{process.pid}/comm").read_text():
+    while True:
+        if Path(f"/proc/{found[0]}/comm").read_text() != Path(f"/proc/{process.pid}/comm").read_text():
+            break
         await trio.sleep(0.01)
     await run("nsenter", "--target", found[0], "--uts", "hostname", name)
     return int(found[0])
@@ -94,7 +98,9 @@ async def _keep(program: Program) -> None:
 
 async def _answers(*command: str) -> None:
     """Return once a command succeeds."""
-    while (await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)).returncode:
+    while True:
+        if not (await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)).returncode:
+            break
         await trio.sleep(0.1)
 
 

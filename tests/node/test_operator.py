@@ -47,20 +47,25 @@ async def test_two_operators_hand_over(node: Node, release: Release, namespace: 
     try:
         await node.kubectl("rollout", "status", "-n", NAMESPACE, "deployment/llmkube-controller", "--timeout=120s")
         with trio.fail_after(PATIENCE_SECONDS):
-            while not (first := await holder(node)):
+            while True:
+                if first := await holder(node):
+                    break
                 await trio.sleep(0.1)
         (leader,) = [name for name in await pods(node) if name in first]
         lease = await read(node, NAMESPACE, LEASE)
         began = trio.current_time()
         await node.kubectl("delete", "-n", NAMESPACE, f"pod/{leader}", "--wait=false")
         with trio.fail_after(lease["spec"]["leaseDurationSeconds"] - 1):
-            while await holder(node) in {first, ""}:
+            while True:
+                if await holder(node) not in {first, ""}:
+                    break
                 await trio.sleep(0.1)
         print(f"handed over after {trio.current_time() - began:.1f} s")  # noqa: T201
         await node.apply(namespace, model("later"))
         await wait(node, namespace, "model/later", "jsonpath={.status.phase}=Ready")
     finally:
-        await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=1")
+        with trio.move_on_after(30, shield=True):
+            await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=1")
 
 
 async def test_helm_test_says_that_the_release_works(node: Node, release: Release):

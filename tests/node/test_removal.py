@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
+import trio
 
 from charts.helm_runs import NAMESPACE
 from node.release import VALUES, Release
@@ -62,4 +63,5 @@ async def test_a_namespace_goes_without_an_operator(node: Node, release: Release
     try:
         await node.kubectl("delete", "namespace", f"{namespace}-gone", "--timeout=60s")
     finally:
-        await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=1")
+        with trio.move_on_after(30, shield=True):
+            await node.kubectl("scale", "-n", NAMESPACE, "deployment/llmkube-controller", "--replicas=1")

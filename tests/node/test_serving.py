@@ -32,7 +32,9 @@ async def test_a_pod_gets_an_answer_by_the_services_name(node: Node, release: Re
     """Model, Job, claim, Deployment, Service: an answer comes through the Service's DNS name from another pod."""
     url = await serve(node, namespace)
     with trio.fail_after(30):
-        while ANSWER not in (said := await chat(node, namespace, "asker", url)):
+        while True:
+            if ANSWER in (said := await chat(node, namespace, "asker", url)):
+                break
             await trio.sleep(0.2)
     assert said.startswith("200 ")
     assert ANSWER in await chat(node, namespace, "asker", f"http://tiny.{namespace}.svc.cluster.local:8080")
@@ -82,10 +84,14 @@ async def test_the_scale_subresource_adds_and_removes_pods(node: Node, release: 
         await node.kubectl("scale", "-n", namespace, "isvc/tiny", f"--replicas={replicas}")
         await wait(node, namespace, "deployment/tiny", f"jsonpath={{.spec.replicas}}={replicas}")
         with trio.fail_after(120):
-            while (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas", 0) != replicas:
+            while True:
+                if (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas", 0) == replicas:
+                    break
                 await trio.sleep(0.2)
     with trio.fail_after(30):
-        while ANSWER not in await chat(node, namespace, "asker", url):
+        while True:
+            if ANSWER in await chat(node, namespace, "asker", url):
+                break
             await trio.sleep(0.2)
 
 
@@ -120,7 +126,8 @@ async def test_a_drained_node_gives_its_pods_away_unless_the_service_forbids_it(
         said = await node.kubectl(*drain[:-1], "--timeout=10s", check=False)
         assert "would violate the pod's disruption budget" in said
     finally:
-        await node.kubectl("uncordon", NODE)
+        with trio.move_on_after(30, shield=True):
+            await node.kubectl("uncordon", NODE)
 
 
 async def test_an_autoscaler_follows_the_load(node: Node, release: Release, namespace: str, tmp_path: Path):
@@ -131,5 +138,7 @@ async def test_an_autoscaler_follows_the_load(node: Node, release: Release, name
         for cpu, replicas in (("500m", 3), ("1m", 1)):
             metrics.cpu = cpu
             with trio.fail_after(150):
-                while (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas") != replicas:
+                while True:
+                    if (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas") == replicas:
+                        break
                     await trio.sleep(0.5)

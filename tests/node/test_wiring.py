@@ -43,12 +43,16 @@ async def test_a_pod_reaches_a_machine_on_the_wire_by_the_name_of_a_service(node
             return await node.execute(namespace, "one", "python3", "-c", ASK, "http://mac:8080/name", check=False)
 
         with trio.fail_after(PATIENCE_SECONDS):
-            while await asked() != "mac\n":
+            while True:
+                if await asked() == "mac\n":
+                    break
                 await trio.sleep(0.2)
             await node.wire("mac", "down")
             assert "Error" in await asked()
             await node.wire("mac", "up")
-            while await asked() != "mac\n":
+            while True:
+                if await asked() == "mac\n":
+                    break
                 await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
 
