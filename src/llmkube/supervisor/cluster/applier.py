@@ -62,6 +62,7 @@ class _Record:
     is_refused: bool = False
     again: bool = False  # it is to be written once more, although it is answered
     is_last: bool = False  # forgotten once it is answered
+    is_alone: bool = False  # a slice beside which no earlier agent's stands any more
 
     @property
     def is_pending(self) -> bool:
@@ -82,10 +83,11 @@ class Applier:
     _queue: WorkQueue[Slot] = attrs.field(init=False)
     _records: dict[Slot, _Record] = attrs.field(factory=dict, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _alone: set[Slot] = attrs.field(factory=set, init=False)  # slices beside which no earlier agent's stands
+    _succeeding: WorkQueue[Slot] = attrs.field(init=False)  # slices that take the place of an earlier agent's
 
     def __attrs_post_init__(self) -> None:
         self._queue = WorkQueue(self.rng, RETRY, _is_urgent)
+        self._succeeding = WorkQueue(self.rng, RETRY)
 
     def apply_nowait(self, slot: Slot, manifest: dict[str, Any], *, followed: bool = False) -> None:
         """Have a manifest applied; the same one again costs no request.
@@ -138,7 +140,11 @@ class Applier:
 
     async def run(self, client: Client, *, field_manager: str) -> None:
         """Never return: write what is new, one write per slot at a time, failed ones again with back-off."""
-        await run_workers(self._queue, partial(self._send, client, field_manager), workers=WORKERS)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                partial(run_workers, self._queue, partial(self._send, client, field_manager), workers=WORKERS)
+            )
+            nursery.start_soon(partial(run_workers, self._succeeding, partial(self._succeed, client), workers=1))
 
     async def run_resync(self, client: Client, *, every_seconds: float, namespace: str | None = None) -> None:
         """Never return: find at a slow, fixed pace what other writers have removed or changed, and apply it again.
@@ -217,6 +223,8 @@ class Applier:
         """Take in what the server has answered, and forget the slot if that was the last write."""
         record.answered = wanted
         self._tell(slot, record, wanted, refused)
+        if refused is None and not record.is_alone and _is_followed(slot, wanted.manifest):
+            self._succeeding.add_nowait(slot)
         is_last = record.is_last or (wanted.manifest is None and refused is None)
         if is_last and not record.is_pending:
             self.forget(slot)
@@ -245,10 +253,20 @@ class Applier:
         applied = await client.apply(
             slot.kind, wanted.manifest, field_manager=field_manager, subresource=slot.subresource
         )
-        if slot not in self._alone and _is_followed(slot, wanted.manifest):
-            await clear_endpoints(client, slot.key.namespace, wanted.manifest["metadata"]["labels"][SERVICE_NAME_LABEL])
-            self._alone.add(slot)
         return applied.metadata.resource_version
+
+    async def _succeed(self, client: Client, slot: Slot) -> None:
+        """Clear what an earlier agent has published; no write of the slice, such as its withdrawal, waits for this."""
+        record = self._records.get(slot)
+        if record is None or record.is_alone or record.wanted.manifest is None:
+            return
+        labels = record.wanted.manifest["metadata"]["labels"]
+        try:
+            with trio.fail_after(WRITE_SECONDS):
+                await clear_endpoints(client, slot.key.namespace, labels[SERVICE_NAME_LABEL])
+        except trio.TooSlowError as slow:
+            raise WorldError(f"no answer in {WRITE_SECONDS:g} s about what stands beside {slot}") from slow
+        record.is_alone = True
 
     def _tell(self, slot: Slot, record: _Record, wanted: _Wanted, refused: UserError | None) -> None:
         """Report that an object is not published, and why; and when it is."""
@@ -301,7 +319,7 @@ def _can_be_adopted(slot: Slot, stands: Object, wanted: _Wanted) -> bool:
     return names_service(stands.metadata, wanted.manifest["metadata"]["ownerReferences"][0]["name"])
 
 
-def _is_followed(slot: Slot, manifest: Mapping[str, Any]) -> bool:
+def _is_followed(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
     """Whether a slice leads clients to an engine that answers."""
-    ends = manifest.get("endpoints", ())
+    ends = (manifest or {}).get("endpoints", ())
     return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in ends)
