@@ -67,7 +67,7 @@ async def test_a_draft_by_path_is_held_to_the_rules_for_files(autojump_clock):
         await trio.sleep(120)
         _, reason, message = await world.condition("UpToDate")
         assert reason == "SourceNotAllowed"
-        assert message.startswith("the draft model: ")
+        assert message.startswith("the newest spec was refused (the draft model: ")
         assert "--allow-local-sources" in message
         assert len(world.machine.spawned) == 1
         await world.apply(extraArgs=["--spec-draft-model", "/models/d.gguf", "--spec-type", "draft-simple"])

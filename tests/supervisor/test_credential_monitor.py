@@ -121,6 +121,6 @@ def test_a_credential_that_still_counts_is_told_with_its_end():
     ends = datetime.datetime(2026, 1, 8, 12, tzinfo=datetime.UTC).timestamp()
     told = HostCredential(CredentialState.NOT_RENEWED, "not renewed", "llmkube agent join", ends).advice
     assert "until 2026-01-08 12:00 UTC" in told
-    assert told.endswith("should it end, an administrator of the cluster runs: llmkube agent join")
+    assert told.endswith("if it ends, an administrator of the cluster runs: llmkube agent join")
     assert "renews what the agent's kubeconfig names" in HostCredential(CredentialState.REFUSED, "refused").advice
     assert HostCredential(expires_at=ends).advice == ""

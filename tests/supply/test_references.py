@@ -9,7 +9,7 @@ IMAGE = re.compile(r"(?:[\w-]+\.)+(?:io|com|org)(?::\d+)?/[\w./-]*llmkube[\w./-]
 PACKAGE = re.compile(
     r"(?:pipx?|uv pip|uv tool) install\s+(?:-\S+\s+)*['\"]?(llmkube(?:-metal-agent)?)(?![\w/-])", re.IGNORECASE
 )
-CHART = re.compile(r"helm repo add \w+ (\S+)|oci://(\w\S+)")
+CHART = re.compile(r"helm repo add \w+ (\S+)|oci://(\w\S*(?:llmkube|chart)\S*)")
 OTHERS = re.compile("defilan" + "tech", re.IGNORECASE)  # the organisation of the project that this one was made after
 
 OURS = re.compile(r"(?:[\w-]+\.)*example\.(?:com|org)(?::\d+)?/|127\.0\.0\.1|\{|\$|REGISTRY")

@@ -1,6 +1,6 @@
 """What will be otherwise for objects that the Go implementation serves now, and how each of them stays as it is. Pure.
 
-Facts of version 0.9.19 and of its chart: https://github.com/defilantech/LLMKube.
+Facts of its version 0.9.19 and of that version's chart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -23,7 +23,10 @@ def told() -> str:
     versions = released(_asked())
     newest = max(versions, key=as_numbers, default="")
     if newest and as_numbers(newest) > as_numbers(__version__):
-        return f"{newest} is there: pipx upgrade llmkube, uv tool upgrade llmkube, or pip install --upgrade llmkube"
+        return (
+            f"the index has {newest} of a package named llmkube; this project publishes none itself so far: see whose it "
+            "is, and upgrade the way you have installed this one"
+        )
     return "no newer release is in the index that pip is set to"
 
 
