@@ -27,6 +27,7 @@ from llmkube.controller import rights as controller_rights
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Secret, Service, ServiceAccount
 from llmkube.k8s.client import open_client
+from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
@@ -376,17 +377,15 @@ async def test_s2_s8_dev_reaches_no_secret_no_file_and_no_name_through_a_host(as
                 await apply(dev, tmp_path, {"digest": "/etc/passwd", "missing": "/etc/none"})
                 refusals = {(await fetched(admin, each, "SourceNotAllowed")).message for each in ("digest", "missing")}
                 assert len({each.replace("/etc/none", "/etc/passwd") for each in refusals}) == 1
-                named = {"metadata": {"name": "secret", "namespace": "default"}}
-                source = {"source": "https://hub.example/m.gguf", "sourceSecretRef": {"name": "admin"}}
-                spec = {**source, "hardware": {"accelerator": "cpu"}}
-                await dev.apply(Model, {**named, "spec": spec}, field_manager="dev")
-                await dev.apply(InferenceService, {**named, "spec": {"modelRef": "secret"}}, field_manager="dev")
                 # a Secret of the namespace that the administrator has not named to the host
+                demo = {"source": "builtin://demo", "hardware": {"accelerator": "cpu"}}
+                named = {"metadata": {"name": "secret", "namespace": "default"}}
+                await dev.apply(Model, {**named, "spec": demo}, field_manager="dev")
+                spec = {"modelRef": "secret", "apiKeySecretRef": {"name": "admin", "key": "HF_TOKEN"}}
+                await dev.apply(InferenceService, {**named, "spec": spec}, field_manager="dev")
                 await eventually(
-                    lambda: admin.get(Model, Key("default", "secret")),
-                    lambda model: any(
-                        each.type == "Fetched" and "may not read" in each.message for each in model.status.conditions
-                    ),
+                    lambda: admin.get(InferenceService, Key("default", "secret")),
+                    lambda service: "the agent may not read Secret admin" in json.dumps(encode(service)),
                 )
                 piece = {
                     "metadata": {
