@@ -176,7 +176,7 @@ class _Talk:
         _note(finish_reason)
 
     def _answer(self, way: Way, question: str, answer: "_Printer") -> tuple[str, int]:
-        """Ask, with as much of what was said before as the context holds; return why it ended, and what was left out."""
+        """Ask, with as much of what was said before as the context holds; return why it ended, and what was cut."""
         dropped = 0
         while True:
             body = self.conversation.body(way.model_id, question)
