@@ -311,7 +311,7 @@ async def test_s2_no_lease_of_another(client, crds, namespace, real_kubeconfig):
             )
         moved = site.claim("box")
         moved["metadata"]["annotations"][f"{GROUP}/slot"] = "1"
-        await refused(moved, "stays one of the same replica")
+        await refused(moved, "stays with its service and replica")
         await site.apply(site.box, "leases", site.claim("box"))
         await site.mini.delete(Lease, Key(site.system, site.claim("")["metadata"]["name"]))
 
