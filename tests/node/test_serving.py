@@ -109,18 +109,18 @@ async def test_a_drained_node_gives_its_pods_away_unless_the_service_forbids_it(
     node: Node, release: Release, namespace: str
 ):
     """`kubectl drain` ends a service's pods, and they come back on a node that takes some; protected ones stay."""
-    await serve(node, namespace)
-    drain = ("drain", NODE, "--pod-selector=app=tiny", "--delete-emptydir-data", "--timeout=60s")
+    await serve(node, namespace, "drained")  # a drain goes by labels, over all namespaces
+    drain = ("drain", NODE, "--pod-selector=app=drained", "--delete-emptydir-data", "--timeout=60s")
     try:
         await node.kubectl(*drain)
-        await wait(node, namespace, "isvc/tiny", "condition=Available=False")
+        await wait(node, namespace, "isvc/drained", "condition=Available=False")
         await node.kubectl("uncordon", NODE)
-        await wait(node, namespace, "isvc/tiny", "condition=Available")
+        await wait(node, namespace, "isvc/drained", "condition=Available")
         always = '{"spec": {"disruption": {"protectAlways": true}}}'
-        await node.kubectl("patch", "-n", namespace, "isvc/tiny", "--type=merge", "-p", always)
-        await wait(node, namespace, "pdb/tiny", "create")
-        await wait(node, namespace, "pdb/tiny", "jsonpath={.status.disruptionsAllowed}=0")
-        await wait(node, namespace, "isvc/tiny", "condition=Available")
+        await node.kubectl("patch", "-n", namespace, "isvc/drained", "--type=merge", "-p", always)
+        await wait(node, namespace, "pdb/drained", "create")
+        await wait(node, namespace, "pdb/drained", "jsonpath={.status.disruptionsAllowed}=0")
+        await wait(node, namespace, "isvc/drained", "condition=Available")
         said = await node.kubectl(*drain[:-1], "--timeout=10s", check=False)
         assert "would violate the pod's disruption budget" in said
     finally:
