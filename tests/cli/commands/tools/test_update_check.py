@@ -19,7 +19,9 @@ def test_releases_follow_each_other_by_number():
     assert released("nothing") == []
 
 
-@pytest.mark.parametrize(("newest", "words"), [("99.0", "the index has 99.0 of a package named llmkube; "), ("0.0.1", "no newer release")])
+@pytest.mark.parametrize(
+    ("newest", "words"), [("99.0", "the index has 99.0 of a package named llmkube; "), ("0.0.1", "no newer release")]
+)
 def test_a_newer_release_is_told_with_how_to_get_it(monkeypatch, newest, words):
     """What the index has decides; only --check asks it."""
     monkeypatch.setattr(update_check, "_asked", lambda: f"Available versions: {newest}\n")

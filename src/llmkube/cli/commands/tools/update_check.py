@@ -24,8 +24,8 @@ def told() -> str:
     newest = max(versions, key=as_numbers, default="")
     if newest and as_numbers(newest) > as_numbers(__version__):
         return (
-            f"the index has {newest} of a package named llmkube; this project publishes none itself so far: see whose it "
-            "is, and upgrade the way you have installed this one"
+            f"the index has {newest} of a package named llmkube; this project publishes none itself so far: see whose "
+            "it is, and upgrade the way you have installed this one"
         )
     return "no newer release is in the index that pip is set to"
 
