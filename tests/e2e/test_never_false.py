@@ -26,7 +26,7 @@ async def settled(run, words, *command):
     """Return the output of a command as soon as it has these words, however they are aligned."""
     out = ""
     with trio.move_on_after(60):
-        while words not in " ".join((out := (await run(*command))[1]).split()):
+        while words not in " ".join((out := (await run(*command))[1]).split()):  # noqa: ASYNC110 - programs are asked from outside
             await trio.sleep(0.2)
     assert words in " ".join(out.split()), out
     return out

@@ -67,7 +67,7 @@ async def test_what_an_engine_does_not_say_is_left_out(nursery):
             (model,) = await ModelList(Directory(e=Backend("h", 1, "e", mode="embedding")), client, 7).all()
         assert (model["capabilities"], model["status"], "meta" in model) == (["embedding"], {"value": "loaded"}, False)
 
-    async def nothing(host, port):
+    async def nothing(host, port):  # noqa: ASYNC124 - stands in for one that dials
         raise ConnectionRefusedError(111, "Connection refused")
 
     async with open_http_client(nothing) as client:
