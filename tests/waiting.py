@@ -1,4 +1,4 @@
-"""Wait for a fact about the real world that offers no event; the deadline is the caller's."""
+"""Wait for a fact about the real world that offers no event; a caller may have a nearer deadline."""
 
 from collections.abc import Callable
 
@@ -6,8 +6,13 @@ import trio
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Return once the condition holds; it is looked at often, and less often while it does not."""
+    """Return once the condition holds; it is looked at often, and less often while it does not.
+
+    Raises:
+        trio.TooSlowError: It does not hold after five minutes: a test that waits for what cannot be ends.
+    """
     pause = 0.01
-    while not condition():
-        await trio.sleep(pause)
-        pause = min(pause * 1.2, 0.1)
+    with trio.fail_after(300):
+        while not condition():
+            await trio.sleep(pause)
+            pause = min(pause * 1.2, 0.1)

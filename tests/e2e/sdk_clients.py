@@ -47,8 +47,8 @@ def of_openai():
         "unknown": failure(create, model="gone", messages=ASK),
         "stopped": failure(create, model="off", messages=ASK),
         "wrong mode": failure(client.with_options(max_retries=0).embeddings.create, model="demo", input="x"),
-        "timeout": failure(client.with_options(timeout=0.001, max_retries=0).chat.completions.create,
-                           model="demo", messages=ASK),
+        "timeout": failure(client.with_options(timeout=0.2, max_retries=0).chat.completions.create,
+                           model="slow", messages=ASK),
         "audio": failure(client.with_options(max_retries=0).audio.transcriptions.create,
                          model="demo", file=("a.wav", b"RIFF")),
     }  # fmt: skip
@@ -68,7 +68,9 @@ def of_anthropic():
         "tokens": client.messages.count_tokens(model="demo", messages=ASK).input_tokens > 0,
         "unknown": failure(client.messages.create, **asked | {"model": "gone"}),
         "stopped": failure(client.messages.create, **asked | {"model": "off"}),
-        "timeout": failure(client.with_options(timeout=0.001, max_retries=0).messages.create, **asked),
+        "timeout": failure(
+            client.with_options(timeout=0.2, max_retries=0).messages.create, **asked | {"model": "slow"}
+        ),
     }
 
 
@@ -83,7 +85,7 @@ def of_litellm():
         "tools": [called.function.name, json.loads(called.function.arguments)],
         "unknown": failure(litellm.completion, **asked | {"model": "openai/gone"}),
         "stopped": failure(litellm.completion, **asked | {"model": "openai/off"}),
-        "timeout": failure(litellm.completion, **asked, timeout=0.001, num_retries=0),
+        "timeout": failure(litellm.completion, **asked | {"model": "openai/slow"}, timeout=0.2, num_retries=0),
     }
 
 
@@ -98,7 +100,7 @@ def of_langchain():
         "unknown": failure(ChatOpenAI(model="gone", base_url=BASE, api_key="none").invoke, QUESTION),
         "stopped": failure(ChatOpenAI(model="off", base_url=BASE, api_key="none").invoke, QUESTION),
         "timeout": failure(
-            ChatOpenAI(model="demo", base_url=BASE, api_key="none", timeout=0.001, max_retries=0).invoke, QUESTION
+            ChatOpenAI(model="slow", base_url=BASE, api_key="none", timeout=0.2, max_retries=0).invoke, QUESTION
         ),
     }
 

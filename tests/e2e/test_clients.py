@@ -104,6 +104,8 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
 
         async def front(exchange):
             asked.append((exchange.head.path, b'"off"' in exchange.body))
+            if b'"slow"' in exchange.body:
+                await trio.sleep_forever()  # until its client has given up
             if b'"tools"' in exchange.body and b"weather" in exchange.body:
                 await tools(exchange)
             else:

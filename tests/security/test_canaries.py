@@ -146,8 +146,8 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
             await cluster.wait_ready()
             said += await ask_with_keys(await engine_url(cluster), FIRST, WRONG)
             await put_keys(cluster.client, THIRD)  # and at once, not at the next look: the service is edited as well
-            await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 1024}})
-            await until(lambda: ["1024" in command_line(each) for each in engines_in(state)] == [True])
+            await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 256}})
+            await until(lambda: ["256" in command_line(each) for each in engines_in(state)] == [True])
             await eventually(lambda: ask_with_keys(None, THIRD, cluster=cluster), lambda found: "choices" in found[0])
             cluster.engine().send_signal(signal.SIGABRT)
             await eventually(lambda: ask_with_keys(None, THIRD, cluster=cluster), lambda found: "choices" in found[0])
@@ -156,7 +156,7 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
             await killed.process.wait()
             async with cluster.open_agent(address, "--port", probe) as agent:
                 await put_keys(cluster.client, f"{FIRST} spoilt")
-                await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 2048}})
+                await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 384}})
                 await cluster.wait_service(lambda service: "APIKeysUnavailable" in str(encode(service)))
                 await cluster.client.patch(InferenceService, SERVED, {"spec": {"extraArgs": ["--api-key", FIRST]}})
                 await cluster.wait_service(lambda service: "Accepted" in refused(service))

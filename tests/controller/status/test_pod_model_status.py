@@ -115,7 +115,7 @@ def test_what_was_fetched_is_told():
     key = cache_key(cluster_model().spec)
     assert status["path"] == f"/models/{key}/model.gguf"
     assert (status["cacheKey"], status["size"], status["sha256"]) == (key, "4.5 GiB", SHA)
-    assert status["gguf"] == {"architecture": "llama", "quantization": "Q4_K_M", "contextLength": 4096}
+    assert status["gguf"] == {"architecture": "llama", "quantization": "Q4_K_M", "contextLength": 131072}
 
 
 def test_what_is_remembered_is_told_again():

@@ -14,10 +14,9 @@ from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.supervisor.nouns.journal import EngineRecord
 
-NOW = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
 
 async def a_host(client):
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     annotations = {
         "accelerators": "cpu,metal",
         "memory-budget-bytes": str(16 << 30),
@@ -31,7 +30,7 @@ async def a_host(client):
             "labels": {"inference.llmkube.dev/host": "mac"},
             "annotations": {f"inference.llmkube.dev/{name}": value for name, value in annotations.items()},
         },
-        "spec": {"leaseDurationSeconds": 40, "renewTime": NOW},
+        "spec": {"leaseDurationSeconds": 40, "renewTime": now},
     }
     await client.apply(Lease, manifest, field_manager="test")
 
