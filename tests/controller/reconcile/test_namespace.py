@@ -3,6 +3,7 @@
 import random
 
 import pytest
+import structlog
 import trio
 from structlog.testing import capture_logs
 
@@ -39,6 +40,7 @@ async def test_a_controller_that_may_not_make_it_says_so_once(autojump_clock, co
             calls.append(key)
             raise ForbiddenError("namespaces is forbidden", code=403)
 
+    structlog.reset_defaults()  # a program that ran in this process before may have asked for warnings alone
     with capture_logs() as logs, trio.move_on_after(86_400):
         await run_namespace_keeper(Refusing(), "llmkube-system", random.Random(0), confined=confined)
     assert [each["log_level"] for each in logs] == [level]
