@@ -137,7 +137,7 @@ def find_go(say: Say, environ: Mapping[str, str] = os.environ) -> tuple[str, dic
     """Return a Go that is new enough, and the environment to run it in; installs one where there is none.
 
     A Go of our own keeps its module and build caches beside it, so that one folder holds all of it and the user's home
-    does not grow a `~/go` that nobody asked for.
+    does not grow a `~/go`.
     """
     env = {**environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
     found = shutil.which("go", path=environ.get("PATH"))

@@ -78,7 +78,7 @@ def _slots(spec: InferenceServiceSpec, flag: str, text: str) -> InferenceService
     slots = _number(flag, text)
     if not 1 <= slots <= _MOST_SLOTS:
         raise _unlikely(flag, text, f"write 1 to {_MOST_SLOTS}: memory is reserved for so many")
-    # the schema fills in 1, so 1 may be nobody's word
+    # the schema fills in 1, so 1 may not be what the user has written
     return attrs.evolve(spec, parallel_slots=_merged(flag, "spec.parallelSlots", slots, spec.parallel_slots, 1))
 
 

@@ -20,7 +20,7 @@ OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}
     ],
 )
 def test_only_what_is_marked_and_belongs_to_nothing_is_an_earlier_agents(labels, owners, theirs):
-    """Another label, none, or an owner: it is somebody else's, and stays."""
+    """Another label, none, or an owner: it belongs to another program, and stays."""
     found = decode(Service, {"metadata": {"name": "chat", "labels": labels, "ownerReferences": owners}})
     assert is_predecessors(found.metadata) is theirs
 

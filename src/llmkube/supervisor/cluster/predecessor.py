@@ -1,7 +1,7 @@
 """The Go implementation's agent leaves a Service, a slice and Endpoints behind: the first is adopted, the others go.
 
 Facts: it marks all three with the labels below and gives them no owner. The slice and the Endpoints have the Service's
-name, the Service two annotations. What has another label, or an owner, is somebody else's and is left alone.
+name, the Service two annotations. What has another label, or an owner, belongs to another program and is left alone.
 """
 
 from typing import Any, Final
