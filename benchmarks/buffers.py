@@ -159,6 +159,8 @@ async def load(case: Case, folder: Path) -> Loaded:
         if b": serving " not in said:
             errors = [line for line in said.decode("utf-8", "replace").splitlines() if " E " in line]
             raise RuntimeError(f"{case.name} does not load: {' / '.join(errors[:3]) or 'no reason given'}")
+        if sys.platform != "linux":
+            raise RuntimeError("only Linux tells proportional sizes")
         pss = psutil.Process(process.pid).memory_full_info().pss
     finally:
         process.kill()

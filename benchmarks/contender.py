@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -216,11 +215,3 @@ def install_kopf() -> tuple[Path | None, str]:
             why = (done.stderr or done.stdout).strip().splitlines()
             return None, why[-1] if why else f"{command[0]} failed"
     return python, ""
-
-
-def free_port() -> int:
-    """Return a port that nobody has at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

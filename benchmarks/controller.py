@@ -16,18 +16,20 @@ from typing import Any, Final
 import attrs
 import trio
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from contender import (
     KOPF_PIN,
     LOOK_SECONDS,
     STEP_SECONDS,
     Contender,
     Spent,
-    free_port,
     install_kopf,
     kopf_argv,
     open_contender,
     our_argv,
 )
+from free_ports import free_port
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube.k8s.builtins import Lease, Service
 from llmkube.k8s.client import Client

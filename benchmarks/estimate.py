@@ -134,8 +134,8 @@ def main() -> None:
         hole, so that a model of 8B takes a few MiB of the disk; the engine cannot tell. Shapes called slim have fewer
         layers or experts than the published model, so that no load takes much more than 8 GiB. The last {DRAWN_CASES}
         cases were drawn at random, after the estimate was written. There was no GPU: these are the
-        buffers of the CPU build. The Go implementation's formula is the file, plus layers x embedding x context x the
-        bytes of a K and a V element, plus 512 MiB.""",
+        buffers of the CPU build. The Go implementation was not run: by its sources (`memory.go` of its agent), its
+        formula is the file, plus layers x embedding x context x the bytes of a K and a V element, plus 512 MiB.""",
         [_summary(outcomes, len(chosen)), _components(outcomes), _cases(outcomes)],
         {"cases": [attrs.asdict(each) for each in outcomes]},
         aims=[

@@ -42,13 +42,16 @@ ORDER: Final = (
     "scale",
     "controller",
     "version",
+    "listing",
     "download",
     "gguf_header",
     "gguf_verdicts",
     "api_server",
     "api_hostile",
     "http_proxy",
+    "router",
     "flood",
+    "cluster",
     "bench_cache_memory",
 )
 """How the page is ordered; what is not named here comes last."""

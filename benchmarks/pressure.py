@@ -205,8 +205,8 @@ def main() -> None:
         f"""Memory becomes critically short {len(swift)} times: the service with low priority has to go, and returns
         when the memory is back. Memory is a stand-in that tells the agent as a kernel does, so this is the time from
         that signal; how soon a kernel gives it is not in it. The dwells are switched off, and the engine is fake and
-        starts at once. The Go implementation polls every {ORIGINAL_MS / 1000:.0f} s, and starts nothing again that it
-        has evicted.""",
+        starts at once. By its sources, the Go implementation polls every {ORIGINAL_MS / 1000:.0f} s by default, and
+        starts nothing again that it has evicted.""",
         [Table(["reaction", "p50", "p99", "slowest", "Go implementation"], rows)],
         {"swift": swift, "dwelling": dwelling},
         aims=[

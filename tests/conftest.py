@@ -1,7 +1,7 @@
 """How the whole suite runs: how many examples, with which signals, and what side by side.
 
-Everything runs side by side but the tests that start real programs. Those have deadlines in real time and mostly wait:
-they share one worker (`--dist loadgroup`), which comes on top of one for each core.
+Tests are handed out one by one (`--dist loadgroup`), those that start real programs first: they take longest and
+mostly wait, so there is one worker more than there are cores.
 """
 
 import gc
@@ -9,7 +9,6 @@ import os
 import signal
 
 import psutil
-import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
@@ -40,7 +39,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker for each core, and one that waits for real programs."""
+    """One worker for each core, and one more, since real programs are mostly waited for."""
     return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
 
 
@@ -56,12 +55,9 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Keep what takes long for `.ci/run` and `make soak`, and real programs in one worker."""
+    """Keep what takes long for `.ci/run` and `make soak`, and real programs first."""
     for marker in left_out():
         if marker not in config.option.markexpr:
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)  # the longest group first
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("real programs"))
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)

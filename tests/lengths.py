@@ -26,29 +26,35 @@ def _length(name: str, *lengths: int) -> int:
     return int(os.environ.get(f"LLMKUBE_{name}", lengths[NAMES.index(LENGTHS)]))
 
 
-EXAMPLES: Final = _length("EXAMPLES", 30, 60, 1000)
+EXAMPLES: Final = _length("EXAMPLES", 20, 60, 1000)
 """What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
 
 SIM_SEEDS: Final = _length("SIM_SEEDS", 60, 60, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
+MAC_SEEDS: Final = _length("MAC_SEEDS", 8, 20, 300)
+"""The same of Macs, with the faults that only they have (tests/sim/test_macs.py)."""
+
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Peace after each, in which nothing may move; all that is said again is said every 5 minutes."""
 
-RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 3, 6, 200)
+RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 2, 6, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
-PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 12, 25, 400)
+PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 8, 25, 400)
 """Random timelines of a host's memory (tests/pressure/test_random.py)."""
 
-BUSY_HOURS: Final = _length("BUSY_HOURS", 50, 100, 1000)
+BUSY_HOURS: Final = _length("BUSY_HOURS", 25, 100, 1000)
 """Hours of busy engines, none of which may be called hung (tests/supervisor/nouns/test_liveness.py)."""
 
-BUG_LINES: Final = _length("BUG_LINES", 4, 2, 1)
+BUG_LINES: Final = _length("BUG_LINES", 8, 2, 1)
 """Of how many lines of code one is tried; 1 is every line (tests/sim/test_isolation.py)."""
 
 BUGS: Final = _length("BUGS", 1, 1, 1000)
 """At how many checkpoints of one of these lines a bug is injected; a line has up to 150."""
+
+LEAKS: Final = _length("LEAKS", 1000, 5000, 100_000)
+"""Generated routers, with two requests each (tests/router/policy/test_leaks.py)."""
 
 FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 1, 7)
 """Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""

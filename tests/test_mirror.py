@@ -31,17 +31,28 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         apiserver/writes/write_planner""",
     "tests/apiserver/schema/test_cel.py": """apiserver/schema/cel_evaluator apiserver/schema/cel_functions
         apiserver/schema/cel_rules""",
-    "tests/base/http/test_client.py": "base/http/pool",
+    "tests/base/http/test_client.py": "base/http/pool base/http/streamed_response",
     "tests/base/http/test_server.py": "base/http/connection base/http/exchange base/http/listen",
     "tests/cli/job/test_termination_message.py": "k8s/wire/termination_message",
     "tests/cli/commands/inference/test_chat_turns.py": "cli/commands/inference/chat",
     "tests/cli/commands/inference/test_tcp_proxy.py": "cli/commands/inference/port_forward",
     "tests/cli/test_config.py": "cli/options",
     "tests/cli/commands/services/test_top.py": "cli/commands/services/ps",
+    "tests/mac/test_guide.py": "cli/commands/programs/background/agent_commands",
+    "tests/mac/test_daemon.py": "cli/commands/programs/background/launchd_user",
     "tests/e2e/test_up.py": "cli/commands/programs/up",
-    "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/host_monitor",
+    "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/leases/host_monitor",
+    "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",
+    "tests/cli/commands/programs/router_host/test_router_host.py": "cli/commands/programs/router_host/hosted_router",
+    "tests/e2e/test_router.py": "cli/commands/router/routing_file cli/commands/router/serve",
+    # a router in memory, between clients and backends that a script plays
+    "tests/router/proxy/test_faults.py": "router/proxy/attempt",
+    "tests/router/proxy/test_handler.py": """
+        router/proxy/audit_log router/proxy/metrics router/proxy/router router/proxy/shadows router/budgets/usage""",
+    "tests/router/proxy/test_live_config.py": "router/proxy/key_files",
     "tests/k8s/auth/test_transport.py": "k8s/auth/tls",
+    "tests/k8s/test_client.py": "k8s/response",
     # every field of a spec, for every runtime
     "tests/runtimes/test_golden_plans.py": """
         runtimes/llama_fields runtimes/container/builder runtimes/container/llamacpp runtimes/container/ollama

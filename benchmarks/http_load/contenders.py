@@ -1,6 +1,6 @@
 """Reverse proxies in Python, each with one worker: what is received goes to one backend, its answer comes back.
 
-    python contenders.py NAME BACKEND-PORT       prints its port when it listens
+    python contenders.py NAME BACKEND-PORT [HOST]     prints its port when it listens
 
 `raw` parses nothing: one task of Trio per connection on non-blocking sockets, the least that a proxy in Trio costs.
 `bare` is the data path of the gateway without JSON: the server and the client of this project. The others are what a
@@ -16,7 +16,9 @@ import socket
 import sys
 from typing import Any, Final
 
-HOST: Final = "127.0.0.1"
+HOST: Final = sys.argv[3] if sys.argv[3:] else "127.0.0.1"
+"""Where the backend is, and the proxy."""
+
 HOP_BY_HOP: Final = {"connection", "keep-alive", "transfer-encoding", "host", "date", "server"}
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import shlex
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +15,8 @@ import attrs
 import psutil
 import trio
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from free_ports import free_port
 from http_load import nginx, tools
 from http_load.up_program import PLAIN, STREAMS, Up
 
@@ -77,10 +78,9 @@ async def end(process: trio.Process) -> None:
 
 
 async def launch_nginx(stack: AsyncExitStack, make: Callable[[Path, int], list[str]]) -> Contender:
-    """Start an nginx, on a port that was free a moment ago: it cannot choose one and say which."""
+    """Start an nginx; it cannot choose a port and say which."""
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    port: int = free_port()
     process, _ = await launch(stack, make(folder, port), tells_port=False)
     with trio.fail_after(START_SECONDS):
         while True:

@@ -21,6 +21,7 @@ from go_programs import cache_root
 
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {"wrk": ("wrk", "libluajit-5.1-2"), "nginx": ("nginx",)}
 PEERS: Final = ("aiohttp", "uvicorn[standard]", "httpx")
+LITELLM: Final = ("litellm[proxy]",)
 
 
 def cache_dir() -> Path:
@@ -59,14 +60,30 @@ def _unpack(folder: Path, packages: tuple[str, ...]) -> bool:
 
 def peer_python() -> str:
     """Return an interpreter that has the contenders written in Python; empty if they cannot be had."""
-    folder = cache_dir() / "python"
+    return _python_with("python", PEERS)
+
+
+def litellm_python() -> str:
+    """Return an interpreter that has LiteLLM's proxy; empty if it cannot be had."""
+    return _python_with("litellm", LITELLM)
+
+
+def litellm_version() -> str:
+    """Return which LiteLLM it is, to stand behind other programs; empty without one."""
+    python = litellm_python()
+    frozen = _said(python, "-m", "pip", "freeze").split() if python else []
+    return "".join(f", {line.replace('==', ' ')}" for line in frozen if line.startswith("litellm=="))
+
+
+def _python_with(name: str, packages: tuple[str, ...]) -> str:
+    folder = cache_dir() / name
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         try:
             venv.create(folder, with_pip=True, clear=True)
-            _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEERS, cwd=folder)
+            _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages, cwd=folder)
         except (OSError, subprocess.CalledProcessError) as error:
-            print(f"{', '.join(PEERS)} cannot be had: {error}", file=sys.stderr)
+            print(f"{', '.join(packages)} cannot be had: {error}", file=sys.stderr)
             return ""
         (folder / "complete").touch()
     return str(python)

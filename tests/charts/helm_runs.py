@@ -22,6 +22,8 @@ OUR_IMAGE = ("--set", f"image.registry=registry.example.com,image.repository={RE
 DIGEST = f"sha256:{'5' * 64}"
 PACKAGED = f"registry.example.com/{REPOSITORY}@{DIGEST}"
 """The image of the packages that tests make."""
+PACKAGED_ENGINE = f"registry.example.com/engines/llama@sha256:{'6' * 64}"
+"""The same for services on CPUs."""
 
 PATIENCE_SECONDS = 60
 NAMESPACE = "llmkube-system"

@@ -1,6 +1,6 @@
-"""What `make chart IMAGE=…` does: package the chart with the image in it, by digest, and index the folder.
+"""What `make chart IMAGE=… CPU_ENGINE=…` does: package the chart with its images by digest, and index the folder.
 
-The chart of the tree names no image, since none is published; the package of whoever built one names theirs, so that
+The chart of the tree names no image, since none is published; the package of whoever built them names theirs, so that
 `helm install` needs no value; the folder is a Helm repository. Standard library and helm.
 """
 
@@ -29,7 +29,12 @@ class PackageError(Exception):
     """The chart cannot be packaged; the message says why and what would help."""
 
 
-def image_values(image: str) -> dict[str, str]:
+IMAGE = ("IMAGE", "image")
+CPU_ENGINE = ("CPU_ENGINE", "workloads.cpuEngine")
+"""Variables of `make chart`, and the values in which their image stands."""
+
+
+def image_values(image: str, variable: str = IMAGE[0]) -> dict[str, str]:
     """Return the chart's values for an image with a digest: registry, repository, tag and digest, empty ones included.
 
     Raises:
@@ -38,34 +43,37 @@ def image_values(image: str) -> dict[str, str]:
     found = _IMAGE.fullmatch(image)
     if not found:
         raise PackageError(
-            f"IMAGE={image} is not REPOSITORY@sha256:…; `docker buildx imagetools inspect REPOSITORY:TAG` prints the "
-            "digest of an image that was pushed"
+            f"{variable}={image} is not REPOSITORY@sha256:…; `docker buildx imagetools inspect REPOSITORY:TAG` prints "
+            "the digest of an image that was pushed"
         )
     return {key: value or "" for key, value in found.groupdict().items()}
 
 
-def with_image(values: str, image: str) -> str:
+def with_image(values: str, image: str, place: tuple[str, str] = IMAGE) -> str:
     """Return values.yaml with that image in it, and everything else, comments included, as it was.
 
     Raises:
         PackageError: The image is none, or the text has no such value.
     """
-    head, start, rest = values.partition("\nimage:\n")
-    block = re.match(r"(?:  .*\n)*", rest)
+    variable, path = place
+    *_, name = path.split(".")
+    indent = "  " * path.count(".")
+    head, start, rest = values.partition(f"\n{indent}{name}:\n")
+    block = re.match(rf"(?:{indent}  .*\n)*", rest)
     assert block is not None  # it matches nothing as well
     text = block[0]
-    for key, value in image_values(image).items():
-        text, count = re.subn(rf"(?m)^  {key}: .*$", f'  {key}: "{value}"', text)
+    for key, value in image_values(image, variable).items():
+        text, count = re.subn(rf"(?m)^{indent}  {key}: .*$", f'{indent}  {key}: "{value}"', text)
         if count != 1:
-            raise PackageError(f"values.yaml has no image.{key}")
+            raise PackageError(f"values.yaml has no {path}.{key}")
     return f"{head}{start}{text}{rest[block.end() :]}"
 
 
-def package(target: Path, image: str = "") -> None:
+def package(target: Path, image: str = "", cpu_engine: str = "") -> None:
     """Write the package and the index into a folder, as a web server can serve it.
 
     Raises:
-        PackageError: The image is none, or helm is missing or fails.
+        PackageError: An image is none, or helm is missing or fails.
     """
     helm = find_tool("helm")
     if not helm:
@@ -74,9 +82,10 @@ def package(target: Path, image: str = "") -> None:
     with tempfile.TemporaryDirectory(prefix="llmkube-chart-") as scratch:
         chart = Path(scratch) / CHART.name
         shutil.copytree(CHART, chart)
-        if image:
-            values = chart / "values.yaml"
-            values.write_text(with_image(values.read_text(), image))
+        values = chart / "values.yaml"
+        for place, given in ((IMAGE, image), (CPU_ENGINE, cpu_engine)):
+            if given:
+                values.write_text(with_image(values.read_text(), given, place))
         _run([helm, "package", "--destination", str(target), str(chart)])
     _run([helm, "repo", "index", str(target)])
 
@@ -92,13 +101,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("target", type=Path, help="folder of the repository")
     parser.add_argument("image", nargs="?", default="", help="REPOSITORY@sha256:…")
+    parser.add_argument("cpu_engine", nargs="?", default="", help="the image of the target llama-server, likewise")
     arguments = parser.parse_args()
     try:
-        package(arguments.target, arguments.image)
+        package(arguments.target, arguments.image, arguments.cpu_engine)
     except PackageError as error:
         _say(str(error))
         return 1
     _say(f"{arguments.target}: {arguments.image or 'names no image: helm install needs --set image.repository=…'}")
+    if arguments.image and not arguments.cpu_engine:
+        _say("CPU_ENGINE names no image for services on CPUs: they get the image's name with -llama after it, by tag")
     return 0
 
 

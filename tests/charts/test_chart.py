@@ -10,6 +10,7 @@ from kubernetes.client import models
 
 from charts.helm_runs import (
     CHART,
+    DIGEST,
     EVERYTHING,
     NAMESPACE,
     OPENSHIFT,
@@ -35,6 +36,7 @@ from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.container.images import parse_overrides
 from llmkube.supervisor.cluster.endpoints import service_manifest
 
 MODELS = {
@@ -164,7 +166,7 @@ def test_every_value_that_the_schema_allows_is_in_the_values_file():
         ("controller.accelerators[0]=tpu", "/controller/accelerators/0"),
         ("image.digest=latest", "/image/digest"),
         ("networkPolicy.apiServer.ports[0]=70000", "/networkPolicy/apiServer/ports/0"),
-        ("modelCache.size=50Gi", "here it is workloads.cache (size, storageClass, accessMode)"),
+        ("modelCache.size=50Gi", "here it is workloads.cache (mode, size, storageClass, accessMode)"),
         ("runtimeImages.vllm=x", "here it is workloads.images"),
         ("controllerManager.replicaCount=2", "here it is image, controller (replicas, resources, env)"),
         ("metrics.podMonitor.enabled=true,controller.port=0", "controller.port is 0: there is nothing to scrape"),
@@ -214,13 +216,68 @@ def test_an_image_may_come_from_anywhere(changes, image):
     assert {pod_of(workload)["containers"][0]["image"], test["spec"]["containers"][0]["image"]} == {image}
 
 
+OURS_FOR_CPUS = f"registry.example.com/{REPOSITORY}-llama"
+
+
+@pytest.mark.parametrize(
+    ("changes", "image"),
+    [
+        ("image.tag=", f"{OURS_FOR_CPUS}:{__version__}"),
+        ("image.tag=dev", f"{OURS_FOR_CPUS}:dev"),
+        (f"image.digest={DIGEST}", f"{OURS_FOR_CPUS}:{__version__}"),  # a digest is one image's own
+        (
+            "global.imageRegistry=m.example.com:5000/proxy/",
+            f"m.example.com:5000/proxy/{REPOSITORY}-llama:{__version__}",
+        ),
+        ("workloads.cpuEngine.registry=r.example.com", f"r.example.com/{REPOSITORY}-llama:{__version__}"),
+        ("workloads.cpuEngine.repository=a/b,workloads.cpuEngine.tag=v1", "registry.example.com/a/b:v1"),
+        (f"workloads.cpuEngine.tag=v1,workloads.cpuEngine.digest={DIGEST}", f"{OURS_FOR_CPUS}@{DIGEST}"),
+        ("workloads.images.llamacpp-cuda=mine", f"{OURS_FOR_CPUS}:{__version__}"),
+    ],
+)
+def test_services_on_cpus_get_an_image_of_ours(changes, image):
+    """It is named after the controller's, and can be named part by part; a GPU's image is no word about CPUs."""
+    given = engine_images("--set", changes)
+    assert given["llamacpp-cpu"] == image
+    assert "llamacpp" not in given
+    assert parse_overrides(given) == given
+
+
+@pytest.mark.parametrize(
+    ("changes", "given"),
+    [
+        ("workloads.cpuEngine.enabled=false", {}),
+        ("workloads.cpuEngine=null", {}),  # the values of an earlier chart (helm upgrade --reuse-values)
+        ("workloads.images.llamacpp=mine", {"llamacpp": "mine"}),
+        ("workloads.images.llamacpp-cpu=mine", {"llamacpp-cpu": "mine"}),
+        ("controller.extraArgs={--engine-image=llamacpp=mine}", {"llamacpp": "mine"}),
+        ("controller.extraArgs={--engine-image,llamacpp-cpu=mine}", {"llamacpp-cpu": "mine"}),
+        ("controller.extraArgs={--engine-image=llamacpp-cuda=mine}",
+         {"llamacpp-cpu": f"{OURS_FOR_CPUS}:{__version__}", "llamacpp-cuda": "mine"}),
+    ],
+)  # fmt: skip
+def test_an_operator_s_word_about_llama_cpp_wins(changes, given):
+    """What a release has said before it was upgraded goes on to count, wherever it stands."""
+    assert engine_images("--set", changes) == given
+
+
+def engine_images(*args):
+    """The engines' images of which the controller is told, as its command line reads them."""
+    (workload,) = named(render(*args), "Deployment").values()
+    (only,) = pod_of(workload)["containers"]
+    args = [each for each in only["args"][1:] if not each.startswith("--port=")]
+    options = controller.make_context("controller", args).params["engine_image"]
+    return dict(each.split("=", 1) for each in options)
+
+
 def test_s11_without_an_image_the_chart_stops_and_says_how_to_build_one():
     """No default leads to an image that is not ours: nothing is rendered, whatever else is set."""
     for args in ((), ("-f", str(EVERYTHING)), ("-f", str(OPENSHIFT)), ("--set", "image.registry=r.example.com")):
         said = run("helm", "template", "llmkube", str(CHART), *args, code=1)
         assert "LLMKube publishes no image" in said
         assert "docker buildx build --push --build-arg BASE=" in said
-        assert "make chart IMAGE=REGISTRY/llmkube@sha256:..." in said
+        assert "--build-arg EXTRAS=llama --target llama-server" in said
+        assert "make chart IMAGE=REGISTRY/llmkube@sha256:... CPU_ENGINE=REGISTRY/llmkube-llama@sha256:..." in said
         assert "kind:" not in said
 
 
@@ -386,6 +443,7 @@ def test_pods_for_weights_are_told_what_the_release_knows():
     assert seen["image_registry"] == "mirror.example.com:5000"
     assert tuple(seen["image_pull_secret"]) == ("mirror-login",)
     assert seen["ca_config_map"] == "company-ca"
+    assert (seen["cache_mode"], told("default")["cache_mode"]) == ("perService", "shared")
     assert (seen["cache_size"], seen["cache_storage_class"]) == ("1Ti", "fast")
     assert (seen["cache_access_mode"], seen["cache_fs_group"]) == ("ReadWriteMany", "65532")
     assert tuple(seen["host_path"]) == ("/srv/models",)
@@ -402,7 +460,7 @@ def test_priority_classes_are_named_only_where_they_are_installed():
     """The prefix makes the names of our classes, and without them pods name none."""
     prefix = told("default")["priority_class_prefix"]
     assert {f"{prefix}{each}" for each in PRIORITIES} == set(named(rendered("default"), "PriorityClass"))
-    assert not told("bare")["priority_class_prefix"]
+    assert told("bare")["priority_class_prefix"] == ""  # and not None, which looks for those of another release
 
 
 def test_what_editors_may_ask_for_is_off_until_it_is_asked_for():

@@ -121,6 +121,27 @@ def test_promtool_reads_every_query_of_a_dashboard(path, tmp_path):
     assert f"SUCCESS: {len(rules)} rules found" in run("promtool", "check", "rules", str(script))
 
 
+def test_the_kv_cache_of_llama_cpp_is_a_share_of_a_slot(tmp_path):
+    """Half of a slot's context in one request is one half, under the engine's own names; vLLM's is as it says."""
+    board = json.loads((CHART / "files" / "dashboards" / "inference.json").read_text())
+    _, llamacpp = (text for title, text in expressions(board) if title.startswith("KV cache in use"))
+    series = {
+        'llamacpp:n_tokens_max{namespace="n", service="s"}': "2048x5",
+        'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s"}': "4096x5",
+        'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s2"}': "1x5",
+    }
+    expected = {
+        "expr": llamacpp,
+        "eval_time": "3m",
+        "exp_samples": [{"labels": '{namespace="n", service="s"}', "value": 0.5}],
+    }
+    listed = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": "1m", "input_series": listed, "promql_expr_test": [expected]}
+    script = tmp_path / "test.yaml"
+    script.write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": [test]}))
+    assert "SUCCESS" in run("promtool", "test", "rules", str(script))
+
+
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
 def test_dashboards_read_only_what_somebody_exports(path):
     """Every series of a panel or a variable is one of ours or of an engine that we run."""

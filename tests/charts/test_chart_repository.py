@@ -8,8 +8,20 @@ import re
 import pytest
 import yaml
 
-from charts.helm_runs import CHART, DIGEST, GUIDE, OPENSHIFT, PACKAGED, REPOSITORY, ROOT, named, objects_in, run
-from charts.package import PackageError, image_values, package, with_image
+from charts.helm_runs import (
+    CHART,
+    DIGEST,
+    GUIDE,
+    OPENSHIFT,
+    PACKAGED,
+    PACKAGED_ENGINE,
+    REPOSITORY,
+    ROOT,
+    named,
+    objects_in,
+    run,
+)
+from charts.package import CPU_ENGINE, PackageError, image_values, package, with_image
 from charts.repository import served
 
 
@@ -18,7 +30,7 @@ def home(tmp_path):
     """A helm that knows the repository `llmkube`, and nothing of this machine's own."""
     folder = tmp_path / "repository"
     folder.mkdir()
-    package(folder, PACKAGED)
+    package(folder, PACKAGED, PACKAGED_ENGINE)
     with served(folder) as url:
         run("helm", "repo", "add", "llmkube", url, home=tmp_path)
         yield tmp_path
@@ -37,6 +49,8 @@ def test_the_index_names_the_package_and_its_digest(tmp_path):
 def test_the_repository_s_chart_renders_as_the_folder_does(home):
     """Nothing that the chart needs is left out of the package, and nothing but the image differs."""
     image = f"image.registry=registry.example.com,image.repository={REPOSITORY},image.digest={DIGEST}"
+    name, _, digest = PACKAGED_ENGINE.partition("@")
+    image += f",workloads.cpuEngine.repository={name.partition('/')[2]},workloads.cpuEngine.digest={digest}"
     packaged = run("helm", "template", *GUIDE, home=home)
     assert objects_in(packaged) == objects_in(run("helm", "template", GUIDE[0], str(CHART), *GUIDE[2:], "--set", image))
     run("helm", "pull", "llmkube/llmkube", "--untar", "-d", str(home), home=home)
@@ -44,11 +58,12 @@ def test_the_repository_s_chart_renders_as_the_folder_does(home):
 
 
 def test_the_guide_s_command_needs_no_value_and_names_the_image_by_digest(home):
-    """The controller runs the image that was packaged, and has its pods run the same."""
+    """The controller runs the image that was packaged, has its pods run the same, and CPUs' engines the other one."""
     objects = objects_in(run("helm", "template", *GUIDE, home=home))
     (controller,) = named(objects, "Deployment")["llmkube-controller"]["spec"]["template"]["spec"]["containers"]
     assert controller["image"] == PACKAGED
     assert f"--image={PACKAGED}" in controller["args"]
+    assert f"--engine-image=llamacpp-cpu={PACKAGED_ENGINE}" in controller["args"]
 
 
 def test_a_package_without_an_image_stops_as_the_folder_does(tmp_path):
@@ -86,11 +101,13 @@ def test_an_image_without_a_digest_is_refused(image, tmp_path):
     """A tag may be another image tomorrow; the message says what prints a digest."""
     with pytest.raises(PackageError, match=r"is not REPOSITORY@sha256.*docker buildx imagetools inspect"):
         package(tmp_path, image)
+    with pytest.raises(PackageError, match=r"^CPU_ENGINE=.*is not REPOSITORY@sha256"):
+        package(tmp_path, PACKAGED, image)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_the_image_changes_in_the_values():
-    """Comments and all other values of the package are those of the tree."""
+    """Comments and all other values of the package are those of the tree; each image has its own place."""
     before = (CHART / "values.yaml").read_text()
     after = with_image(before, PACKAGED)
     changed = [line for line in after.splitlines() if line not in before.splitlines()]
@@ -98,6 +115,13 @@ def test_only_the_image_changes_in_the_values():
     assert len(after.splitlines()) == len(before.splitlines())
     with pytest.raises(PackageError, match=r"values\.yaml has no image\.registry"):
         with_image("image: {}\n", PACKAGED)
+    both = with_image(after, PACKAGED_ENGINE, CPU_ENGINE)
+    assert [line for line in both.splitlines() if line not in after.splitlines()] == [
+        '    registry: "registry.example.com"',
+        '    repository: "engines/llama"',
+        f'    digest: "sha256:{"6" * 64}"',
+    ]
+    assert yaml.safe_load(both)["image"] == yaml.safe_load(after)["image"]
 
 
 def test_the_docs_have_the_guide_s_command():

@@ -1,5 +1,6 @@
 """The Dockerfile's lines name what exists and keep what they promise; `make node` builds it."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,7 @@ import tomllib
 import pytest
 
 from charts.helm_runs import ROOT, named, render
+from llmkube.cli.bundled_engine import llama_server
 
 TEXT = (ROOT / "Dockerfile").read_text()
 LINES = [
@@ -18,9 +20,12 @@ LINES = [
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def last_stage():
-    start = max(number for number, (word, _) in enumerate(LINES) if word == "FROM")
-    return LINES[start:]
+def stage(name):
+    """The lines of a stage; without a name, of the one that is built when no target is named."""
+    starts = [number for number, (word, _) in enumerate(LINES) if word == "FROM"]
+    named_by = {LINES[start][1].partition(" AS ")[2]: start for start in starts}
+    start = named_by[name]
+    return LINES[start : next((each for each in starts if each > start), None)]
 
 
 def test_what_is_copied_exists_and_is_sent():
@@ -67,9 +72,14 @@ def test_what_is_installed_is_pinned_by_digest():
 
 
 def test_no_image_is_named_by_a_tag():
-    """Both stages are the base that was given; no other image, and no Dockerfile frontend, is fetched."""
+    """Every stage is the base that was given or another stage; no other image, nor any frontend, is fetched."""
     bases = [rest.split()[0] for word, rest in LINES if word == "FROM"]
-    assert bases == ["${BASE}", "${BASE}"]  # plain: buildah 1.28 refuses a Dockerfile with ${BASE:?…}
+    assert bases == [
+        "${BASE}",
+        "${BASE}",
+        "llmkube",
+        "llmkube",
+    ]  # plain: buildah 1.28 refuses a Dockerfile with ${BASE:?…}
     (default,) = re.findall(r"^ARG BASE=(.+)$", TEXT, re.MULTILINE)
     assert default.startswith("--build-arg_BASE=")  # no image's name begins with a hyphen: every engine refuses it
     assert not re.search(r"^# *syntax *=", TEXT, re.MULTILINE)
@@ -95,27 +105,52 @@ def test_a_base_without_a_digest_ends_the_build(base, code):
     assert ("has no digest" in done.stderr) == bool(code)
 
 
-def test_the_last_stage_installs_nothing_but_what_llama_cpp_needs():
+def test_what_is_built_without_a_target_is_the_image_of_the_programs():
+    """The last stage, which builders take then, is the image itself; a target adds nothing to what is in it."""
+    assert stage("") == [["FROM", "llmkube"]]
+
+
+def test_the_target_for_cpus_is_the_bundled_engine_and_is_not_built_without_it():
+    """Its arguments are those of llama.cpp's own image; without EXTRAS=llama the build ends, and says why."""
+    words = [word for word, _ in stage("llama-server")]
+    assert words == [
+        "FROM",
+        "ARG",
+        "RUN",
+        "ENTRYPOINT",
+        "CMD",
+    ]  # user and environment stay as they are
+    lines = dict(stage("llama-server"))
+    assert json.loads(lines["ENTRYPOINT"]) == [llama_server.PROGRAM]
+    assert llama_server.PROGRAM in PROJECT["scripts"]
+    for extras, code in (("llama", 0), ("", 1)):
+        env = {**os.environ, "EXTRAS": extras}
+        done = subprocess.run(["sh", "-c", lines["RUN"]], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert ("--build-arg EXTRAS=llama" in done.stderr) == bool(code)
+
+
+def test_the_image_installs_nothing_but_what_llama_cpp_needs():
     """Without EXTRAS it runs no command at all: what it has comes from the base image and from the first stage."""
-    (run,) = [rest for word, rest in last_stage() if word == "RUN"]
+    (run,) = [rest for word, rest in stage("llmkube") if word == "RUN"]
     assert run.startswith('if [ "${EXTRAS}" = llama ]; then')
     assert run.endswith(" fi")
-    assert [word for word, _ in last_stage()].count("COPY") == 1
+    assert [word for word, _ in stage("llmkube")].count("COPY") == 1
     assert re.findall(r"--no-install-recommends (.+?) +&&", run) == ["libgomp1"]
 
 
 def test_the_entry_point_is_a_script_of_the_package():
     """ENTRYPOINT is what the wheel installs, and the chart's arguments are commands of it."""
-    stage = dict(last_stage())
-    assert stage["ENTRYPOINT"] == '["llmkube"]'
+    lines = dict(stage("llmkube"))
+    assert lines["ENTRYPOINT"] == '["llmkube"]'
     assert "llmkube" in PROJECT["scripts"]
-    assert stage["CMD"] == '["controller"]'
-    assert "/opt/llmkube/bin" in stage["ENV"]
+    assert lines["CMD"] == '["controller"]'
+    assert "/opt/llmkube/bin" in lines["ENV"]
 
 
 def test_the_user_is_the_chart_s_and_not_root():
     """A numeric uid, which runAsNonRoot can check, the same as in the Deployment."""
-    uid, gid = map(int, dict(last_stage())["USER"].split(":"))
+    uid, gid = map(int, dict(stage("llmkube"))["USER"].split(":"))
     (workload,) = named(render(), "Deployment").values()
     context = workload["spec"]["template"]["spec"]["securityContext"]
     assert (uid, gid) == (context["runAsUser"], context["runAsGroup"])
@@ -124,7 +159,7 @@ def test_the_user_is_the_chart_s_and_not_root():
 
 def test_all_that_is_written_goes_to_tmp():
     """Home and state are below the one folder that the Deployment mounts writable."""
-    environment = dict(each.split("=", 1) for each in dict(last_stage())["ENV"].split())
+    environment = dict(each.split("=", 1) for each in dict(stage("llmkube"))["ENV"].split())
     (workload,) = named(render(), "Deployment").values()
     (only,) = workload["spec"]["template"]["spec"]["containers"]
     (mount,) = only["volumeMounts"]

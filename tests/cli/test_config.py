@@ -7,7 +7,8 @@ from llmkube.base.errors import UserError
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
-from llmkube.cli.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load, state_dir_of
+from llmkube.cli.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load
+from llmkube.cli.state_location import state_dir_of
 from llmkube.controller.settings import Allowance
 
 

@@ -47,7 +47,7 @@ def test_a_note_steers_no_terminal(folder, capsys):
 @pytest.mark.parametrize(("module", "args"), [(listing, ("list",)), (objects, ("status", "demo"))])
 def test_list_and_status_say_it(run, folder, monkeypatch, module, args):
     """Beside what they show, which stays as it is."""
-    monkeypatch.setattr(module, "state_dirs", lambda where, chosen: (folder,))
+    monkeypatch.setattr(module, "state_dirs", lambda *_: (folder,))
     done = run(*args)
     assert done.exit_code == 0, done.output
     assert SAID in done.stderr

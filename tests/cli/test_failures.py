@@ -1,10 +1,12 @@
 import errno
+import io
 
+import click
 import pytest
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.settings import SettingError
-from llmkube.cli.failures import CommandError, ExitCode, in_one_sentence
+from llmkube.cli.failures import CommandError, ExitCode, MistypedError, in_one_sentence
 from llmkube.k8s.errors import NotFoundError
 
 
@@ -45,3 +47,29 @@ def test_a_full_disk_under_the_output_is_a_sentence():
     assert told(full) == ("the output cannot be written (No space left on device)", ExitCode.FAILED)
     with pytest.raises(OSError, match="elsewhere"), in_one_sentence():
         raise OSError(errno.EBADF, "elsewhere")
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
+def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, terminal, lines):
+    """U20: at 80 columns no word of an error is cut; scripts get it on one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    to = io.StringIO()
+    monkeypatch.setattr(to, "isatty", lambda: terminal)
+    CommandError("word " * 20 + "end").show(to)
+    told = to.getvalue().rstrip("\n").split("\n")
+    assert len(told) == lines
+    assert " ".join(told) == "Error: " + "word " * 20 + "end"
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
+def test_a_mistyped_command_line_is_told_within_the_columns(monkeypatch, terminal, lines):
+    """U20: below click's own usage, the sentence breaks between words on a terminal, and stays whole elsewhere."""
+    monkeypatch.setenv("COLUMNS", "80")
+    to = io.StringIO()
+    monkeypatch.setattr(to, "isatty", lambda: terminal)
+    command = click.Command("port-forward")
+    MistypedError("word " * 20 + "end", click.Context(command, info_name="llmkube port-forward")).show(to)
+    usage, *told = to.getvalue().rstrip("\n").split("\n")
+    assert usage.startswith("Usage: llmkube port-forward")
+    assert " ".join(line for line in told if line and not line.startswith("Try")) == "Error: " + "word " * 20 + "end"
+    assert len([line for line in told if "word" in line]) == lines

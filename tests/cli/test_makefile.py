@@ -1,5 +1,6 @@
 """`make` on a machine that is not ready for it."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -30,3 +31,21 @@ def test_the_demo_installs_what_serving_needs_and_says_so_first(tmp_path):
     demo = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].partition("\n\n")[0]
     assert "$(SERVING)" in demo
     assert "make demo took" in demo.splitlines()[-1]
+
+
+def test_a_mac_gets_what_the_locks_pin_by_hash_and_nothing_else(tmp_path):
+    """`make install-metal-agent` installs two locks, of which each entry has a digest, and this tree alone."""
+    command = ["make", "--dry-run", "--directory", ROOT, f"VENV={tmp_path / 'venv'}", f"PREFIX={tmp_path}"]
+    done = subprocess.run([*command, "install-metal-agent"], check=True, capture_output=True, text=True)
+    text = done.stdout.replace("\\\n", " ")
+    installs = [each for line in text.splitlines() for each in re.split(r"&&|;", line) if "pip install" in each]
+    locks = "--requirement requirements/llama.txt --requirement requirements/build.txt"
+    pinned = [each for each in installs if f"--require-hashes --only-binary :all: {locks}" in each]
+    tree = [each for each in installs if each.strip().endswith("--no-deps --no-build-isolation --editable .")]
+    assert (len(pinned), len(tree), len(installs)) == (2, 2, 4), installs  # by uv, and by pip where there is none
+    for name in ("llama", "build"):
+        listed = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+        for entry in listed.splitlines():
+            if entry.strip() and not entry.lstrip().startswith("#"):
+                assert re.match(r"[\w.\[\],-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", entry), entry
+    assert not re.search(r"\b(curl|wget|brew|npm)\b", text)

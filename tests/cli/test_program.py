@@ -1,3 +1,4 @@
+import ctypes
 import gc
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 import pytest
 import trio
 
+from free_ports import free_port
 from llmkube.base.http.listen import PortTakenError
 from llmkube.cli.commands.programs.controller import EVERY_ADDRESS
 from llmkube.cli.program import (
@@ -104,9 +106,9 @@ async def test_a_body_that_returns_ends_the_program():
 async def test_the_controllers_port_is_open_to_both_families():
     """In a cluster of IPv6 alone the controller's probes are reached, too; IPv4 is not given up for that."""
     there = await trio.open_tcp_listeners(0)
-    number = there[0].socket.getsockname()[1]
     for listener in there:
         await listener.aclose()
+    number = free_port()
     async with open_optional_port(number, "--port", EVERY_ADDRESS) as port:
         assert {one.socket.family for one in port.listeners} == {one.socket.family for one in there}
         assert {one.socket.getsockname()[1] for one in port.listeners} == {number}
@@ -139,6 +141,23 @@ def test_what_is_loaded_is_not_looked_through_again():
         assert gc.get_threshold()[0] > 1000
     finally:
         gc.set_threshold(*thresholds)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's alone")
+def test_free_memory_below_what_stays_goes_back_to_the_kernel():
+    """Of 40 MiB that were let go below a piece that stays, nearly all are given back."""
+    code = (
+        "import os\n"
+        "from llmkube.cli.program import trim_heap\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE') >> 20\n"
+        "pieces = [bytes(10_000) for _ in range(4000)]\n"
+        "stays, pieces[:] = pieces[-1], []\n"
+        "before = resident()\n"
+        "trim_heap()\n"
+        "print(before - resident())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) > 30
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
     with held_state_dir(tmp_path, ENGINES, SERVER):
         done = CliRunner().invoke(cli, ["agent", "stop", "--state-dir", str(tmp_path)])
     assert (done.exit_code, sent) == (1, [])
-    assert "but `llmkube up` (pid" in done.stderr
+    assert "but `llmkube up` does (pid" in done.stderr
     assert "`llmkube up stop` stops it" in done.stderr
     with held_state_dir(tmp_path):
         done = CliRunner().invoke(cli, ["agent", "stop", "--state-dir", str(tmp_path), "--timeout", "0"])

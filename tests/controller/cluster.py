@@ -77,6 +77,7 @@ class Faults(httpx.AsyncBaseTransport):
         self.break_at = 0  # the piece of a watch, from 1, at which its connection breaks
         self.forget_at = 0  # the piece of a watch, from 1, instead of which comes word that its place is forgotten
         self.refusals: dict[str, str] = {}  # by resource: what the server says of every object of it
+        self.unread: set[str] = set()  # resources that the controller may not read: a rule of its role is missing
         self.refused = (422, "Invalid")  # with which code, and for which reason
         self.latecomers: set[str] = set()  # resources of which a stranger makes one just before our first write arrives
         self.strangers: list[Any] = []  # what they have made, as it was then
@@ -94,6 +95,10 @@ class Faults(httpx.AsyncBaseTransport):
         self.calls.append(call := ApiCall.of(request))
         if self.notice is not None:
             self.notice(call)
+        if request.method == "GET" and call.resource in self.unread:
+            status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403}
+            message = f"{call.resource} is forbidden"
+            return httpx.Response(403, json={**status, "metadata": {}, "message": message}, request=request)
         if request.method != "GET" and call.resource in self.refusals:
             message, (code, reason) = self.refusals[call.resource], self.refused
             status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code}

@@ -8,7 +8,7 @@ from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.live_hosts import LiveHosts
+from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, HOST_LABEL
 
 NOW = datetime.datetime(2025, 6, 1, 12, 0, 0, tzinfo=datetime.UTC)

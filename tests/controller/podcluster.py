@@ -15,9 +15,15 @@ from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
+from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
-from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod, PodMonitor
+from llmkube.k8s.workloads import (
+    Deployment,
+    Job,
+    PersistentVolumeClaim,
+    Pod,
+)
 
 KUBE = "kube-controller-manager"
 
@@ -148,9 +154,9 @@ class Hands:
         }
         await self.client.apply(CustomResourceDefinition, manifest, field_manager="user")
 
-    async def bring_up(self, **spec: Any) -> None:
+    async def bring_up(self, *, accelerator: str = "cuda", **spec: Any) -> None:
         """One service whose Model is fetched and whose pods answer."""
-        await self.create_model()
+        await self.create_model(hardware={"accelerator": accelerator})
         await self.create_service(**spec)
         await trio.sleep(SETTLED)
         await self.finish_job()

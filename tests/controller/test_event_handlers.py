@@ -45,25 +45,27 @@ def asked_by(cluster):
     return Counter(call for call in calls if call[0] not in ("list", "watch"))
 
 
-async def test_a_new_service_costs_three_writes(autojump_clock):
-    """Deployment, Service and status are written once each, and nothing is read; the Model is shared."""
+async def test_a_new_service_costs_four_writes(autojump_clock):
+    """Deployment, Service, budget and status are written once each, and nothing is read; the Model is shared."""
     async with open_pods() as hands:
         calls = await bring_up(hands)
         of_services = {("patch", "deployments"), ("patch", "services"), ("patch", "inferenceservices/status")}
+        of_services.add(("patch", "poddisruptionbudgets"))
         assert {call: calls.pop(call) for call in of_services} == dict.fromkeys(of_services, SERVICES)
         assert calls.pop(("get", "persistentvolumeclaims")) <= 4
         assert not calls
 
 
 async def test_a_service_that_gets_ready_costs_a_status_and_an_event(autojump_clock):
-    """That pods answer is said once in the status and once to people; the Model and the objects are left alone."""
+    """That pods answer is said once in the status and once to people, and what protected their start goes."""
     async with open_pods() as hands:
         await bring_up(hands)
         hands.cluster.faults.calls.clear()
         for number in range(SERVICES):
             await hands.roll_out(f"chat-{number}")
         await trio.sleep(SETTLED)
-        assert asked(hands) == {("patch", "inferenceservices/status"): SERVICES, ("create", "events"): SERVICES}
+        costs = (("patch", "inferenceservices/status"), ("create", "events"), ("delete", "poddisruptionbudgets"))
+        assert asked(hands) == dict.fromkeys(costs, SERVICES)
 
 
 async def test_a_label_hastens_what_has_failed(autojump_clock):

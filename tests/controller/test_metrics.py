@@ -59,6 +59,22 @@ def test_what_a_file_is_quantized_as_is_a_label():
     assert ("llmkube_inferenceservice_info", "chat", "ml", "cuda", "llamacpp") in found
 
 
+@pytest.mark.parametrize(
+    ("spec", "trained", "tokens"),
+    [
+        ({"contextSize": 8192, "parallelSlots": 2}, 32768, 4096),
+        ({"contextSize": 8192}, 2048, 2048),
+        ({}, 32768, 4096),
+        ({"runtime": "vllm", "contextSize": 8192}, 32768, None),
+    ],
+)
+def test_the_context_of_a_slot_is_what_the_engine_makes_of_the_spec(spec, trained, tokens):
+    """The panel of the KV cache divides by it: slots share what is asked for, and none has more than was trained."""
+    read = cluster_model(status={"gguf": {"contextLength": trained}})
+    found = series([read], [pod_service(**spec)])
+    assert found.get(("llmkube_inferenceservice_slot_context_tokens", "chat", "ml")) == tokens
+
+
 def test_a_namespace_that_nobody_waits_in_counts_none():
     """Those that wait are counted by namespace, and a namespace with services has a 0."""
     found = series([], [in_phase(pod_service(), "WaitingForGPU"), pod_service("other")])

@@ -3,27 +3,26 @@
 import functools
 import random
 
-import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 import trio
 from structlog.testing import capture_logs
 
-from controller.cluster import SETTLED, Faults, open_cluster, utcnow
+from controller.cluster import SETTLED, open_cluster, utcnow
 from controller.objects import service
 from controller.podcluster import open_pods
+from controller.second_controller import Second
 from llmkube.controller.informers import Informers
 from llmkube.controller.operator import run_controller
 from llmkube.controller.reconcile import inference_services
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
-from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.host_monitor import HostMonitor
-from llmkube.k8s.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS
+from llmkube.k8s.leases.host_monitor import HostMonitor
+from llmkube.k8s.leases.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
 from llmkube.k8s.wire.conditions import find_condition
@@ -424,11 +423,14 @@ async def test_nothing_is_written_before_everything_is_known(autojump_clock, slo
 async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
     """A service keeps its status while its Model has a shape that this version does not understand."""
     informers, unused = Informers(), None  # no client: nothing is sent
+    hosts = HostMonitor(unused, "llmkube-system", unused)
+    for cache in (informers.models.cache, informers.slices.cache, informers.host_claims.cache, hosts.leases):
+        cache.synced.set()
     reconciler = inference_services.ServiceReconciler(
         ControllerSettings(),
         utcnow,
         informers,
-        HostMonitor(unused, "llmkube-system", unused),
+        hosts,
         StatusWriter(unused, InferenceService),
         unused,
     )
@@ -452,23 +454,6 @@ async def test_nothing_of_a_cluster_is_touched_when_switched_off(autojump_clock)
 
 
 LEADER = Key("llmkube-system", "llmkube-controller")
-
-
-class Second:
-    """Another controller on the same API server, with a network of its own."""
-
-    def __init__(self, cluster):
-        self.faults = Faults(cluster.faults._inner, cluster.faults.store)
-        self.scope = trio.CancelScope()
-        self.acting = trio.Event()
-
-    async def run(self, settings):
-        async with httpx.AsyncClient(transport=self.faults, base_url="http://apiserver") as http:
-            with self.scope:
-                async with trio.open_nursery() as nursery:
-                    start = functools.partial(run_controller, utcnow=utcnow, rng=random.Random(9))
-                    await nursery.start(start, Client(http), settings)
-                    self.acting.set()
 
 
 async def test_only_the_holder_of_the_lease_writes(autojump_clock):

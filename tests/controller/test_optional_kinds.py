@@ -9,13 +9,9 @@ from controller.podkinds import install
 from llmkube.controller.optional_kinds import DISCOVERY_SECONDS, INSTALL_POLL_SECONDS
 from llmkube.controller.queues import RETRY
 from llmkube.k8s.builtins import CustomResourceDefinition
+from llmkube.k8s.extensions import HTTPRoute, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-    HTTPRoute,
-    PodMonitor,
-    ServiceLevelObjective,
-)
+from llmkube.k8s.workloads import Deployment
 
 
 async def test_pod_monitors_come_with_their_kind(autojump_clock):

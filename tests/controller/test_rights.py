@@ -2,39 +2,42 @@
 
 from typing import Any
 
+import attrs
 import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
 from controller.podkinds import install
+from controller.podobjects import SETTINGS
 from controller.reconcile.test_routers import apply_router
 from k8s.api_calls import undeclared, unused
 from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.rights import PROGRAM
-from llmkube.k8s.builtins import Namespace, Service
+from llmkube.k8s.builtins import ConfigMap, Namespace, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.extensions import HTTPRoute, LeaderWorkerSet, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
-    HTTPRoute,
     Job,
+    NetworkPolicy,
     PodDisruptionBudget,
-    PodMonitor,
-    ServiceLevelObjective,
 )
 
+ROUTERS = (ConfigMap, NetworkPolicy)
 CHILDREN = (
-    Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, PodMonitor, ServiceLevelObjective, HTTPRoute,
+    Deployment, LeaderWorkerSet, Service, HorizontalPodAutoscaler, PodDisruptionBudget,
+    PodMonitor, ServiceLevelObjective, HTTPRoute,
 )  # fmt: skip
 
 
 async def with_pods(hands: Hands) -> None:
     """A service in pods with all that belongs to it, and its Models of two kinds; then a host gets it."""
-    await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+    await install(hands, LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
     await hands.create_model("other", source="pvc://weights/model.gguf")
     gateway = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}}
     await hands.create_model()
@@ -43,12 +46,19 @@ async def with_pods(hands: Hands) -> None:
     await take_labels_off(hands, Job)  # while it runs: nobody asks for one that is done
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
     await trio.sleep(INSTALL_POLL_SECONDS)
+    hardware = {"accelerator": "cuda", "gpu": {"enabled": True, "count": 1}}
+    await hands.create_model("large", source="org/large", format="safetensors", hardware=hardware)
+    group = {"members": [{"node": "one"}, {"node": "two"}]}
+    await hands.create_service("large", modelRef="large", runtime="vllm", multiNode=group)
+    await trio.sleep(SETTLED)
     await hands.client.patch(Model, Key("ml", "other"), {"metadata": {"finalizers": [FINALIZER]}})
     await take_labels_off(hands, *CHILDREN)
     await hands.create_model(hardware={"accelerator": "metal"})
+    await hands.create_model("large", source="org/large", format="safetensors", hardware={"accelerator": "metal"})
     await trio.sleep(SETTLED)
-    await hands.client.delete(InferenceService, Key("ml", "chat"))
-    for name in ("phi", "other"):
+    for name in ("chat", "large"):
+        await hands.client.delete(InferenceService, Key("ml", name))
+    for name in ("phi", "other", "large"):
         await hands.client.delete(Model, Key("ml", name))
     await trio.sleep(SETTLED)
 
@@ -64,11 +74,14 @@ async def take_labels_off(hands: Hands, *kinds: type[Any]) -> None:
 
 async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
     """A day with hosts and pods, deaths, a lost network and a lost namespace uses every right, and no other."""
-    async with open_pods(identity="one") as hands:
+    async with open_pods(identity="one", workloads=attrs.evolve(SETTINGS, priority_class_prefix=None)) as hands:
         cluster = hands.cluster
         await with_pods(hands)
         await cluster.bring_up()
         await apply_router(cluster.client)
+        await take_labels_off(hands, *ROUTERS)
+        await cluster.client.delete(Deployment, Key("ml", "front-router-proxy"))  # its owner is asked for then
+        await trio.sleep(SETTLED)
         await trio.sleep(60)  # the host falls silent: a Lease is read once more
         await cluster.faults.cut()
         await trio.sleep(60)

@@ -20,7 +20,8 @@ MORE = ROOT / "docs" / "sentences-more.md"
 
 OBJECTS = "On objects"
 ERRORS = "Errors"
-RULES = "Refused by the schema"
+RULES = "Refused by a rule"
+READYZ = "In /readyz"
 LOGS = "In logs"
 PRINTED = "In the terminal"
 HELP = "In help texts"
@@ -28,7 +29,8 @@ METRICS = "In metrics"
 PLACES = {
     OBJECTS: "Messages of conditions and Events.",
     ERRORS: "A condition, a log line or the end of a command quotes them.",
-    RULES: "The message of a CEL rule, behind the path of the field.",
+    RULES: "The message of a CEL rule behind the path of the field, or of a policy for the accounts of hosts.",
+    READYZ: "What a program waits for, or what a kind costs that it cannot list.",
     LOGS: "A log line goes on with its keys.",
     PRINTED: "What commands print.",
     HELP: "What `--help` says of programs, commands and flags.",
@@ -63,6 +65,13 @@ _BUGS = {"AssertionError", "KeyError", "NotImplementedError", "RuntimeError", "T
 # These take patterns, SQL, wire text and names of things, not sentences.
 _NOT_MET = re.compile(r"re\.\w+|.*\.(cancel|encode|execute|executescript|add_token|strftime|strptime)|field|Path|_rule")
 _NO_SENTENCES = re.compile(r"k8s/crd/(?!first_api|pairing)|k8s/wire/times")
+_ELSEWHERE = {
+    "supervisor/host_policies.py": RULES,
+    "controller/followed_kinds.py": READYZ,
+    "controller/informers.py": READYZ,
+    "controller/operator.py": READYZ,
+}
+"""Modules of which no object says anything, although their rooms do."""
 _COMMAND = re.compile(r"(click|\w+)\.(command|group)")
 _WORD = re.compile(r"(?<![\w{|/.-])[A-Za-z][a-z']*(?![\w}])")
 _CODE = re.compile(
@@ -170,7 +179,7 @@ class _Reader(ast.NodeVisitor):
             self._inside(HELP, node)
         elif _METRIC.fullmatch(name):
             self._inside(METRICS, node)
-        elif name == "Rule":
+        elif name == "Rule" and node.args:  # a rule of CEL; those of routers are given by name
             self._say(RULES, node.args[1])
         elif name.endswith("Error") and name not in _BUGS:
             self._inside(ERRORS, node)
@@ -211,6 +220,8 @@ def _place_of_room(module: str) -> str | None:
         return METRICS
     if _NO_SENTENCES.match(module):
         return None
+    if module in _ELSEWHERE:
+        return _ELSEWHERE[module]
     if room == "cli":
         return PRINTED
     return OBJECTS if room in {"controller", "supervisor"} else ERRORS

@@ -12,16 +12,13 @@ from pathlib import Path
 import pytest
 import trio
 
-from docs.pages import ROOT, blocks, name, pages
+from docs.newcomer import consoles, settle
+from docs.pages import ROOT, name, pages
 from e2e.kubectl_tool import needs_kubectl
 from e2e.up_process import FREE_PORTS, engines_in, environment, open_up
 
 NOT_RUN = re.compile(r"not run: \S.*")
 DEADLINE_SECONDS = 120.0
-
-
-def consoles(page):
-    return [block for block in blocks(page) if block.language == "console"]
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
@@ -40,18 +37,6 @@ def script_of(page):
 RUNNABLE = [page for page in pages() if script_of(page)]
 
 
-def settle(script: str, folder: Path, gateway: str, state: Path) -> str:
-    """Put in what a reader has in these places: his paths, his gateway's address."""
-    for shown, meant in (
-        (r"^(\S*/)?llmkube up( +#.*)?$", ": # runs beside this script"),
-        (r"~/\.local/share/llmkube/kubeconfig", str(state / "kubeconfig")),
-        (r"http://127\.0\.0\.1:8080", gateway),
-        (r"\.venv/bin/", f"{Path(sys.executable).parent}/"),
-    ):
-        script = re.sub(shown, lambda _, meant=meant: meant, script, flags=re.MULTILINE)
-    return script
-
-
 @pytest.mark.e2e
 @pytest.mark.kubectl
 @pytest.mark.parametrize("page", RUNNABLE, ids=name)
@@ -64,7 +49,7 @@ async def test_the_commands_of_a_page_succeed(page, tmp_path):
     async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
         _, gateway, _ = await up.urls()
         await up.wait_for("out", "Nothing is served yet")
-        script = settle(script_of(page), tmp_path, gateway, state)
+        script = settle(script_of(page), gateway, state, Path(sys.executable).parent)
         env = environment(tmp_path) | {"KUBECONFIG": str(state / "kubeconfig")}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         with trio.fail_after(DEADLINE_SECONDS):

@@ -1,5 +1,7 @@
 """The page of sentences is up to date, and finds each kind of sentence where a user meets it."""
 
+import re
+
 import attrs
 import pytest
 
@@ -11,6 +13,7 @@ from docs.sentences import (
     OBJECTS,
     PAGE,
     PRINTED,
+    RULES,
     Sentence,
     collect,
     folded,
@@ -37,10 +40,17 @@ def test_what_differs_in_the_names_of_values_alone_stands_once():
     assert folded([here, there, attrs.evolve(there, place=LOGS)]) == [here, attrs.evolve(there, place=LOGS)]
 
 
+def test_a_sentence_says_who_acts():
+    """No sentence that a user meets has an actor without a name: nobody, whoever and the like."""
+    actors = re.compile(r"\b(nobody|whoever|somebody|someone|anybody|anyone|everybody|everyone)\b", re.IGNORECASE)
+    assert [each for each in collect() if actors.search(each.text)] == []
+
+
 @pytest.mark.parametrize(
     ("module", "source", "place", "text"),
     [
         ("supervisor/a.py", 'Verdict("Failed", f"engine {name} has ended")', OBJECTS, "engine {name} has ended"),
+        ("supervisor/host_policies.py", '_said("a host writes its own Events")', RULES, "a host writes its own Events"),
         ("supervisor/a.py", 'raise UserError(f"{self.path} is a folder here")', ERRORS, "{path} is a folder here"),
         ("supervisor/a.py", 'log.info("engine has started here", pid=1)', LOGS, "engine has started here"),
         ("cli/a.py", 'click.echo(f"{len(names)} models were removed")', PRINTED, "{names} models were removed"),

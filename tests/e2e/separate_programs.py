@@ -101,10 +101,10 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(folder: Path, *controller_args: str) -> AsyncIterator[Cluster]:
+async def open_cluster(folder: Path, *controller_args: str, server_port: str = "0") -> AsyncIterator[Cluster]:
     """Run the embedded API server and the controller, with these further arguments."""
     async with (
-        open_server(folder) as (server, url),
+        open_server(folder, server_port) as (server, url),
         open_client(load_config(folder / "server" / "kubeconfig", None)) as client,
         open_controller(folder, *controller_args) as controller,
     ):

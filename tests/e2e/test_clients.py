@@ -84,8 +84,9 @@ async def serve(nursery, handler) -> int:
     return listeners[0].socket.getsockname()[1]
 
 
+@pytest.mark.ci
 async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path):
-    """openai, anthropic, litellm and langchain-openai, as their users write them, need nothing but the address."""
+    """U4: openai, anthropic, litellm and langchain-openai, as their users write them, need nothing but the address."""
     packages = await trio.to_thread.run_sync(find_client_packages)
     manifests = tmp_path / "all.yaml"
     manifests.write_text(MANIFESTS)

@@ -1,17 +1,21 @@
 """Models by URL as a user has them: `llmkube up`, a web server, and what can go wrong between the two."""
 
 import hashlib
+import json
 import shutil
 import subprocess
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
 import llmkube.weights
 from e2e.separate_programs import chat, eventually
 from e2e.test_mistakes import open_up_with
-from e2e.up_process import ANSWER, run_program, run_up
+from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up, run_program, run_up
 from e2e.web import open_web
 from llmkube.base.http.client import open_http_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -76,16 +80,32 @@ async def test_a_model_by_url_is_fetched_watched_and_asked(tmp_path):
             assert len(web.downloads) == 1
 
 
+async def test_a_model_of_a_registry_is_fetched_and_asked(tmp_path):
+    """G4: `oci://` on a host: the manifest, then the blob by its digest; then chat answers."""
+    digest = f"sha256:{hashlib.sha256(OTHER).hexdigest()}"
+    layer = {"mediaType": "application/vnd.docker.ai.gguf.v3", "digest": digest, "size": len(OTHER)}
+    manifest = json.dumps({"schemaVersion": 2, "layers": [layer]}).encode()
+    async with open_web("127.0.0.1", m=OTHER) as web, open_up_with(tmp_path) as up:
+        web.files["manifest"] = manifest
+        web.names |= {"/v2/phi/manifests/q4": "manifest", f"/v2/phi/blobs/{digest}": "m.gguf"}
+        await deploy(up, "web", f"oci://{web.url.removeprefix('http://')}/phi:q4")
+        await up.wait_loaded("web", "Loaded")
+        assert await chat(up.gateway, "web") == ANSWER
+        assert [each.target for each in web.requests] == [*web.names]
+        kept = [path.name for path in (up.state / "store" / "blobs" / "sha256").iterdir()]
+        assert digest.partition(":")[2] in kept
+
+
 async def test_a_wrong_digest_and_the_right_one(tmp_path):
-    """The condition names both digests after three downloads, nothing of the file stays, and the right one heals it."""
+    """The condition names both digests after one download, nothing of the file stays, and the right one heals it."""
     async with open_web(m=DEMO) as web, open_up_with(tmp_path) as up:
         await deploy(up, "web", f"{web.url}/m.gguf", sha256="0" * 64)
         told = await wait_fetched(up, "web", "DigestMismatch")
         assert told.message == (
             f"spec.sha256: {web.url}/m.gguf has the digest {SHA256}, spec.sha256 asks for {'0' * 64} "
-            "(downloaded 3 times); correct the digest, or the source"
+            "(downloaded once); correct the digest, or the source"
         )
-        assert len(web.downloads) == 3
+        assert len(web.downloads) == 1
         assert list((up.state / "store" / "partial").iterdir()) == []
         assert (await up.wait_loaded("web", "DigestMismatch")).message == told.message
         await deploy(up, "web", f"{web.url}/m.gguf", sha256=SHA256)
@@ -134,6 +154,19 @@ def small_disk(path, kibibytes):
         subprocess.run(["umount", "--lazy", path], check=True)
 
 
+@contextmanager
+def open_ballast(folder):
+    """Take all the room that a small disk has, to the last byte; and give it back."""
+    ballast = folder / "ballast"
+
+    def fill():
+        with ballast.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    yield fill, ballast.unlink
+
+
 async def test_a_full_disk_is_said_and_mended(tmp_path):
     """A disk that is too small is a condition with both sizes and nothing half-written; room on it is all it takes."""
     state = tmp_path / "state"
@@ -153,6 +186,53 @@ async def test_a_full_disk_is_said_and_mended(tmp_path):
             ballast.unlink()
             await up.wait_loaded("web", "Loaded")
             assert await chat(up.gateway, "web") == ANSWER
+
+
+@pytest.mark.parametrize("left", [(), ("journal",)], ids=["first start", "after one that failed"])
+async def test_up_on_a_full_disk_says_one_sentence(tmp_path, left):
+    """Neither a first start nor the next one prints a traceback: path, free and needed bytes, and what to do."""
+    state = tmp_path / "state"
+    with small_disk(state, 64):
+        for name in left:
+            (state / name).mkdir()
+        words = ("up", "--state-dir", str(state), "--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
+        done = await trio.run_process(
+            [sys.executable, "-m", "llmkube", *words], capture_stderr=True, capture_stdout=True, check=False
+        )
+    told = (done.stdout + done.stderr).decode()
+    assert done.returncode == 1
+    assert "Traceback" not in told
+    assert f"the disk of the state directory {state} is full: " in told
+    assert "and LLMKube needs 4.0 MiB to start" in told
+    assert "choose another disk with --state-dir" in told
+
+
+async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps(tmp_path):
+    """U8: commands, logs and the log say that the disk is full, where, and what helps; with room again, all goes on."""
+    state = tmp_path / "state"
+    told = f"the disk of {state} is full (0 B are free); free some space on it, and this goes on by itself"
+    with small_disk(state, 12_000), open_ballast(state) as (fill, empty):
+        async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
+            await up.urls()
+            run = partial(run_program, tmp_path, kubeconfig=state / "kubeconfig")
+            deploy = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512")
+            assert (await run(*deploy))[0] == 0
+            fill()
+            code, _, err = await run("scale", "demo", "0")
+            assert (code, told in err, "Traceback" in err) == (1, True, False), err
+            (engine,) = engines_in(state)
+            engine.kill()
+            await up.wait_for("err", "no engine is started, because .*demo.json cannot be written: the disk of")
+            for command in (("list",), ("status", "demo")):
+                code, out, err = await run(*command)
+                assert (code, told in err) == (0, True), err
+                assert "what is shown may be old" in err
+                assert told not in out
+            empty()
+            await eventually(partial(run, *deploy), lambda done: done[0] == 0)
+            chat_once = partial(run, "chat", "demo", "What is LLMKube?")
+            await eventually(chat_once, lambda done: done[0] == 0)  # "Loaded" may be from before: it was kept, then
+            assert "full" not in (await run("list"))[2]
 
 
 async def test_cloud_metadata_is_never_asked(tmp_path):

@@ -78,7 +78,9 @@ async def test_a_day_with_one_model(tmp_path, home):
 
         async with follow("logs", "demo", "-f", "--tail", "0") as log, follow("list", "isvc", "-w") as watch:
             async with follow("port-forward", "demo") as tunnel:
-                found = await tunnel.wait_for("out", r"Forwarding (127\.0\.0\.1:\d+) -> the gateway at ")
+                found = await tunnel.wait_for(
+                    "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/demo behind the gateway"
+                )
                 assert await ask_by_http(f"http://{found[1]}") == ANSWER
                 assert (await interrupted(tunnel), tunnel.err) == (130, "")
             await log.wait_for("out", "slot")  # the engine tells of the question
@@ -152,8 +154,9 @@ async def test_a_conversation_on_a_terminal(tmp_path, home):
             assert await process.wait() == 0
 
 
+@pytest.mark.ci
 async def test_what_people_are_used_to(tmp_path, home):
-    """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
+    """U9: `run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
     state = tmp_path / "sta te"  # U9: every path of this machine may have spaces
     model = tmp_path / "my models" / "tiny model.gguf"
     model.parent.mkdir()
@@ -176,3 +179,26 @@ async def test_what_people_are_used_to(tmp_path, home):
         code, out, _ = await run("top", "--interval", "0.5")
         assert out.splitlines()[1].split()[2:6] == ["0.0", "0.0", "0", "0"]
         assert (await run("run", "tiny-model", QUESTION))[1] == f"{ANSWER}\n"
+
+
+async def test_a_forwarded_port_reaches_one_model(tmp_path, home):
+    """U17: behind the gateway of `up` the port has one model: it needs no name, and no name leads to another one."""
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        for name in ("demo", "second"):
+            assert (await run("deploy", name, "--source", "builtin://demo", "--context-size", "512"))[0] == 0
+        follow = partial(open_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+        async with follow("port-forward", "second") as tunnel, open_http_client() as http:
+            found = await tunnel.wait_for(
+                "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second behind the gateway at "
+            )
+            url, kind = f"http://{found[1]}/v1", Headers.of({"Content-Type": "application/json"})
+            listed = json.loads((await http.request("GET", f"{url}/models")).body)["data"]
+            assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("second", 512)]
+            question = {"temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
+            ask = partial(http.request, "POST", f"{url}/chat/completions", headers=kind)
+            answer = await ask(body=json.dumps(question).encode())
+            assert json.loads(answer.body)["choices"][0]["message"]["content"].strip() == ANSWER
+            other = await ask(body=json.dumps(question | {"model": "demo"}).encode())
+            assert (other.status, b"no model 'demo'; there is 'second'" in other.body) == (404, True)

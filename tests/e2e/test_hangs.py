@@ -18,6 +18,7 @@ import trio
 from e2e.addresses import own_address
 from e2e.separate_programs import DEMO, chat, logs, open_cluster
 from e2e.up_process import ANSWER
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
@@ -36,7 +37,7 @@ from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.liveness import Limits
-from llmkube.supervisor.nouns.ports import Command, Ports, Shutdown
+from llmkube.supervisor.nouns.ports import Command, Grace, Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.supervisor.service.context import ServiceContext
@@ -94,11 +95,11 @@ def long_model(tmp_path):
 async def real_engine(tmp_path, model):
     """A bundled engine, how to ask it, and how to look at it."""
     engines = LocalEngines(settings(tmp_path))
-    port = engines.free_port("127.0.0.1")
+    port = free_port()
     launch = launched(model, await engines.info())
     argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port, keys="")
     command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie="test-of-hangs")
-    async with open_http_client() as http, engines.open_child(command, Shutdown()) as child:
+    async with open_http_client() as http, engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
         engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)
         await health.wait_ready(http, engine.ready_url)
         yield child, engine, partial(child.read_stats, "127.0.0.1", port, loading=False)

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from e2e.addresses import own_address
+from e2e.terminal import open_terminal
 from e2e.test_keys import listeners
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, environment, open_up, processes_in, run_up
 from llmkube.base.http.client import open_http_client
@@ -54,7 +55,7 @@ def outside(up):
 
 
 async def test_another_machine_needs_the_key_and_a_port_scan_finds_nothing_open(tmp_path, address):
-    """Without a key 401 for all but /health, with it the answer; a foreign page gets 403; loopback asks for none."""
+    """U13: without a key 401 for all but /health, with it the answer; 403 for a foreign page; loopback needs none."""
     state = tmp_path / "state"
     args = ("--state-dir", str(state), *FREE_PORTS, "--listen", netloc((address, 0)))
     async with open_up(tmp_path, *args, "-f", str(DEMO)) as up:
@@ -134,19 +135,8 @@ async def test_the_key_is_shown_once_on_a_terminal(tmp_path, address):
 
 async def on_a_terminal(folder, *args):
     """Return what a person sees of `llmkube up ARGS`, which is stopped as soon as it says how to do that."""
-    leader, follower = os.openpty()
     command = [sys.executable, "-m", "llmkube", "up", *args]
-    drawn = bytearray()
-
-    async def read():
-        while True:
-            try:
-                drawn.extend(await trio.to_thread.run_sync(os.read, leader, 65536, abandon_on_cancel=True))
-            except OSError:  # EIO: the last writer has closed the terminal
-                return
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
+    async with open_terminal() as (follower, drawn):
         process = await trio.lowlevel.open_process(
             command,
             env=environment(folder) | {"TERM": "dumb", "COLUMNS": "300"},
@@ -158,7 +148,6 @@ async def on_a_terminal(folder, *args):
         await until(lambda: b"Ctrl-C stops everything" in drawn or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0, drawn.decode()
-    os.close(leader)
     return drawn.decode()
 
 

@@ -1,6 +1,7 @@
 """What a user reads where what was asked for and what is are two things: `deploy`, `status`, `list`, the gateway."""
 
 import json
+import socket
 from functools import partial
 
 import pytest
@@ -33,7 +34,7 @@ async def settled(run, words, *command):
 
 
 async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, home):
-    """`deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not all that was asked."""
+    """U2: `deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not those asked for."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         _, gateway, _ = await up.urls()
@@ -51,7 +52,7 @@ async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, hom
 
 
 async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
-    """A field, a digest and a budget that cannot be: each says that the edit is refused, and that the model answers."""
+    """U5, U7: a field, a digest and a budget that cannot be: each edit is told as refused, and the model answers on."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()
@@ -83,7 +84,7 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
 
 
 async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, home):
-    """A budget below what the model needs is a failure with both figures and the ways out, not a wait."""
+    """U6: a budget below what the model needs is a failure with both figures and the ways out, not a wait."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()
@@ -93,3 +94,36 @@ async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, h
         status = await settled(run, "Degraded True ExceedsMemory", "status", "demo")
         assert "phase        Failed" in status
         assert (await run(*DEPLOY, "--memory-budget", "1Gi"))[0] == 0
+
+
+async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_when(tmp_path, home):
+    """U14: `deploy`, `status` and `up` say for what it waits and since when, and nothing of a time that is left."""
+    with socket.socket() as silent:  # bound, and nobody listens: every connection is refused
+        silent.bind(("127.0.0.1", 0))
+        origin = f"127.0.0.1:{silent.getsockname()[1]}"
+        run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+        async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+            await up.urls()
+            code, _, err = await run(
+                "deploy", "far", "--source", f"http://{origin}/m.gguf", "--accelerator", "cpu", "--timeout", "4"
+            )
+            assert (code, "waiting since 20" in err, " left" in err) == (4, True, False), err
+            status = await settled(run, "progress waiting since 20", "status", "far")
+            assert origin in status.partition("waiting since ")[2].splitlines()[0]
+            assert "; next attempt at 20" in status
+            assert "next retry" in status
+            await up.wait_for("out", r"default/far: Pending \(Fetching\): waiting since 20\S+Z: ")
+
+
+async def test_the_next_deploy_begins_with_words_of_its_own(tmp_path, home):
+    """U15: neither a missing file nor a flag that ended the engine is told by the deploy that mends it."""
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        missing = ("deploy", "demo", "--source", f"{tmp_path}/none.gguf", "--accelerator", "cpu")
+        for broken, reason in ((missing, "FileNotFound"), ((*DEPLOY, "--extra-arg=--no-such-flag"), "no-such-flag")):
+            code, _, err = await run(*broken)
+            assert (code, reason in err) == (1, True), err
+            code, out, err = await run(*DEPLOY)
+            assert code == 0, err
+            assert reason not in out + err

@@ -12,6 +12,7 @@ from e2e.addresses import own_address
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from e2e.separate_programs import DEMO, chat, eventually, logs, open_cluster, open_server
 from e2e.up_process import ANSWER, command_line, engines_in, fake_engine, processes_in
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.resource import Key
@@ -62,7 +63,7 @@ async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, add
 
 @pytest.mark.ci
 async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, address):
-    """replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
+    """D5: replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -78,7 +79,8 @@ async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, add
 @pytest.mark.ci
 async def test_serving_outlives_the_api_server(tmp_path, address):
     """With the API server killed, engines answer and are replaced; back on its state directory, all is made true."""
-    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
+    own_port = str(free_port())
+    async with open_cluster(tmp_path, server_port=own_port) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
         first, (_, _, port) = cluster.engine(), await cluster.slice()
@@ -100,7 +102,7 @@ async def test_serving_outlives_the_api_server(tmp_path, address):
         await until(lambda: len(logs(agent, "started inference service")) == 2)
         second_port = logs(agent, "started inference service")[-1]["port"]
         assert await chat(f"http://{address}:{second_port}") == ANSWER
-        async with open_server(tmp_path, cluster.url.rpartition(":")[2]):
+        async with open_server(tmp_path, own_port):
             assert await eventually(cluster.slice, lambda told: told[2] != port) == (True, address, second_port)
             await cluster.apply_demo(contextSize=256)
             _, _, third_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != second_port)

@@ -5,11 +5,14 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 
 import pytest
 import trio
 
-from e2e.up_process import ANSWER, DEMO, FREE_PORTS, fake_engine, is_open, open_up, processes_in, run_up
+from e2e.terminal import open_terminal
+from e2e.up_process import ANSWER, DEMO, FREE_PORTS, environment, fake_engine, is_open, open_up, processes_in, run_up
 from llmkube.base.http.client import open_http_client
 from waiting import until
 
@@ -153,30 +156,13 @@ async def test_one_state_directory_one_program(tmp_path):
 
 async def test_progress_moves_on_a_terminal(tmp_path):
     """On a terminal the same command draws a live line, and ends with the same answer."""
-    import subprocess
-    import sys
-
-    from e2e.up_process import environment
-
-    leader, follower = os.openpty()
     command = [sys.executable, "-m", "llmkube", "up", "--demo", "--ask", "What is LLMKube?"]
     env = environment(tmp_path) | {"TERM": "xterm-256color"}
-    drawn = bytearray()
-
-    async def read():
-        while True:
-            try:
-                drawn.extend(await trio.to_thread.run_sync(os.read, leader, 65536, abandon_on_cancel=True))
-            except OSError:  # EIO: the last writer has closed the terminal
-                return
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
+    async with open_terminal() as (follower, drawn):
         done = await trio.run_process(
             command, env=env, stdin=subprocess.DEVNULL, capture_stdout=True, stderr=follower, check=False
         )
         os.close(follower)
-    os.close(leader)
     text = drawn.decode()
     assert done.returncode == 0, text
     assert done.stdout.decode().splitlines()[2] == ANSWER

@@ -59,7 +59,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
 
         await kubectl.run("scale", "isvc/demo", "--replicas=0")
         await until(lambda: not engines_in(state))
-        await up.wait_for("out", r"default/demo: Stopped \(ManuallyScaledToZero\)\n")
+        await up.wait_for("out", r"default/demo: Stopped \(ManuallyScaledToZero\)")
         assert "replicas=0; stopping process" in up.err
         await kubectl.run("scale", "isvc/demo", "--replicas=1")
         await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")

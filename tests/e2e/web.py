@@ -17,6 +17,7 @@ class Web:
     Attributes:
         url: Where it is.
         files: Content by name; a test may change it.
+        names: Of paths at which a file is found besides its own.
         held: Names that are only sent by half until `go_on`.
         credentials: What a request has to show one of, in its target or in Authorization; nothing where there is none.
         requests: What was asked for.
@@ -24,6 +25,7 @@ class Web:
 
     url: str
     files: dict[str, bytes]
+    names: dict[str, str] = attrs.field(factory=dict)
     held: set[str] = attrs.field(factory=set)
     credentials: tuple[str, ...] = ()
     go_on: trio.Event = attrs.field(factory=trio.Event)
@@ -51,7 +53,7 @@ class Web:
         shown = request.target + request.headers.get("authorization", "")
         if self.credentials and not any(each in shown for each in self.credentials):
             return await wire.answer(401)
-        name = request.target.partition("?")[0].lstrip("/")
+        name = self.names.get(request.target) or request.target.partition("?")[0].lstrip("/")
         data = self.files.get(name)
         if data is None:
             return await wire.answer(404)

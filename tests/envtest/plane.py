@@ -18,7 +18,8 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from envtest.certs import Authority, Pair, ServiceAccountSigner
-from envtest.programs import Program, ProgramError, reserved_ports
+from envtest.programs import Program, ProgramError
+from free_ports import free_port
 
 ISSUER = "https://kubernetes.default.svc.cluster.local"
 CONTROLLERS = (
@@ -116,23 +117,23 @@ async def open_control_plane(
     """
     work_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     now = datetime.datetime.now(datetime.UTC)
-    with reserved_ports(2) as (etcd_port, api_port):
-        plane = _prepare(_Layout(assets, work_dir, etcd_port, api_port), now, controllers, api_server_flags)
-        try:
-            await plane.etcd.start()
-            await _wait_ok(plane.etcd, f"http://127.0.0.1:{etcd_port}/health", None)
-            await plane.start_api_server()
-            if plane.controller_manager is not None:
-                await plane.controller_manager.start()
-                await _wait_ok(plane.controller_manager, _default_account(plane.server), plane._admin)
-            yield plane
-            for program in plane.programs:
-                program.check()
-        finally:
-            # the reverse order of need: the API server takes its leases out of etcd on the way out
-            with trio.CancelScope(deadline=trio.current_time() + STOP_SECONDS, shield=True):
-                for program in reversed(plane.programs):
-                    await program.stop()
+    etcd_port, api_port = free_port(), free_port()
+    plane = _prepare(_Layout(assets, work_dir, etcd_port, api_port), now, controllers, api_server_flags)
+    try:
+        await plane.etcd.start()
+        await _wait_ok(plane.etcd, f"http://127.0.0.1:{etcd_port}/health", None)
+        await plane.start_api_server()
+        if plane.controller_manager is not None:
+            await plane.controller_manager.start()
+            await _wait_ok(plane.controller_manager, _default_account(plane.server), plane._admin)
+        yield plane
+        for program in plane.programs:
+            program.check()
+    finally:
+        # the reverse order of need: the API server takes its leases out of etcd on the way out
+        with trio.CancelScope(deadline=trio.current_time() + STOP_SECONDS, shield=True):
+            for program in reversed(plane.programs):
+                await program.stop()
 
 
 @attrs.frozen
@@ -193,7 +194,6 @@ def _etcd(at: _Layout) -> Program:
         f"--listen-client-urls={at.etcd_url}",
         f"--advertise-client-urls={at.etcd_url}",
         "--listen-peer-urls=http://127.0.0.1:0",
-        "--socket-reuse-port",
         "--unsafe-no-fsync",  # the data need not outlive the machine
         "--log-level=warn",
     )
@@ -205,7 +205,6 @@ def _api_server(at: _Layout, more: Sequence[str]) -> Program:
         f"--etcd-servers={at.etcd_url}",
         "--bind-address=127.0.0.1",
         f"--secure-port={at.api_port}",
-        "--permit-port-sharing",
         # the `kubernetes` Service would want an address that is not loopback, and nothing here uses it
         "--advertise-address=127.0.0.1",
         "--endpoint-reconciler-type=none",

@@ -1,9 +1,6 @@
 """One program of the control plane: started, watched, stopped within a bound, its output in a file."""
 
-import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -89,23 +86,3 @@ class Program:
         """Return an error about this program that quotes the end of its log."""
         text = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if self.log.is_file() else ""
         return ProgramError(f"{self.name} {what}; {self.log} ends:\n{text}")
-
-
-@contextmanager
-def reserved_ports(count: int) -> Iterator[Sequence[int]]:
-    """Hold free TCP ports of 127.0.0.1 for programs that bind them with SO_REUSEPORT; no other program gets them.
-
-    Asking for a free port and letting it go again would lose it to another test now and then. A socket that is bound
-    and does not listen takes no connections away from the one that listens.
-    """
-    sockets: list[socket.socket] = []
-    try:
-        for _ in range(count):
-            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            sockets.append(held)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind(("127.0.0.1", 0))
-        yield [held.getsockname()[1] for held in sockets]
-    finally:
-        for held in sockets:
-            held.close()

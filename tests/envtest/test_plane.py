@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from envtest.plane import ControlPlane, open_control_plane
-from envtest.programs import Program, ProgramError, reserved_ports
+from envtest.programs import Program, ProgramError
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import open_client
@@ -82,9 +82,3 @@ async def test_a_program_that_ignores_term_is_killed(tmp_path: Path):
         scope.cancel()
         await deaf.stop(grace_seconds=0.1)
     assert not deaf.running
-
-
-def test_reserved_ports_are_free_and_distinct():
-    """No two reservations at a time are of the same port."""
-    with reserved_ports(3) as one, reserved_ports(3) as two:
-        assert len({*one, *two}) == 6

@@ -16,17 +16,17 @@ from llmkube.controller.rights import PROGRAM
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s import client as client_room
-from llmkube.k8s import lease
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.auth.transport import AuthTransport
-from llmkube.k8s.builtins import ConfigMap, Event, Lease
+from llmkube.k8s.builtins import ConfigMap, Event, Lease, Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, SchemaMismatchError, WatchSilentError
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.lease import LeaseLostError, hold_lease
+from llmkube.k8s.leases import lease
+from llmkube.k8s.leases.lease import LeaseLostError, hold_lease
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.request import APPLY_PATCH
@@ -240,7 +240,7 @@ async def test_the_declared_rights_are_enough(client, crds, namespace, real_kube
         trio.open_nursery() as nursery,
     ):
         with pytest.raises(ForbiddenError):
-            await limited.list(ConfigMap, namespace=namespace)
+            await limited.list(Secret, namespace=namespace)
         transport.calls.clear()
         with trio.fail_after(WAIT_SECONDS):
             await nursery.start(

@@ -11,6 +11,7 @@ import trio
 from controller.podobjects import FETCHED, SETTINGS
 from envtest.test_real_controller import crds, installed, open_impersonated, until, utcnow
 from k8s.api_calls import undeclared
+from llmkube.controller.followed_kinds import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.rights import PROGRAM
 from llmkube.controller.settings import ControllerSettings
@@ -20,7 +21,13 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job, Pod, PodDisruptionBudget
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    Job,
+    Pod,
+    PodDisruptionBudget,
+)
 
 pytestmark = pytest.mark.envtest
 __all__ = ["crds"]  # the fixture, for pytest to find
@@ -92,6 +99,40 @@ async def test_everything_is_written_once(client, crds, namespace, real_kubeconf
         nursery.cancel_scope.cancel()
     # The controller is gone, and so are its hands: the finalizer would keep the namespace.
     await client.patch(Model, Key(namespace, "phi"), {"metadata": {"finalizers": None}})
+
+
+async def test_a_missing_rule_costs_what_needs_it(client, crds, namespace, real_kubeconfig):
+    """Without the rules for autoscalers and routers a Model's Job is made all the same, and /readyz names them."""
+    system = f"{namespace}-system"
+    program = attrs.evolve(PROGRAM, name=f"{namespace}-controller")
+    settings = ControllerSettings(namespace=namespace, lease_namespace=system, workloads=SETTINGS)
+    removed = {"horizontalpodautoscalers", "modelrouters"}
+    manifests = list(rbac_manifests(program, system_namespace=system, namespace=namespace))
+    for role in manifests:
+        if "rules" in role:
+            kept = ({**rule, "resources": sorted(set(rule["resources"]) - removed)} for rule in role["rules"])
+            role["rules"] = [rule for rule in kept if rule["resources"]]
+    health = ControllerHealth()
+    async with (
+        installed(client, manifests),
+        open_impersonated(real_kubeconfig, system, program.name) as (limited, _),
+        trio.open_nursery() as nursery,
+    ):
+        run = functools.partial(run_controller, limited, settings, utcnow=utcnow, rng=random.Random(), health=health)
+        with trio.fail_after(60):
+            await nursery.start(run)
+        source = {"source": "hf://org/repo/m.gguf", "hardware": {"accelerator": "cuda"}}
+        named = {"namespace": namespace, "name": "phi"}
+        await client.apply(Model, {"metadata": named, "spec": source}, field_manager="user")
+        chat = {"metadata": {"namespace": namespace, "name": "chat"}, "spec": {"modelRef": "phi"}}
+        await client.apply(InferenceService, chat, field_manager="user")
+        await until(functools.partial(count, client, Job, namespace), 1)
+        ready, words = health.ready()
+        assert ready
+        assert "cannot list HorizontalPodAutoscalers: spec.autoscaling has no effect (" in words
+        assert "cannot list ModelRouters: they keep the status that they have (" in words
+        assert words.count("; cannot list ") == 2
+        nursery.cancel_scope.cancel()
 
 
 async def count(client, kind, namespace):

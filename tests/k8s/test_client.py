@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from k8s.scripted import Body, ScriptedServer, config_map, html, listing, ok, status, status_object
-from llmkube.k8s import client as client_module
 from llmkube.k8s import request as build
+from llmkube.k8s import response as response_module
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import DecodeError
@@ -225,7 +225,7 @@ async def test_deadlines_belong_to_the_caller(autojump_clock):
 
 async def test_an_endless_body_is_cut_off(monkeypatch):
     """An answer above the cap is an error, and its connection is closed."""
-    monkeypatch.setattr(client_module, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(response_module, "MAX_BODY_BYTES", 1000)
     answer = httpx.Response(200, stream=Body([b"x" * 100] * 50), headers={"content-type": "application/json"})
     with pytest.raises(TransportError, match="larger"):
         await ScriptedServer(answer).client().get(ConfigMap, KEY)
@@ -257,7 +257,7 @@ async def test_connection_errors_say_what_happened():
 ])  # fmt: skip
 async def test_a_mac_without_a_route_may_lack_a_permission(monkeypatch, platform, code, told):
     """Where macOS may have cut an agent off from the network around it, the error says where that is allowed."""
-    monkeypatch.setattr(client_module.sys, "platform", platform)
+    monkeypatch.setattr(response_module.sys, "platform", platform)
     refused = httpx.ConnectError("all attempts failed")
     refused.__cause__ = ExceptionGroup("tried", [OSError(code, os.strerror(code))])
     with pytest.raises(TransportError, match=os.strerror(code)) as caught:

@@ -11,8 +11,9 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd import definitions
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec, ModelStatus
-from llmkube.k8s.crd.modelrouter import JWT, Budget, Cost, Match
+from llmkube.k8s.crd.modelrouter import Cost, Match
 from llmkube.k8s.crd.placement import GPUSharing
+from llmkube.k8s.crd.router_policy import JWT, Budget
 from llmkube.k8s.crd.serving import PersonaPlexConfig, SGLangSpeculative, VLLMConfig
 from llmkube.k8s.fields import REQUIRED, changed_paths, field, json_name, received, wire_fields
 

@@ -45,6 +45,7 @@ def write_files(authority: Authority, signer: ServiceAccountSigner) -> None:
         "proxy.yaml": _proxy_configuration(),
         "containerd.toml": _containerd_configuration(),
         "Corefile": _COREFILE.encode(),
+        "audit.yaml": _yaml(_AUDIT_POLICY),
     }.items():
         write_private(STATE / name, content)
     (STATE / "cni").mkdir()
@@ -87,6 +88,8 @@ def api_server() -> Program:
         f"--service-account-issuer={ISSUER}",
         f"--service-account-key-file={STATE / 'accounts.pub'}",
         f"--service-account-signing-key-file={STATE / 'accounts.key'}",
+        f"--audit-policy-file={STATE / 'audit.yaml'}",
+        f"--audit-log-path={STATE / 'logs' / 'audit.jsonl'}",
         "--profiling=false",
     )
 
@@ -190,6 +193,8 @@ def _kubelet_configuration() -> bytes:
             "clusterDomain": "cluster.local",
             "resolvConf": str(STATE / "resolv.conf"),
             "volumePluginDir": "/run/volumeplugins",
+            # a test of minutes sees several restarts of what crashes
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "3s"},
             # the machine's disk is not the node's: its fill level is none of the tests' business
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
@@ -210,6 +215,14 @@ def _proxy_configuration() -> bytes:
         }
     )
 
+
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:llmkube-system"]}, {"level": "None"}],
+}
+"""What our own programs ask the API server for, one line each: `logs/audit.jsonl`."""
 
 NAME_SERVICE: Sequence[Mapping[str, Any]] = (
     {

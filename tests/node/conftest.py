@@ -1,95 +1,126 @@
-"""One real node for the whole session, on whose network the tests run; a namespace of its own for each test."""
+"""One real node for the whole test run, on whose network the tests run; a namespace of its own for each test.
 
-import ctypes
-import json
-import os
-import shutil
-import subprocess
-import sys
-import uuid
+Side by side (`--numprocesses`) the workers share the node: it is the first process's, which they are the children of.
+"""
+
+import fcntl
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 import trio
+from xdist.scheduler import LoadScopeScheduling
 
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.client import Client, open_client
-from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.resource import Key
-from node.build import lacking
-from node.images import images
-from node.needs import lacks
-from node.objects import volume
+from node.objects import make_namespace
 from node.release import Release, opened
 from node.running_node import Node
-from node.wiring import STATE
+from node.session import NodeError, opened_node
 
-STOP_SECONDS = 60.0
-CLONE_NEWNET = 0x40000000
-TESTS = Path(__file__).parents[1]
+_SHARED = pytest.StashKey[tuple[Node, Release, ExitStack]]()
+_FIRST = ("test_machines", "test_rollout", "test_logs", "test_downloads")
+"""Files whose tests take longest."""
+
+_TOGETHER = "test_machines"
+"""The file whose tests share the Macs: one worker plays them, one after the other."""
+
+
+class _ByTest(LoadScopeScheduling):  # type: ignore[misc]
+    """Hand tests out one by one, in their order, but for those of one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return file if Path(file).stem == _TOGETHER else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Not by `xdist_group`: pytest-xdist 3.8 writes it where pytest 9.2 does not read it."""
+    return _ByTest(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests first, and last, one after the other, those that nothing may run beside."""
+
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        name = item.path.stem
+        return item.get_closest_marker("alone") is not None, _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+    if all(item.get_closest_marker("node") for item in items):  # else it is the whole suite, which has its own order
+        items.sort(key=order)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the node that workers share; they are started next, and on its network, because this thread is."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses") or config.option.collectonly:
+        return
+    with ExitStack() as opening:
+        factory = config._tmp_path_factory  # type: ignore[attr-defined]
+        try:
+            node = opening.enter_context(opened_node(factory.mktemp("node")))
+        except NodeError as error:
+            pytest.exit(str(error), returncode=1)
+        release = opening.enter_context(opened(node, factory.mktemp("release")))
+        config.stash[_SHARED] = node, release, opening.pop_all()
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker what it shares."""
+    shared, release, _ = node.config.stash[_SHARED]
+    told = attrs.asdict(shared) | {"kubeconfig": str(shared.kubeconfig)}
+    node.workerinput["shared_node"] = {"node": told, "home": str(release.home)}
+
+
+@pytest.hookimpl(trylast=True)  # the workers have ended
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Stop the node that workers have shared."""
+    if _SHARED in session.config.stash:
+        session.config.stash[_SHARED][2].close()
+
+
+def _shared(config: pytest.Config) -> Any:
+    return getattr(config, "workerinput", {}).get("shared_node")
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """A node that lives for the session; it is a process of its own, which holds on to our pipe."""
-    if missing := lacks():
-        pytest.fail("a node cannot run here: " + "; ".join(missing))
-    absent = [*lacking(), *(image.name for image in images() if not image.archive.is_file())]
-    if absent:
-        pytest.fail(f"a node needs {', '.join(absent)}: `make node` builds them")
-    folder = tmp_path_factory.mktemp("node")
-    command = [sys.executable, "-m", "node.keeper"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=TESTS, text=True, start_new_session=True
-    ) as keeper:
-        assert keeper.stdin is not None
-        assert keeper.stdout is not None
-        try:
-            line = keeper.stdout.readline()
-            if not line:
-                pytest.fail("the node did not start: stderr says why")
-            started = json.loads(line)
-            files = Path(f"/proc/{started['pid']}/root{STATE}")
-            shutil.copy(files / "admin.kubeconfig", folder / "admin.kubeconfig")
-            with _on_network_of(started["pid"]):
-                yield Node(started["pid"], started["machines"], folder / "admin.kubeconfig", started["seconds"])
-            shutil.copytree(files / "logs", folder / "logs")
-        finally:
-            keeper.stdin.close()
-            keeper.wait(STOP_SECONDS)
-
-
-class _on_network_of:  # noqa: N801 (it reads as a phrase)
-    """Put this thread, and the threads and programs that it starts, on the network of another process."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-
-    def __enter__(self) -> None:
-        self._home = os.open("/proc/self/ns/net", os.O_RDONLY)
-        self._enter(f"/proc/{self._pid}/ns/net")
-
-    def __exit__(self, *_: object) -> None:
-        self._enter(f"/proc/self/fd/{self._home}")
-        os.close(self._home)
-
-    def _enter(self, path: str) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            if libc.setns(descriptor, CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), f"setns {path}")
-        finally:
-            os.close(descriptor)
+def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node that lives for the session."""
+    if shared := _shared(request.config):
+        yield Node(**{**shared["node"], "kubeconfig": Path(shared["node"]["kubeconfig"])})
+        return
+    try:
+        with opened_node(tmp_path_factory.mktemp("node")) as started:
+            yield started
+    except NodeError as error:
+        pytest.fail(str(error))
 
 
 @pytest.fixture(scope="session")
-def release(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
+def release(request: pytest.FixtureRequest, node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
     """The chart, installed for the session."""
+    if shared := _shared(request.config):
+        yield Release(node, Path(shared["home"]))
+        return
     with opened(node, tmp_path_factory.mktemp("release")) as installed:
         yield installed
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Beside the tests of other workers, or, where a test is marked so, when there are none."""
+    shared = _shared(request.config)
+    if not shared:
+        yield
+        return
+    with (Path(shared["home"]) / "turns").open("w") as turns:
+        fcntl.flock(turns, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture
@@ -102,12 +133,7 @@ async def client(node: Node) -> AsyncGenerator[Client, None]:
 @pytest.fixture
 async def namespace(node: Node, client: Client) -> AsyncGenerator[str, None]:
     """A namespace of its own under Pod Security `restricted`, with a volume for weights; deleted afterwards."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    await client.create(Namespace(metadata=ObjectMeta(name=name, labels=labels)))
-    (node.state / "volumes" / name).mkdir()
-    cache = volume(name, f"{STATE}/volumes/{name}", claim="llmkube-model-cache", namespace=name)
-    await node.apply("default", cache)
+    name = await make_namespace(node)
     yield name
     with trio.move_on_after(10.0):
         await client.delete(Namespace, Key("", name))

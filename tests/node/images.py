@@ -6,7 +6,7 @@ ends with a digest of what went into it, so what has not changed is not built ag
     <cache>/images/{pause,llmkube,llmkube-llama}-<hash>.tar
 
     localhost/llmkube:test          the Dockerfile as it is: controller, agents, pods that fetch
-    localhost/llmkube-llama:test    the same with EXTRAS=llama: the bundled engine
+    localhost/llmkube-llama:test    its target llama-server, with EXTRAS=llama: the bundled engine
 """
 
 import argparse
@@ -38,8 +38,11 @@ BASE_PACKAGES = ("python3", "python3-venv", "ca-certificates", "netbase", "tzdat
 """What the image python:slim has as well, as Debian's packages."""
 
 BASE = "localhost/python:slim"
-VARIANTS = {"llmkube": "", "llmkube-llama": "llama"}
-"""The images of the Dockerfile, and their EXTRAS."""
+VARIANTS: Mapping[str, Sequence[str]] = {
+    "llmkube": (),
+    "llmkube-llama": ("--build-arg", "EXTRAS=llama", "--target", "llama-server"),
+}
+"""The images of the Dockerfile, and how each is asked for."""
 
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 SHORT = 16
@@ -79,8 +82,7 @@ def images(environ: Mapping[str, str] = os.environ) -> tuple[Image, ...]:
     tree = _digest(*_tree_words())
     pause = Image(reference("pause"), _archive(environ, "pause", modules()[0].source_hash))
     ours = (
-        Image(reference(name), _archive(environ, name, _digest(base, tree, extras)))
-        for name, extras in VARIANTS.items()
+        Image(reference(name), _archive(environ, name, _digest(base, tree, *asked))) for name, asked in VARIANTS.items()
     )
     return (pause, *ours)
 
@@ -154,11 +156,11 @@ def _build_pause(store: _Store, image: Image, environ: Mapping[str, str]) -> Non
     store.push(image)
 
 
-def _build_ours(store: _Store, image: Image, extras: str, say: Say) -> None:
+def _build_ours(store: _Store, image: Image, asked: Sequence[str], say: Say) -> None:
     base = _base(store, say)
     # where a proxy of this machine signs for the world, pip has to believe it; the image does not keep it
     trust = ("--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro") if CERTIFICATES.is_file() else ()
-    arguments = ("--build-arg", f"BASE={base}", "--build-arg", f"EXTRAS={extras}")
+    arguments = ("--build-arg", f"BASE={base}", *asked)
     isolation = ("--layers", "--pull-never", "--isolation", "chroot", "--network", "host")
     store.run("build", *isolation, *trust, *arguments, "--tag", image.name, str(ROOT))
     store.push(image)

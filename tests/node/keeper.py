@@ -31,7 +31,7 @@ def hierarchies() -> tuple[Path, ...]:
     return tuple(Path(words[1]) for line in lines if (words := line.split())[2] == "cgroup")
 
 
-def _sweep() -> None:
+def sweep() -> None:
     """Remove the cgroups of nodes whose keeper is gone: it was killed before it could."""
     for hierarchy in hierarchies():
         for group in hierarchy.glob(f"{PREFIX}*"):
@@ -69,7 +69,7 @@ def _command() -> Sequence[str]:
 
 def main() -> int:
     """Keep a node; 1 when it does not come up or ends by itself, and stderr has the reason."""
-    _sweep()
+    sweep()
     groups = tuple(_make_groups(f"{PREFIX}{os.getpid()}"))
     try:
         return _keep(groups)

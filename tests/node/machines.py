@@ -5,13 +5,18 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import trio
 
+from node.objects import Object, pod
 from node.running_node import Node
+from node.services import ANSWER, API, SLEEP, TRAFFIC, chat, model, wait
 from node.wiring import ADDRESS, MACHINES, STATE
 
+PATIENCE_SECONDS = 90.0
+URL = "http://demo:8080"
 LLMKUBE = Path(sys.executable).with_name("llmkube")
 ENGINE = Path(sys.executable).with_name("llmkube-llama-server")
 
@@ -82,3 +87,67 @@ async def slices(node: Node, namespace: str, service: str) -> Sequence[tuple[str
         for endpoint in each.get("endpoints") or ()
         for address in endpoint["addresses"]
     ]
+
+
+def demo(**spec: Any) -> Object:
+    extra = ["--threads=1", "--context-shift"]
+    wanted = {"modelRef": "demo", "contextSize": 1024, "parallelSlots": 2, "extraArgs": extra, **spec}
+    return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": "demo"}, "spec": wanted}
+
+
+@asynccontextmanager
+async def serving(
+    node: Node, namespace: str, *machines: str, secret: str = "", **spec: Any
+) -> AsyncIterator[list[Agent]]:
+    """Run an agent on each machine, have them serve the demo model, and a pod `asker` on the node."""
+    agents = [Agent(node, machine, namespace) for machine in machines]
+    async with trio.open_nursery() as nursery:
+        for agent in agents:
+            await agent.join(*(("--secret", secret) if secret else ()))
+        await node.apply(namespace, model("demo", hardware={"accelerator": "metal"}), demo(**spec), pod("asker", SLEEP))
+        stop = trio.Event()
+
+        async def run(agent: Agent, task_status: trio.TaskStatus[None]) -> None:
+            async with agent.running():
+                task_status.started()
+                await stop.wait()
+
+        for agent in agents:
+            await nursery.start(run, agent)
+        await wait(node, namespace, "isvc/demo", "condition=Available")
+        await wait(node, namespace, "pod/asker", "condition=Ready")
+        yield agents
+        stop.set()
+
+
+async def answered(node: Node, namespace: str, *, key: str = "", url: str = URL) -> str:
+    """Return what the pod `asker` gets once it is the answer; agents, engines and kube-proxy may take their time."""
+    said = ""
+    with trio.move_on_after(PATIENCE_SECONDS):
+        while ANSWER not in said:
+            said = await chat(node, namespace, "asker", url, key=key)
+        return said
+    raise AssertionError(said)
+
+
+async def traffic(node: Node, namespace: str, seconds: int, tokens: int = 100) -> Any:
+    """Stream answers in a pod of its own, which needs neither kubelet nor API server while it does."""
+    words = (URL, str(seconds), str(tokens), "2")
+    await node.apply(namespace, pod("traffic", ["python3", "-c", TRAFFIC, *words], restartPolicy="Never"))
+    await wait(node, namespace, "pod/traffic", "jsonpath={.status.phase}=Succeeded", f"{seconds + 60}s")
+    return json.loads(await node.kubectl("logs", "-n", namespace, "traffic"))
+
+
+@asynccontextmanager
+async def streaming(node: Node, namespace: str, seconds: int = 12) -> AsyncIterator[list[Any]]:
+    """Have a pod stream answers, and let the block break something meanwhile; what was whole is there afterwards."""
+    seen: list[Any] = []
+    async with trio.open_nursery() as nursery:
+
+        async def stream() -> None:
+            seen.append(await traffic(node, namespace, seconds))
+
+        nursery.start_soon(stream)
+        await wait(node, namespace, "pod/traffic", "jsonpath={.status.phase}=Running")
+        await trio.sleep(3)
+        yield seen

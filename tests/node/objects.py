@@ -1,10 +1,12 @@
 """Manifests that tests apply: pods that pass Pod Security `restricted`, servers on the wire, volumes of the node."""
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from node.images import reference
-from node.wiring import NODE
+from node.running_node import Node
+from node.wiring import NODE, STATE
 
 Object = Mapping[str, Any]
 
@@ -76,3 +78,16 @@ def volume(name: str, path: str, *, size: str = "100Gi", claim: str = "", namesp
             **reserved,
         },
     }  # fmt: skip
+
+
+async def make_namespace(node: Node) -> str:
+    """Return a new namespace under Pod Security `restricted`, with a volume for weights."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    (node.state / "volumes" / name).mkdir()
+    await node.apply(
+        "default",
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+        volume(name, f"{STATE}/volumes/{name}", claim="llmkube-model-cache", namespace=name),
+    )
+    return name

@@ -1,4 +1,4 @@
-"""The chart, installed by the guide's words with the image that was built here, in a repository of its own."""
+"""The chart, installed by the guide's words with the images that were built here, in a repository of its own."""
 
 import functools
 from collections.abc import Iterator
@@ -44,9 +44,10 @@ class Release:
 
 @contextmanager
 def opened(node: Node, home: Path) -> Iterator[Release]:
-    """Package the chart with our image, add the repository as users do, and install."""
+    """Package the chart with our images, add the repository as users do, and install."""
     folder = home / "repository"
-    package(folder, pinned(next(image for image in images() if image.name == reference("llmkube"))))
+    built = {image.name: pinned(image) for image in images()}
+    package(folder, built[reference("llmkube")], built[reference("llmkube-llama")])
     with served(folder) as url:
         run("helm", "repo", "add", "llmkube", url, home=home)
         release = Release(node, home)

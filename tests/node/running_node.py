@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +21,14 @@ class Node:
     """A node that is ready.
 
     Attributes:
+        keeper: The process that keeps it.
         pid: Its process 1, as this machine counts.
         machines: Process 1 of each machine on its wire, as the node counts.
         kubeconfig: Of an administrator; the API server is on the network that the tests are on.
         start_seconds: What the start took.
     """
 
+    keeper: int
     pid: int
     machines: Mapping[str, int]
     kubeconfig: Path
@@ -47,11 +48,11 @@ class Node:
         return [*entered, *command]
 
     async def run(self, *command: str, machine: str = "", check: bool = True) -> str:
-        """Run a command in the node, or on a machine, and return what it printed, errors included."""
+        """Run a command in the node, or on a machine, and return what it printed; errors as well if it failed."""
         return await output(self.inside(*command, machine=machine), check=check)
 
     async def kubectl(self, *words: str, check: bool = True, stdin: str = "") -> str:
-        """Run kubectl as administrator, and return what it printed, errors included."""
+        """Run kubectl as administrator, and return what it printed; errors as well if it failed."""
         kubectl = str(assets_dir() / "kubectl")
         return await output([kubectl, "--kubeconfig", str(self.kubeconfig), *words], check=check, stdin=stdin)
 
@@ -64,8 +65,11 @@ class Node:
         return await self.kubectl("exec", "-n", namespace, pod, "--", *command, check=check)
 
     def descendants(self) -> list[psutil.Process]:
-        """Return every process of the node and of the machines beside it."""
-        return psutil.Process().children(recursive=True)  # who enters a namespace stays the child of who sent it there
+        """Return every process of the node, and those that this test run has sent to the machines beside it."""
+        # who enters a namespace stays the child of who sent it there; the keeper may be our child, or our parent's
+        here = (psutil.Process(self.keeper), psutil.Process())
+        found = {each.pid: each for parent in here for each in parent.children(recursive=True)}
+        return list(found.values())
 
     def processes(self, name: str) -> list[psutil.Process]:
         """Return the processes of a program, by its file's name, wherever in the node they are."""
@@ -112,10 +116,13 @@ def line_of(process: psutil.Process) -> str:
 
 
 async def output(command: Sequence[str], *, check: bool = True, stdin: str = "") -> str:
-    """Run a command and return what it printed; one that fails is an AssertionError with its words."""
+    """Run a command and return what it printed; one that fails is an AssertionError with its words.
+
+    What a command that succeeds says beside its output is left out: kubectl complains of APIs that others take away.
+    """
     done = await trio.run_process(
-        command, stdin=stdin.encode(), capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=os.environ
+        command, stdin=stdin.encode(), capture_stdout=True, capture_stderr=True, check=False, env=os.environ
     )
-    text = done.stdout.decode(errors="replace")
+    text = (done.stdout + (done.stderr if done.returncode else b"")).decode(errors="replace")
     assert not check or done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{text}"
     return text

@@ -8,13 +8,14 @@ from typing import Any
 import trio
 
 from node.images import reference
-from node.objects import Object
+from node.objects import Object, pod
 from node.running_node import Node
 
 API = "inference.llmkube.dev/v1alpha1"
 ANSWER = "LLMKube turns serving a language model into a Kubernetes object"
 PATIENCE = "120s"
 START_SECONDS = 60.0
+SLEEP = ("sleep", "900")
 TRAFFIC = Path(__file__).with_name("traffic.py").read_text()
 
 
@@ -35,6 +36,14 @@ def service(name: str, **spec: Any) -> Object:
         "podSecurityContext": {"runAsNonRoot": True, "runAsUser": 65532},
     }
     return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": name}, "spec": engine | spec}
+
+
+async def serve(node: Node, namespace: str, name: str = "tiny", **spec: Any) -> str:
+    """Serve the demo model and return its URL, as pods of the namespace write it; a pod `asker` runs beside it."""
+    await node.apply(namespace, model(name), service(name, **spec), pod("asker", SLEEP))
+    await wait(node, namespace, "pod/asker", "condition=Ready")
+    await wait(node, namespace, f"isvc/{name}", "condition=Available")
+    return f"http://{name}:8080"
 
 
 async def wait(node: Node, namespace: str, what: str, condition: str, patience: str = PATIENCE) -> None:
@@ -70,7 +79,7 @@ async def chat(node: Node, namespace: str, pod: str, url: str, *, key: str = "")
 ASK = """
 import json, sys, urllib.error, urllib.request
 url, key = sys.argv[1:]
-body = {"temperature": 0, "messages": [{"role": "user", "content": "What is LLMKube?"}]}
+body = {"model": "tiny", "temperature": 0, "messages": [{"role": "user", "content": "What is LLMKube?"}]}
 headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
 try:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import trio
 
-from node.keeper import PREFIX, hierarchies
+from node.keeper import PREFIX, hierarchies, sweep
 from node.wiring import MACHINES
 from waiting import until
 
@@ -61,3 +61,5 @@ async def test_nothing_is_left_of_a_node_whose_parent_is_killed(killed: str):
     assert ours() == []
     for group in groups_of(keeper.pid):
         assert not (group / "cgroup.procs").read_text()
+    sweep()  # as the next start does
+    assert not groups_of(keeper.pid)

@@ -1,76 +1,19 @@
 """Macs beside the cluster: their agents join, pods are answered by their engines, and what breaks is mended."""
 
-import json
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 
-from node.machines import Agent, slices
-from node.objects import pod
+from node.machines import PATIENCE_SECONDS, URL, answered, serving, slices, streaming, traffic
 from node.release import Release
 from node.running_node import Node
-from node.services import ANSWER, API, ASK, TRAFFIC, chat, model, read, wait
+from node.services import ANSWER, ASK, chat, read
 from node.wiring import MACHINES
 
 pytestmark = pytest.mark.node
 
-PATIENCE_SECONDS = 90
-SLEEP = ("sleep", "900")
 KEY = "chat-key-of-a-client"
-URL = "http://demo:8080"
-
-
-def demo(**spec: Any):
-    extra = ["--threads=1", "--context-shift"]
-    wanted = {"modelRef": "demo", "contextSize": 1024, "parallelSlots": 2, "extraArgs": extra, **spec}
-    return {"apiVersion": API, "kind": "InferenceService", "metadata": {"name": "demo"}, "spec": wanted}
-
-
-@asynccontextmanager
-async def serving(
-    node: Node, namespace: str, *machines: str, secret: str = "", **spec: Any
-) -> AsyncIterator[list[Agent]]:
-    """Run an agent on each machine, have them serve the demo model, and a pod `asker` on the node."""
-    agents = [Agent(node, machine, namespace) for machine in machines]
-    async with trio.open_nursery() as nursery:
-        for agent in agents:
-            await agent.join(*(("--secret", secret) if secret else ()))
-        await node.apply(namespace, model("demo", hardware={"accelerator": "metal"}), demo(**spec), pod("asker", SLEEP))
-        stop = trio.Event()
-
-        async def run(agent: Agent, task_status: trio.TaskStatus[None]) -> None:
-            async with agent.running():
-                task_status.started()
-                await stop.wait()
-
-        for agent in agents:
-            await nursery.start(run, agent)
-        await wait(node, namespace, "isvc/demo", "condition=Available")
-        await wait(node, namespace, "pod/asker", "condition=Ready")
-        yield agents
-        stop.set()
-
-
-async def answered(node: Node, namespace: str, *, key: str = "", url: str = URL) -> None:
-    """Return when a pod gets the answer; an agent, an engine and kube-proxy may take their time."""
-    said = ""
-    with trio.move_on_after(PATIENCE_SECONDS):
-        while ANSWER not in said:
-            said = await chat(node, namespace, "asker", url, key=key)
-        return
-    raise AssertionError(said)
-
-
-async def traffic(node: Node, namespace: str, seconds: int, tokens: int = 100):
-    """Stream answers in a pod of its own, which needs neither kubelet nor API server while it does."""
-    words = (URL, str(seconds), str(tokens), "2")
-    await node.apply(namespace, pod("traffic", ["python3", "-c", TRAFFIC, *words], restartPolicy="Never"))
-    await wait(node, namespace, "pod/traffic", "jsonpath={.status.phase}=Succeeded", f"{seconds + 60}s")
-    return json.loads(await node.kubectl("logs", "-n", namespace, "traffic"))
 
 
 async def test_a_pod_is_served_by_a_mac_and_a_stranger_on_the_wire_is_not(node: Node, release: Release, namespace: str):
@@ -95,7 +38,7 @@ async def test_a_service_with_a_secret_asks_every_pod_for_a_key(node: Node, rele
         assert (await chat(node, namespace, "asker", URL, key="another")).startswith("401 ")
 
 
-@pytest.mark.parametrize("program", ["kube-apiserver", "kubelet", "kube-proxy", "agent", "engine"])
+@pytest.mark.parametrize("program", ["agent", "engine"])
 async def test_what_is_killed_comes_back_and_the_pod_is_answered(
     node: Node, release: Release, namespace: str, program: str
 ):
@@ -103,30 +46,18 @@ async def test_what_is_killed_comes_back_and_the_pod_is_answered(
     async with serving(node, namespace, "mac") as [mac]:
         await answered(node, namespace)
         (engine,) = mac.processes("engine")
-        seen: list[Any] = []
-        async with trio.open_nursery() as nursery:
-
-            async def stream() -> None:
-                seen.append(await traffic(node, namespace, 12))
-
-            nursery.start_soon(stream)
-            await wait(node, namespace, "pod/traffic", "jsonpath={.status.phase}=Running")
-            await trio.sleep(3)
-            if program in {"agent", "engine"}:
-                for each in mac.processes(program):
-                    each.kill()
-            else:
-                node.kill(program, signal.SIGKILL)
+        async with streaming(node, namespace) as seen:
+            for each in mac.processes(program):
+                each.kill()
         print(program, seen)  # noqa: T201
         if program == "agent":
             async with mac.running():
                 await answered(node, namespace)
                 assert engine.is_running()  # it was found again
+            assert seen[0]["broken"] == []
         else:
             await answered(node, namespace)
-            assert engine.is_running() == (program != "engine")
-        if program != "engine":
-            assert seen[0]["broken"] == []
+            assert not engine.is_running()
 
 
 async def test_a_cable_that_was_out_is_in_again(node: Node, release: Release, namespace: str):

@@ -8,7 +8,7 @@ from node.release import Release
 from node.running_node import Node
 from node.services import model, read, wait
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.alone]
 
 LEASE = "lease/llmkube-controller"
 PATIENCE_SECONDS = 120
@@ -21,6 +21,16 @@ async def holder(node: Node) -> str:
 async def pods(node: Node) -> list[str]:
     found = await read(node, NAMESPACE, "pods -l app.kubernetes.io/component=controller")
     return [each["metadata"]["name"] for each in found["items"] if not each["metadata"].get("deletionTimestamp")]
+
+
+async def settled(node: Node) -> None:
+    """Return once one pod is left: one that was replaced takes its time to end, and has its program until then."""
+    with trio.fail_after(PATIENCE_SECONDS):
+        while True:
+            found = await read(node, NAMESPACE, "pods -l app.kubernetes.io/component=controller")
+            if len(found["items"]) == 1:
+                return
+            await trio.sleep(0.2)
 
 
 async def test_the_operator_runs_as_nobody_on_a_read_only_root(node: Node, release: Release):
@@ -36,6 +46,7 @@ async def test_the_operator_runs_as_nobody_on_a_read_only_root(node: Node, relea
 
 async def test_an_operator_that_is_killed_is_followed_by_another(node: Node, release: Release, namespace: str):
     """The container that was killed comes back and acts: a Model made afterwards gets a status."""
+    await settled(node)
     node.kill_in_pods("llmkube", "controller")
     await node.apply(namespace, model("later"))
     await wait(node, namespace, "model/later", "jsonpath={.status.phase}=Ready")

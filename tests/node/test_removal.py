@@ -10,7 +10,7 @@ from node.release import VALUES, Release
 from node.running_node import Node
 from node.services import model, read, service, wait
 
-pytestmark = pytest.mark.node
+pytestmark = [pytest.mark.node, pytest.mark.alone]
 
 DEFINITIONS = ("models", "inferenceservices", "modelrouters")
 

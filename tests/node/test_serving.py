@@ -5,49 +5,41 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.images import reference
+from node.images import images, pinned, reference
+from node.machines import answered
 from node.metrics_stand_in import metrics_server
 from node.objects import pod
 from node.release import Release
 from node.running_node import Node
-from node.services import ANSWER, chat, condition, model, read, service, wait
-from node.wiring import NODE
+from node.services import ANSWER, SLEEP, chat, condition, model, read, serve, service, wait
 
 pytestmark = pytest.mark.node
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster" / "cpu.yaml"
-NAMED = "registry.example.com/llmkube-llama:0.1.0"
-SLEEP = ("sleep", "600")
-
-
-async def serve(node: Node, namespace: str, name: str = "tiny", **spec) -> str:
-    """Serve the demo model and return its URL, as pods of the namespace write it; a pod `asker` runs beside it."""
-    await node.apply(namespace, model(name), service(name, **spec), pod("asker", SLEEP))
-    await wait(node, namespace, "pod/asker", "condition=Ready")
-    await wait(node, namespace, f"isvc/{name}", "condition=Available")
-    return f"http://{name}:8080"
 
 
 async def test_a_pod_gets_an_answer_by_the_services_name(node: Node, release: Release, namespace: str):
     """Model, Job, claim, Deployment, Service: an answer comes through the Service's DNS name from another pod."""
     url = await serve(node, namespace)
-    with trio.fail_after(30):
-        while True:
-            if ANSWER in (said := await chat(node, namespace, "asker", url)):
-                break
-            await trio.sleep(0.2)
-    assert said.startswith("200 ")
+    assert (await answered(node, namespace, url=url)).startswith("200 ")
     assert ANSWER in await chat(node, namespace, "asker", f"http://tiny.{namespace}.svc.cluster.local:8080")
     (engine,) = (await read(node, namespace, "pods -l app=tiny"))["items"]
     assert engine["spec"]["containers"][0]["image"].startswith("localhost/llmkube-llama")
 
 
-async def test_the_example_for_cpus_is_served_as_it_stands(node: Node, release: Release, namespace: str):
-    """`examples/cluster/cpu.yaml` with our image's name in it serves under Pod Security `restricted`."""
-    text = EXAMPLE.read_text()
-    assert NAMED in text
-    await node.kubectl("apply", "-n", namespace, "-f", "-", stdin=text.replace(NAMED, reference("llmkube-llama")))
+async def test_the_example_for_cpus_is_served_by_our_image_as_it_stands(node: Node, release: Release, namespace: str):
+    """`examples/cluster/cpu.yaml` names no image, command or user, and answers under Pod Security `restricted`."""
+    await node.kubectl("apply", "-n", namespace, "-f", str(EXAMPLE))
+    await node.apply(namespace, pod("asker", SLEEP))
+    await wait(node, namespace, "pod/asker", "condition=Ready")
     await wait(node, namespace, "isvc/tiny", "condition=Available")
+    await answered(node, namespace, url="http://tiny:8080")
+    (engine,) = (await read(node, namespace, "pods -l app=tiny"))["items"]
+    spec, container = engine["spec"], engine["spec"]["containers"][0]
+    assert container["image"] == pinned(next(each for each in images() if each.name == reference("llmkube-llama")))
+    assert "command" not in container
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsNonRoot"]) == (65532, True)
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 async def test_a_crash_loop_stays_failed_and_says_why(node: Node, release: Release, namespace: str):
@@ -88,11 +80,7 @@ async def test_the_scale_subresource_adds_and_removes_pods(node: Node, release: 
                 if (await read(node, namespace, "isvc/tiny"))["status"].get("readyReplicas", 0) == replicas:
                     break
                 await trio.sleep(0.2)
-    with trio.fail_after(30):
-        while True:
-            if ANSWER in await chat(node, namespace, "asker", url):
-                break
-            await trio.sleep(0.2)
+    await answered(node, namespace, url=url)
 
 
 async def test_a_pod_is_ready_when_its_engine_is(node: Node, release: Release, namespace: str):
@@ -103,29 +91,6 @@ async def test_a_pod_is_ready_when_its_engine_is(node: Node, release: Release, n
     pods = (await read(node, namespace, "pods -l app=tiny"))["items"]
     containers = [each for found in pods for each in found["spec"]["containers"] if each["name"] == "llama-server"]
     assert {each["startupProbe"]["periodSeconds"] for each in containers} == {1}
-
-
-async def test_a_drained_node_gives_its_pods_away_unless_the_service_forbids_it(
-    node: Node, release: Release, namespace: str
-):
-    """`kubectl drain` ends a service's pods, and they come back on a node that takes some; protected ones stay."""
-    await serve(node, namespace, "drained")  # a drain goes by labels, over all namespaces
-    drain = ("drain", NODE, "--pod-selector=app=drained", "--delete-emptydir-data", "--timeout=60s")
-    try:
-        await node.kubectl(*drain)
-        await wait(node, namespace, "isvc/drained", "condition=Available=False")
-        await node.kubectl("uncordon", NODE)
-        await wait(node, namespace, "isvc/drained", "condition=Available")
-        always = '{"spec": {"disruption": {"protectAlways": true}}}'
-        await node.kubectl("patch", "-n", namespace, "isvc/drained", "--type=merge", "-p", always)
-        await wait(node, namespace, "pdb/drained", "create")
-        await wait(node, namespace, "pdb/drained", "jsonpath={.status.disruptionsAllowed}=0")
-        await wait(node, namespace, "isvc/drained", "condition=Available")
-        said = await node.kubectl(*drain[:-1], "--timeout=10s", check=False)
-        assert "would violate the pod's disruption budget" in said
-    finally:
-        with trio.move_on_after(30, shield=True):
-            await node.kubectl("uncordon", NODE)
 
 
 async def test_an_autoscaler_follows_the_load(node: Node, release: Release, namespace: str, tmp_path: Path):

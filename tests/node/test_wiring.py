@@ -1,7 +1,5 @@
 """The node is a real one: pods start, names resolve, and packets pass through Services to a machine on its wire."""
 
-import signal
-
 import pytest
 import trio
 
@@ -29,6 +27,7 @@ async def test_a_pod_runs_as_nobody_and_writes_to_nothing_but_its_volumes(node: 
     assert "Read-only file system" in await node.execute(namespace, "one", "touch", "/etc/written", check=False)
 
 
+@pytest.mark.alone
 async def test_a_pod_reaches_a_machine_on_the_wire_by_the_name_of_a_service(node: Node, namespace: str):
     """Through CoreDNS and kube-proxy; with the cable out it does not, and with the cable in it does again."""
     (node.state / "web").mkdir()
@@ -55,14 +54,3 @@ async def test_a_pod_reaches_a_machine_on_the_wire_by_the_name_of_a_service(node
                     break
                 await trio.sleep(0.2)
         nursery.cancel_scope.cancel()
-
-
-async def test_a_program_of_the_node_that_is_killed_is_started_again(node: Node, namespace: str):
-    """The kubelet that was killed starts pods again, and the pods that ran still run."""
-    await node.apply(namespace, pod("before", SERVER))
-    await wait_ready(node, namespace, "before")
-    node.kill("kubelet", signal.SIGKILL)
-    await node.apply(namespace, pod("after", SERVER))
-    await wait_ready(node, namespace, "after")
-    restarts = await node.kubectl("get", "-n", namespace, "pod/before", "-o", "jsonpath={..restartCount}")
-    assert restarts == "0"

@@ -145,14 +145,20 @@ def test_without_keys_nothing_is_let_in_and_a_new_key_counts_at_once():
     assert judge(head_of(CHAT, BEARER), POD) is None
 
 
-async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
-    """The client's key ends at the proxy, and no other takes its place."""
+def willing_engine():
+    """Return a handler that says yes to everything, and the requests that it was sent."""
     asked = []
 
     async def engine(exchange):
         asked.append(exchange.request)
         await exchange.respond(Response.text(200, "yes"))
 
+    return engine, asked
+
+
+async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
+    """The client's key ends at the proxy, and no other takes its place."""
+    engine, asked = willing_engine()
     inner, outer = MemoryListener(), MemoryListener()
     await nursery.start(run_server, engine, [inner])
     async with open_http_client(inner.connect) as upstream, open_http_client(outer.connect) as client:
@@ -166,17 +172,12 @@ async def test_an_engine_that_asks_for_nothing_is_shown_nothing(nursery):
 
 async def test_a_client_with_a_key_gets_no_tunnel_to_the_engine(nursery):
     """A wish to speak WebSocket does not pass, nor a second credential, nor a header that `Connection` takes away."""
-    asked = []
-
-    async def engine(exchange):
-        asked.append(exchange.request)
-        await exchange.respond(Response.text(200, "yes"))
-
+    engine, asked = willing_engine()
     inner = MemoryListener()
     await nursery.start(run_server, engine, [inner])
     async with open_http_client(inner.connect) as upstream:
         handler = proxy_handler(("127.0.0.1", 1), "", upstream)
-        more = "Connection: Upgrade, Content-Length, X-Kept\r\nUpgrade: websocket\r\nX-Kept: no\r\n"
+        more = "Connection: close, Upgrade, Content-Length, X-Kept\r\nUpgrade: websocket\r\nX-Kept: no\r\n"
         request = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{BEARER}{BEARER}{more}Content-Length: 2\r\n\r\n{{}}"
         said = await converse(handler, request.encode())
     assert said.startswith(b"HTTP/1.1 200 ")
@@ -187,12 +188,7 @@ async def test_a_client_with_a_key_gets_no_tunnel_to_the_engine(nursery):
 
 async def test_the_engine_sees_our_key_and_no_other(nursery):
     """What a client shows in order to be let in stays with the proxy; every other header and the body pass."""
-    asked = []
-
-    async def engine(exchange):
-        asked.append(exchange.request)
-        await exchange.respond(Response.text(200, "yes"))
-
+    engine, asked = willing_engine()
     inner, outer = MemoryListener(), MemoryListener()
     await nursery.start(run_server, engine, [inner])
     async with open_http_client(inner.connect) as upstream, open_http_client(outer.connect) as client:

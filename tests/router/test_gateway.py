@@ -174,7 +174,7 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     assert (error["type"] == "invalid_request_error") is (status < 500)
     stopped = "ScaledToZero" in error["message"]
     assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
-    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)
+    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)  # U4: no client waits for a person
     assert ("allow" in answer.headers) is (status == 405)
 
 
@@ -270,7 +270,7 @@ ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Header
 
 @pytest.mark.parametrize("origin", PAGES)
 async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
-    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+    """U1: an engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
 
     async def handler(exchange):
         loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
@@ -304,7 +304,7 @@ async def test_an_engine_that_has_gone_is_told_to_a_page(world):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
 async def test_a_preflight_allows_what_the_page_will_send(world, path):
-    """OPTIONS with a near Origin is answered without an engine: methods, the headers asked for, and nothing else."""
+    """U1: OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
@@ -327,9 +327,10 @@ async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
         assert (answer.status, [name for name, _ in answer.headers if name.lower().startswith("access")]) == (403, [])
 
 
-async def test_the_root_says_what_this_is(world):
-    """Somebody who opens the gateway in a browser is told where to go."""
-    answer = await (await world()).ask("GET", "/")
+@pytest.mark.parametrize("path", ["/", "/v1"])
+async def test_the_root_says_what_this_is(world, path):
+    """U18: a person who opens the gateway's address in a browser, or its base URL, is told where to go."""
+    answer = await (await world()).ask("GET", path)
     assert answer.status == 200
     assert b"/v1/chat/completions" in answer.body
 

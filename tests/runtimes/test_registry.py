@@ -52,7 +52,7 @@ def test_every_other_runtime_is_refused_by_name(runtime):
         ("llama-server", model("metal", "mlx"), "Model.spec.format", "llama-server reads gguf, not mlx"),
         ("omlx", model("metal", "mlx"), "spec.runtime", "omlx is not supported on a host yet"),
         ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
-        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "a Mac.s agent serves gguf"),
+        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "an agent on a Mac serves gguf"),
     ],
 )
 def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):

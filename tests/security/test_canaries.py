@@ -3,7 +3,6 @@
 import base64
 import json
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from e2e.test_downloads import OTHER, deploy
 from e2e.test_listen import network_url
 from e2e.up_process import DEMO, FREE_PORTS, command_line, engines_in, open_program, open_up, run_program
 from e2e.web import open_web
+from free_ports import free_port
 from gguf_corpus import DEMO as DEMO_WEIGHTS
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
@@ -131,6 +131,8 @@ async def test_secrets_are_where_they_belong_and_nowhere_else(tmp_path):
 
 FIRST, SECOND, THIRD = "CanaryClients9", "CanaryClients10", "CanaryClients11"
 KEYS = (FIRST, SECOND, THIRD, WRONG)
+MISPLACED = "CanaryClients12"
+"""Written into the object itself; the journal has the object as it is wanted, as the API server has."""
 
 
 @pytest.mark.ci
@@ -158,7 +160,7 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
                 await put_keys(cluster.client, f"{FIRST} spoilt")
                 await cluster.client.patch(InferenceService, SERVED, {"spec": {"contextSize": 384}})
                 await cluster.wait_service(lambda service: "APIKeysUnavailable" in str(encode(service)))
-                await cluster.client.patch(InferenceService, SERVED, {"spec": {"extraArgs": ["--api-key", FIRST]}})
+                await cluster.client.patch(InferenceService, SERVED, {"spec": {"extraArgs": ["--api-key", MISPLACED]}})
                 await cluster.wait_service(lambda service: "Accepted" in refused(service))
                 await engine_url(cluster)  # the engine that was adopted serves on with the keys that it has
                 key_file = tmp_path / "their-key"
@@ -172,7 +174,7 @@ async def test_keys_of_a_host_s_clients_are_where_they_belong_and_nowhere_else(t
                 outputs = [text for each in programs for text in (each.out, each.err)] + list(map(str, chatted))
                 ours = [line for path in state.glob("keys/*") for line in path.read_text().splitlines()]
                 assert THIRD in ours
-                canaries = {*KEYS, *ours, api_token(tmp_path / "server")}
+                canaries = {*KEYS, MISPLACED, *ours, api_token(tmp_path / "server")}
                 everything = {
                     "outputs": "".join(outputs),
                     "answers": "".join(said),
@@ -358,12 +360,6 @@ def refused(service):
 def open_container(folder, args, places, **options):
     """Run what a container runs, with the places of this machine in place of the pod's."""
     return open_program(folder, *(places.get(word, word) for word in args), **options)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def ask(gateway, key=THEIRS):

@@ -18,7 +18,7 @@ from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.supervisor.engine import launcher
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.nouns.ports import Command, Shutdown
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from security.openmp_runtime import HOW, find_libomp
 from sim.world import open_world
@@ -51,7 +51,7 @@ async def play(tmp_path, libomp, env):
     settings = AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=0.2)
     work, log = tmp_path / "work" / "default" / "chat", tmp_path / "logs" / "default" / "chat.log"
     command = Command((sys.executable, "-c", ENGINE, str(libomp)), env, work, log, cookie="c")
-    async with LocalEngines(settings).open_child(command, Shutdown()):
+    async with LocalEngines(settings).open_child(command, Shutdown(), Grace(0.2, 0.2)):
         with trio.fail_after(30):
             await until(lambda: log.exists() and "up" in log.read_text())
     written = tmp_path / WRITTEN
@@ -65,6 +65,7 @@ def start_python(tmp_path):
     return (tmp_path / "proof").exists()
 
 
+@pytest.mark.ci
 @pytest.mark.e2e
 async def test_s1_without_the_judgement_the_chain_runs_code(tmp_path, libomp, monkeypatch):
     """The attack is real: unjudged variables and an engine that looks for tools, and a file is written and run."""

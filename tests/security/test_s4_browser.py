@@ -15,7 +15,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from security.chromium import HOW, find_chromium, show
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 EVIL = "evil.example"
 READ = ("/v1/models", "/slots", "/props", "/metrics")

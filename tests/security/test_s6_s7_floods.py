@@ -22,7 +22,7 @@ from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
 ASK = json.dumps({"model": "demo", "max_tokens": 1, "messages": [{"role": "user", "content": "What is LLMKube?"}]})

@@ -78,6 +78,7 @@ while True:
 """
 
 
+@pytest.mark.ci
 async def test_s6_the_sockets_of_another_user_silence_no_server(tmp_path):
     """With a thousand idle connections and thirty held bodies of his, new clients are answered by every server."""
     state = tmp_path / "state"

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sim import score
 from sim.faults import FAULTS
+from sim.faults_mac import MAC_FAULTS
 
 say = print  # this is a program, not a test
 
@@ -25,14 +26,15 @@ def main():
     parser.add_argument("--seed", type=int, help="replay one seed, print its timeline, shrink it if it fails")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--hosts", type=int, choices=(1, 2), help="hosts in every world; without it, the seed says")
+    parser.add_argument("--macs", action="store_true", help="hosts are Macs (macOS 14 to 27), with their faults")
     parser.add_argument("--quiet-minutes", type=float, default=30.0, help="simulated minutes of peace at the end")
     parser.add_argument("--faults", action="store_true", help="print the table of faults")
     parser.add_argument("--mutants", action="store_true", help="run the deliberate bugs")
     options = parser.parse_args()
     if options.faults:
-        for name, row in FAULTS.items():
+        for name, row in (FAULTS | MAC_FAULTS).items():
             say(f"{name:26} {row.codes:10} {row.phrase}")
-        say(f"{len(FAULTS)} faults")
+        say(f"{len(FAULTS)} faults, and {len(MAC_FAULTS)} of Macs")
         return 0
     if options.mutants:
         from sim.test_mutants import count
@@ -45,8 +47,10 @@ def main():
 
 def replay(options):
     """Run one seed with everything shown."""
-    timeline = score.timeline_of(options.seed, options.hosts)
+    timeline = score.timeline_of(options.seed, options.hosts, macs=options.macs)
     say(f"seed {timeline.seed}: {timeline.hosts} hosts, Leases every {timeline.renew_seconds:g} s")
+    if timeline.release:
+        say(f"  Macs with macOS {timeline.release}")
     for happening in timeline.happenings:
         say(f"  {happening}")
     result = score.play(timeline, quiet_minutes=options.quiet_minutes)
@@ -65,7 +69,7 @@ def replay(options):
 def many(options):
     """Run many seeds, side by side if asked to."""
     card = score.Scorecard()
-    run = functools.partial(score.run_seed, hosts=options.hosts, quiet_minutes=options.quiet_minutes)
+    run = functools.partial(score.run_seed, hosts=options.hosts, macs=options.macs, quiet_minutes=options.quiet_minutes)
     seeds = range(options.first, options.first + options.seeds)
     gc.freeze()  # what stands from the start is not looked through again and again
     gc.set_threshold(50_000, 20, 50)
@@ -77,7 +81,7 @@ def many(options):
                 say(card, flush=True)
     say(card)
     kinds = sum((result.faults for result in card.results), Counter())
-    if never := sorted(FAULTS.keys() - kinds.keys()):
+    if never := sorted((FAULTS | (MAC_FAULTS if options.macs else {})).keys() - kinds.keys()):
         say(f"{len(never)} faults were not drawn or found nothing to break: {', '.join(never[:9])} ...")
     return 1 if card.failed else 0
 

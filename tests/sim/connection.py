@@ -54,6 +54,7 @@ class Connection(trio.abc.Stream):
             child.answered += 1
             body = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
         elif self._path == "/v1/completions":
+            status = 200 if child.script.computes else 500
             child.tokens_given += 1
             child.batches += 1
         elif self._path == "/v1/models":

@@ -14,6 +14,7 @@ import trio
 from llmkube.apiserver.storage.revisions import Ref, Store
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL
+from llmkube.runtimes.process.exits import metal_error
 from sim.machine import WANTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"
@@ -263,7 +264,14 @@ class Books:
 
     def problems(self, wishes):
         """Return what is not as it was wished, each as (column, text)."""
-        return [problem for name in wishes.names for problem in self._problems_of(name, wishes.specs.get(name))]
+        problems = [problem for name in wishes.names for problem in self._problems_of(name, wishes.specs.get(name))]
+        failed = [
+            child
+            for host in self.world.hosts.values()
+            for child in host.machine.live()
+            if metal_error(child.script.words) is not None
+        ]
+        return problems + [("stuck", f"{each.name} (pid {each.pid}) runs on a GPU that has failed") for each in failed]
 
     def _problems_of(self, name, spec):
         service = self.store.get(_ref(SERVICES, name))

@@ -14,14 +14,17 @@ import attrs
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.base.waiting import wait_any
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.supervisor.engine.child import AdoptError
+from llmkube.supervisor.engine.child import KILL_SECONDS, AdoptError
 from llmkube.supervisor.engine.key_file import with_client_keys
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError
 from llmkube.supervisor.engine.orphans import match_processes
+from llmkube.supervisor.host.exit_events import wait_ended
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
 from llmkube.supervisor.memory.learned import Learned
+from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry, JournalError, dump, load
 from llmkube.supervisor.nouns.lifecycle import Exit
@@ -30,6 +33,7 @@ from llmkube.supervisor.nouns.ports import HostFacts
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 from sim.connection import Connection
+from sim.macs_end import MacsEnd
 
 HELP_FLAGS = frozenset(
     f"--{name}"
@@ -59,6 +63,8 @@ class Script:
         says: The model id that it answers to, if not the one that was asked for.
         intruder: Another program has its port and answers 200; the engine itself never gets there.
         deaf: It never listens on the port that it was given.
+        computes: Whether it answers a request for a token with one, and not with 500.
+        unsigned: macOS ends it at its own exit, because of its code signature.
     """
 
     load_seconds: float = 5.0
@@ -70,6 +76,8 @@ class Script:
     says: str = ""
     intruder: bool = False
     deaf: bool = False
+    unsigned: bool = False
+    computes: bool = True
 
     @property
     def is_odd(self):
@@ -89,8 +97,12 @@ class SimChild:
     ready: bool = False
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
+    macs_end: MacsEnd | None = None  # how its kernel tells of its end; None is an event when it has ended
 
     async def wait(self):
+        if self.macs_end is not None:
+            await wait_ended(self.macs_end, self.pid, lambda: self.exit is not None)
+            return self.exit or Exit(None)
         await self.ended.wait()
         return self.exit
 
@@ -136,6 +148,7 @@ class SimChild:
     answered: int = 0
     cpu_seconds: float = 0.0
     batches: int = 0
+    worked_at: list[float] = attrs.field(factory=list)
     _seen_at: float = attrs.field(factory=lambda: math.nan)
     _born_at: float = attrs.field(factory=lambda: math.nan)
 
@@ -164,6 +177,9 @@ class SimChild:
             state, round(self.cpu_seconds, 2), len(self.script.words) + self.answered, listening=not self.closed
         )
 
+    def worked(self):
+        self.worked_at.append(trio.current_time())
+
     def memory_kills(self):
         return 0
 
@@ -172,9 +188,9 @@ class SimChild:
         self.stuck = False
         self.end(-9)
 
-    def end(self, code):
-        if self.exit is None and not self.stuck:
-            self.exit, self.ready = Exit(code), False
+    def end(self, code, *, for_signature=False):
+        if self.exit is None and not self.stuck and (self.macs_end is None or not self.macs_end.hides(self, code)):
+            self.exit, self.ready = Exit(code, for_signature), False
             self.ended.set()
 
 
@@ -209,6 +225,7 @@ class Machine:
         no_proxies: The proxies of published engines do not listen.
         no_address: Nobody can listen on the address that engines should listen on.
         no_descriptors: The agent can open nothing: no file, no connection, and nothing of /proc.
+        cordon: What its owner has said; lasts, whatever becomes of the agent.
         has_proc: A look at a process takes a descriptor; on macOS it takes none.
         look_seconds: How long a look at the network takes.
         bugs: Services whose engines the agent does not start, because of a bug.
@@ -221,7 +238,6 @@ class Machine:
     """
 
     nursery: trio.Nursery
-    grace_seconds: float = 10.0
     default: Script = attrs.field(factory=Script)
     scripts: dict[str, Script] = attrs.field(factory=dict)
     plans: dict[str, Script] = attrs.field(factory=dict)
@@ -243,6 +259,7 @@ class Machine:
     no_address: bool = False
     no_proxies: bool = False
     no_descriptors: bool = False
+    cordon: Cordon | None = None
     has_proc: bool = True
     look_seconds: float = 0.0
     bugs: set[str] = attrs.field(factory=set)
@@ -250,6 +267,7 @@ class Machine:
     shapes: dict[str, object] = attrs.field(factory=dict)
     learned: Learned = attrs.field(factory=Learned)
     traps: dict[str, Trap] = attrs.field(factory=dict)
+    macs_end: Callable[[], MacsEnd | None] = lambda: None
     changed: Callable[[], None] = lambda: None
     stopping: Callable[[SimChild], None] = lambda child: None
 
@@ -274,7 +292,7 @@ class Machine:
         return 40_000 + self.ports_given
 
     @asynccontextmanager
-    async def open_child(self, command, shutdown):
+    async def open_child(self, command, shutdown, grace):
         await self._pass("spawn")
         if self.spawn_fails:
             raise NetworkDownError("cannot start a process: resource temporarily unavailable")
@@ -293,26 +311,27 @@ class Machine:
         child.api_keys = command.api_keys
         child.address = command.proxy.listen if command.proxy else (argv[argv.index("--host") + 1], port)
         child.spawned_at, child.odd = trio.current_time(), child.script.is_odd
+        child.macs_end = self.macs_end()
         child.visible = lambda: not (self.no_descriptors and self.has_proc)
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
         self.nursery.start_soon(self._live, child)
-        async with self._owned(child, shutdown):
+        async with self._owned(child, shutdown, grace):
             yield child
 
     @asynccontextmanager
-    async def adopt_child(self, record, log_path, shutdown):
+    async def adopt_child(self, record, log_path, shutdown, grace):
         await trio.lowlevel.checkpoint()
         (child,) = [child for child in self.spawned if child.pid == record.pid]
         if child.exit is not None:
             raise AdoptError(f"process {record.pid} has ended")
-        while self.no_descriptors:  # noqa: ASYNC110 - as the real one: nobody tells of a free descriptor
-            await trio.sleep(1)
-        async with self._owned(child, shutdown):
+        async with self._owned(child, shutdown, grace):
+            while self.no_descriptors:  # noqa: ASYNC110 - as the real one: nobody tells of a free descriptor
+                await trio.sleep(1)
             yield child
 
     @asynccontextmanager
-    async def _owned(self, child, shutdown):
+    async def _owned(self, child, shutdown, grace):
         child.owners += 1
         self.changed()
         try:
@@ -321,10 +340,13 @@ class Machine:
             if not (shutdown.keep or self.agent_killed):
                 self.stopping(child)
                 self.nursery.start_soon(self._term, child)
-                with trio.move_on_after(self.grace_seconds, shield=True):
-                    await child.ended.wait()
+                with trio.move_on_after(grace.seconds, shield=True):
+                    await wait_any(child.wait, grace.wait_over)
                 if not self.agent_killed:
                     child.end(-9)
+                    if child.macs_end is not None:
+                        with trio.move_on_after(KILL_SECONDS, shield=True):
+                            await child.wait()
             child.owners -= 1
             self.changed()
 
@@ -358,7 +380,7 @@ class Machine:
         """What the next agent finds: engines that nobody claims have ended, as on a real machine."""
         starts = {child.pid: child.started for child in self.live()}
         left, strays = match_processes(
-            self.entries, settings, self.live(), lambda pid: starts.get(pid, ""), lambda child: True
+            self.entries, settings, self.live(), lambda pid: starts.get(pid, ""), lambda child: child.pid
         )
         for child in strays:
             child.end(-15)
@@ -427,7 +449,7 @@ class Machine:
                 await child.ended.wait()
             child.ready = child.exit is None
             await child.ended.wait()
-        child.end(child.script.exit_code)
+        child.end(child.script.exit_code, for_signature=child.script.unsigned)
         self.changed()
 
     # -- what a test does and asks --------------------------------------------------------------------------------

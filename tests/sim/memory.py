@@ -38,6 +38,8 @@ class SimMemory:
         level: What the kernel says, if not what the figures say.
         broken: Nothing can be read.
         leaked: What processes hold beside that, by their pid.
+        keeps: Whether the kernel keeps what an engine had wired that is killed, as macOS may.
+        tells_wired: Whether the kernel says how much is wired, as only macOS does.
     """
 
     machine: object
@@ -48,8 +50,11 @@ class SimMemory:
     level: Level | None = None
     broken: bool = False
     leaked: dict[int, float] = attrs.field(factory=dict)
+    keeps: bool = False
+    tells_wired: bool = False
     lowest_bytes: int = 1 << 62  # of what was ever left
     _ended: dict[int, float] = attrs.field(factory=dict)
+    _kept: set[int] = attrs.field(factory=set)
     _news: trio.Event = attrs.field(factory=trio.Event)
 
     def holds(self, child):
@@ -57,12 +62,22 @@ class SimMemory:
         now = trio.current_time()
         if child.exit is not None:
             ended = self._ended.setdefault(child.pid, now)
-            if now >= ended + self.late_seconds:
+            if now >= ended + self.late_seconds and not (child.pid in self._kept or self._is_kept(child)):
                 return 0
         size = self.sizes.get(child.name, 0.1) * GIB
         seconds = child.script.load_seconds
         share = min(1.0, (now - child.spawned_at) / seconds) if seconds else 1.0
         return int(size * share + self.leaked.get(child.pid, 0.0) * GIB)
+
+    def _is_kept(self, child):
+        if self.keeps and child.exit.code == -9:
+            self._kept.add(child.pid)
+        return child.pid in self._kept
+
+    def restart(self):
+        """The machine has been restarted: nothing is kept any more."""
+        self._kept.clear()
+        self.keeps = False
 
     @property
     def available_bytes(self):
@@ -83,7 +98,9 @@ class SimMemory:
         self.lowest_bytes = min(self.lowest_bytes, left)
         total, available = int(self.total * GIB), max(0, left)
         level, why = judge(Signs(total, available), Thresholds())
-        return Sample(total, available, level if self.level is None else self.level, why=why)
+        held = sum(self.holds(child) for child in self.machine.spawned)
+        wired = 3 * GIB + held if self.tells_wired else None
+        return Sample(total, available, level if self.level is None else self.level, wired_bytes=wired, why=why)
 
     async def wait_change(self):
         await self._news.wait()

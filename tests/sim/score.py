@@ -11,14 +11,18 @@ import random
 import time
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 
 import attrs
 import structlog
 import trio
 from trio.testing import MockClock
 
+from mac.macs import RELEASES
 from sim.faults import FAULTS, USERS
+from sim.faults_mac import MAC_FAULTS
 from sim.invariants import COLUMNS, Books, Violation, WatchedStore, Wishes
+from sim.macs import mac_of
 from sim.memory import SimMemory, shape_of
 from sim.stage import CALM, SOURCES, NotNow, Stage, at
 from sim.world import ADDRESS, agent_settings, open_world
@@ -44,7 +48,7 @@ class Happening:
     seed: int
 
     def __str__(self):
-        row = FAULTS.get(self.name)
+        row = FAULTS.get(self.name) or MAC_FAULTS.get(self.name)
         return f"{self.at:7.1f} s  {self.name:26} " + (f"{row.phrase} [{row.codes}]" if row else "(user)")
 
 
@@ -59,6 +63,7 @@ class Timeline:
     watched: bool  # somebody looks at the hosts' memory, and engines are replaced side by side
     happenings: tuple[Happening, ...]
     busy_seconds: float = BUSY_SECONDS
+    release: int = 0  # of macOS, where the hosts are Macs
 
 
 @attrs.define
@@ -78,8 +83,8 @@ class Result:
     trace: list = attrs.field(factory=list)  # what happened when: two runs of one timeline have the same
 
 
-def timeline_of(seed, hosts=None):
-    """Draw a timeline."""
+def timeline_of(seed, hosts=None, *, macs=False):
+    """Draw a timeline; of Macs, one of other hosts to which the faults of Macs are added."""
     rng = random.Random(seed)
     hosts = hosts or (1 if rng.random() < 0.7 else 2)
     renew_seconds = rng.choice((5.0, 15.0, 30.0, 30.0))
@@ -95,18 +100,29 @@ def timeline_of(seed, hosts=None):
         Happening(rng.uniform(BUSY_SECONDS - 60, BUSY_SECONDS - 1), rng.choice(able), rng.getrandbits(32))
         for _ in range(rng.randint(1, 4))
     ]
-    return Timeline(seed, hosts, renew_seconds, looks, watched, tuple(sorted(happenings, key=lambda one: one.at)))
+    release = rng.choice(RELEASES) if macs else 0
+    if macs:
+        happenings += [
+            Happening(rng.uniform(10, BUSY_SECONDS - 1), rng.choice(sorted(MAC_FAULTS)), rng.getrandbits(32))
+            for _ in range(rng.randint(5, 15))
+        ]
+        watched = True
+    happenings.sort(key=lambda one: one.at)
+    return Timeline(seed, hosts, renew_seconds, looks, watched, tuple(happenings), release=release)
+
+
+SHAPES = {source: shape_of(2 + 2 * number) for number, source in enumerate(SOURCES)}
 
 
 def roomy(machine):
     """The memory of a host that holds every service twice."""
-    machine.shapes.update({source: shape_of(2 + 2 * number) for number, source in enumerate(SOURCES)})
+    machine.shapes.update(SHAPES)
     return SimMemory(machine)
 
 
 async def _happen(stage, happening, result):
     await trio.sleep_until(happening.at)
-    known = FAULTS.get(happening.name)
+    known = FAULTS.get(happening.name) or MAC_FAULTS.get(happening.name)
     inject = known.inject if known else USERS[happening.name]
     result.trace.append((happening.name, trio.current_time()))
     try:
@@ -123,6 +139,9 @@ async def _play(timeline, quiet_minutes, result):
     settings = agent_settings(bind_address=ADDRESS, lease_renew_seconds=timeline.renew_seconds, reassert_seconds=300.0)
     reach = at(ADDRESS) if timeline.looks else None
     memory = roomy if timeline.watched else None
+    if timeline.release:
+        settings = attrs.evolve(settings, metal=True)
+        memory = partial(mac_of, timeline.release, SHAPES)
     store = WatchedStore()
     async with open_world(seed=timeline.seed, settings=settings, store=store, reach=reach, memory=memory) as world:
         for number in range(1, timeline.hosts):
@@ -230,9 +249,9 @@ def _words(error):
     return f"{error!r} at {where}"
 
 
-def run_seed(seed, *, hosts=None, quiet_minutes=30.0):
+def run_seed(seed, *, hosts=None, macs=False, quiet_minutes=30.0):
     """Draw a seed's timeline and run it."""
-    return play(timeline_of(seed, hosts), quiet_minutes=quiet_minutes)
+    return play(timeline_of(seed, hosts, macs=macs), quiet_minutes=quiet_minutes)
 
 
 def shrink(timeline, *, quiet_minutes=30.0, budget_seconds=120.0):

@@ -16,6 +16,7 @@ from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Exit
 from sim.invariants import Books, Wishes
 from sim.machine import Script
+from sim.macs import is_mac
 from sim.world import Faults, World
 
 CALM = Script(load_seconds=3.0, stop_seconds=1.0)
@@ -174,6 +175,9 @@ def clean(host):
     machine.disk_full = machine.spawn_fails = machine.no_engine = False
     machine.no_address = machine.no_descriptors = False
     machine.bugs.clear()
+    if is_mac(machine):
+        machine.memory.refuses = False
+        machine.memory.restart()
     for trap in machine.traps.values():
         trap.released.set()
     machine.traps = {}
@@ -183,6 +187,8 @@ def clean(host):
         child.frozen = child.mute = False
         child.slow_seconds, child.in_flight, child.counts, child.pace = 0.0, 0, True, 1.0
         child.closed = child.closed and not child.ready
+        if child.macs_end is not None and not child.macs_end.begun.is_set():
+            child.macs_end.seconds = 0.0
         if child.script not in (CALM, machine.default) and not child.ready:
             child.end(-9)
 
@@ -210,13 +216,14 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(codes, phrase, *, hosts=1):
-    """Put a function into the table, under its own name."""
+def fault(codes, phrase, *, hosts=1, table=FAULTS):
+    """Put a function into a table, under its own name."""
 
     def enter(inject):
         name = inject.__name__.replace("_", "-")
         assert name not in FAULTS
-        FAULTS[name] = Fault(codes, phrase, inject, hosts)
+        assert name not in table
+        table[name] = Fault(codes, phrase, inject, hosts)
         return inject
 
     return enter

@@ -56,6 +56,23 @@ async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, k
         await world.until(world.ready_addresses, 1, "embed", seconds=90)
 
 
+async def test_an_agent_that_may_not_list_a_kind_says_which(autojump_clock):
+    """What an earlier agent has started runs on, and /readyz names what cannot be listed, and why."""
+    async with open_world(settings=QUICK) as world:
+        await two_ready(world)
+        await world.kill_agent()
+        world.faults.kind = "403"
+        await world.start_agent()
+        await trio.sleep(20)
+        ready, why = world.agent.ready()
+        assert not ready
+        assert "cannot list Models: " in why
+        assert world.machine.counts() == {"chat": 1, "embed": 1}
+        world.faults.kind = ""
+        await trio.sleep(60)
+        assert world.agent.ready() == (True, "ok")
+
+
 async def test_a_refused_credential_is_known_within_one_renewal(autojump_clock):
     """Also by an agent that starts with one, and what the API server takes again is known as soon."""
     async with open_world(settings=QUICK) as world:

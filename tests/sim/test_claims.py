@@ -4,6 +4,7 @@ import math
 from contextlib import asynccontextmanager
 from unittest.mock import patch
 
+import pytest
 import trio
 
 from llmkube.k8s.builtins import Lease
@@ -299,6 +300,7 @@ async def test_the_host_with_the_file_comes_first_then_the_one_with_most_memory(
             assert world.live(f"new{number}") == ["big"]
 
 
+@pytest.mark.ci
 async def test_a_race_for_one_slot_has_one_winner_and_no_noise(autojump_clock):
     """Hosts that are equal in everything want a service at once: one gets it, the others write nothing more."""
     async with two_hosts() as world, at_once():

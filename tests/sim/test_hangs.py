@@ -216,7 +216,10 @@ def run(timeline):
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-@pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "timeline",
+    [pytest.param(one, marks=[pytest.mark.ci] * (one is slow_load), id=one.__name__) for one in TIMELINES],
+)
 def test_a_timeline_holds(timeline):
     """What the timeline says of hangs, loads and strangers is so."""
     run(timeline)

@@ -46,7 +46,7 @@ def settings(number=1):
 def double(world):
     """Another machine with the first one's name."""
     other = settings(2)
-    machine = Machine(world._nursery, other.grace_seconds)
+    machine = Machine(world._nursery)
     return Host(other, machine, 99, world._transport, world._nursery)
 
 

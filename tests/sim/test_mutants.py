@@ -437,6 +437,7 @@ def test_a_mutant_is_caught(name, monkeypatch):
     assert is_caught(partial(play, timeline))
 
 
+@pytest.mark.ci
 def test_the_same_seed_gives_the_same_run():
     """Two runs with one seed spawn the same engines at the same virtual moments."""
 

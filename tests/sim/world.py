@@ -54,6 +54,7 @@ class Faults:
 
     Attributes:
         down: Connections are refused, and open watches break off.
+        no_route: There is no route to any address of the LAN, as macOS says where a program may not use it (errno 65).
         errors: The next so many requests are answered with 503.
         kind: How every answer is wrong, one of `ANSWERS`; empty for none.
         slow_seconds: How long every answer takes.
@@ -67,6 +68,7 @@ class Faults:
     """
 
     down: bool = False
+    no_route: bool = False
     errors: int = 0
     kind: str = ""
     slow_seconds: float = 0.0
@@ -128,6 +130,9 @@ class Network(httpx.AsyncBaseTransport):
         if self.faults.down or self.dead:
             await trio.lowlevel.checkpoint()
             raise httpx.ConnectError("connection refused", request=request)
+        if self.faults.no_route:
+            await trio.lowlevel.checkpoint()
+            raise httpx.ConnectError("[Errno 65] No route to host", request=request)
         if self.faults.errors:
             self.faults.errors -= 1
             await trio.lowlevel.checkpoint()
@@ -328,6 +333,7 @@ class Host:
                     memory=machine.memory,
                     learned=machine.learned,
                     client_keys=ClientKeys(partial(client.get, Secret)).find,
+                    cordon=lambda: machine.cordon,
                 )
                 await run_agent(client, self.settings, ports, task_status=task_status)
         self._stopped.set()
@@ -453,7 +459,7 @@ class World:
         settings = attrs.evolve(
             self.settings, host_name=name, **{"advertise_address": address, "bind_address": address, **changes}
         )
-        machine = Machine(self._nursery, settings.grace_seconds, reach=reach)
+        machine = Machine(self._nursery, reach=reach)
         machine.memory = memory(machine) if memory else None
         host = Host(settings, machine, self.seed + 10 * number, self._transport, self._nursery)
         self.hosts[name] = host
@@ -583,19 +589,20 @@ def agent_settings(**changes):
 
 
 @asynccontextmanager
-async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=None):
+async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=None, workloads=None):
     """Start everything; leaving the block stops the agent in order and checks that nothing is left."""
     settings = settings or agent_settings()
     store = store or Store()
-    server = ApiServer(store, utcnow=utcnow, rng=random.Random(seed))
+    server = ApiServer(store, utcnow=utcnow, rng=random.Random(seed), workloads=workloads is not None)
     await server.ensure_namespaces()
     await server.ensure(all_crds())
     async with trio.open_nursery() as outer, open_transport(server.handle) as transport:
         outer.start_soon(server.run_housekeeping)
-        machine = Machine(outer, settings.grace_seconds, reach=reach)
+        machine = Machine(outer, reach=reach)
         machine.memory = memory(machine) if memory else None
         direct = Client(TransportSender(transport, "http://apiserver"))
-        controller = Controller(ControllerSettings(host_accelerators=settings.accelerators), seed, transport, outer)
+        chosen = ControllerSettings(host_accelerators=settings.accelerators, workloads=workloads)
+        controller = Controller(chosen, seed, transport, outer)
         controller.start()
         first = Host(settings, machine, seed, transport, outer)
         world = World(direct, first, seed, server, controller, transport, outer, store)
@@ -606,7 +613,8 @@ async def open_world(*, seed=0, settings=None, store=None, reach=None, memory=No
             await host.stop_agent()
             assert not host.machine.live(), "an engine outlived its agent"
             assert not host.machine.doubles, "two live engines for one service"
-        if not any(host.faults.down or host.faults.kind or host.network.dead for host in world.hosts.values()):
+        cut_off = [host.faults.down or host.faults.no_route or host.faults.kind for host in world.hosts.values()]
+        if not any(cut_off) and not any(host.network.dead for host in world.hosts.values()):
             await _assert_withdrawn(world)
         outer.cancel_scope.cancel()
 

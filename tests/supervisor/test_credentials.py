@@ -12,7 +12,9 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
 from llmkube.supervisor.credentials import SourceCredentials, TokenError
+from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.errors import SourceError
+from llmkube.weights.source import parse_source
 
 
 def model(secret=None):
@@ -45,6 +47,20 @@ async def test_the_secret_comes_before_the_file(tmp_path):
     file.write_text("hf_rotated")
     assert await found.find(model()) == "hf_rotated"
     assert await tokens({}).find(model()) is None
+
+
+async def test_the_login_of_a_registry_comes_from_the_secret_alone():
+    """G4: a Model's own docker-registry Secret gives the login of its registry; another kind of Secret is told."""
+    source = parse_source("oci://r.io/phi")
+    entry = b'{"auths":{"r.io":{"username":"ada","password":"hush"}}}'
+    found = tokens({".dockerconfigjson": entry})
+    assert await found.find_registry(model("reg"), source) == RegistryAccess("ada", "hush")
+    assert await found.find_registry(model(), source) == RegistryAccess()
+    assert await found.find_registry(model("reg"), parse_source("oci://other.io/phi")) == RegistryAccess()
+    with pytest.raises(TokenError, match=r"has no key \.dockerconfigjson: make it with .kubectl create secret docker"):
+        await tokens({"HF_TOKEN": b"x"}).find_registry(model("hf"), source)
+    with pytest.raises(SourceError, match="in Secret reg in namespace ns cannot be read"):
+        await tokens({".dockerconfigjson": b"hush"}).find_registry(model("reg"), source)
 
 
 async def test_the_keys_of_a_bucket_come_from_the_same_places():

@@ -1,3 +1,5 @@
+import datetime
+
 from prometheus_client import generate_latest
 
 from llmkube.k8s.resource import Key
@@ -9,6 +11,7 @@ from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role
 from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
@@ -122,3 +125,16 @@ def test_the_credential_has_a_state_and_an_end():
     text = shown(CredentialState.REFUSED, "x", "", 1.5e9)
     assert "llmkube_metal_agent_credential_refused 1.0" in text
     assert "llmkube_metal_agent_credential_expiry_timestamp_seconds 1.5e+09" in text
+
+
+def test_a_cordon_has_its_end_where_it_has_one():
+    """1 and the time while the owner has the host; no time without an end."""
+
+    def text(cordon):
+        return generate_latest(agent_registry(Agent(), cordon=lambda: cordon)).decode()
+
+    assert "llmkube_metal_agent_cordoned 0.0" in text(None)
+    assert "llmkube_metal_agent_cordoned 1.0" in text(Cordon())
+    assert "cordon_end" not in text(Cordon())
+    end = datetime.datetime.fromtimestamp(86400, datetime.UTC)
+    assert "llmkube_metal_agent_cordon_end_timestamp_seconds 86400.0" in text(Cordon(end))

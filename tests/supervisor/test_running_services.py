@@ -8,6 +8,7 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Skip
+from llmkube.supervisor.memory.unreturned import Unreturned
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service.facts import Facts
@@ -35,6 +36,9 @@ class Book:
     """A memory that was looked at, from which nothing was evicted."""
 
     decision = Decision(Level.NORMAL)
+
+    def __init__(self):
+        self.unreturned = Unreturned(1)
 
     def evicted(self, key):
         return None
@@ -75,6 +79,16 @@ def test_what_every_service_is_told_of_the_memory(decision, before, events):
     running, told = new_running()
     running.tell_memory(decision, before)
     assert told.chat == told.embed == [Facts.with_memory, *events]
+
+
+def test_wired_memory_that_stays_is_told_once_and_again_when_it_grows():
+    """Each service gets the Event; what becomes less is none."""
+    running, told = new_running()
+    for size in (0, 5, 5, 7, 6, 0):
+        running.book.unreturned.size_bytes = size
+        running.tell_memory(Decision(Level.NORMAL), None)
+    assert [each for each in told.chat if each == "MemoryNotReturned"] == ["MemoryNotReturned"] * 2
+    assert told.embed == told.chat
 
 
 def test_an_eviction_is_told_to_both_services():

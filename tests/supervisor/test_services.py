@@ -10,6 +10,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.host_addresses import Reach
@@ -86,6 +87,7 @@ def new_services(address="192.0.2.1"):
         drift_repair=None,
         reach=Mailbox(Reach(address)),
         ledger=Ledger(running.book, watched=False),
+        cordon=HostCordon(ports.cordon, utcnow, settings.accelerators, lambda: False, lambda: None),
     )
 
 

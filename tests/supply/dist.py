@@ -4,6 +4,7 @@
     dist/llmkube-VERSION.tar.gz               the sources
     dist/llmkube-VERSION-requirements.txt     what it needs, pinned by digest: requirements/llama.txt
     dist/llmkube-VERSION-shell.tar.gz         manual pages (man/man1), and completions for bash, zsh and fish
+    dist/llmkube.rb                           Homebrew's formula, where URL names the folder of the release
     dist/llmkube-VERSION.cdx.json             the same as an SBOM, with licences and who needs whom (CycloneDX)
     dist/SHA256SUMS                           their digests, as `sha256sum --check` reads them
 
@@ -27,9 +28,15 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMS = "SHA256SUMS"
+
+TEMPLATE = "packaging/homebrew/llmkube.rb"
+
+_SLOT = re.compile(r"@([A-Z0-9]+)@")
+_COMMENT = re.compile(r"\A(?:#.*\n)+")
 
 _PIN = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 
@@ -74,6 +81,36 @@ def _plain(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def formula(template: str, project: Mapping[str, Any], sdist: tuple[str, bytes], base_url: str) -> str:
+    """Return Homebrew's formula of a release. Pure.
+
+    Args:
+        template: The file with slots.
+        project: The table of that name in pyproject.toml.
+        sdist: The name and the content of the sources.
+        base_url: The folder in which the release is published.
+
+    Raises:
+        ValueError: The address is none that Homebrew fetches from, or the template has a slot that nothing fills.
+    """
+    url = urlsplit(base_url)
+    if url.scheme != "https" or not url.hostname or set(base_url) & set("\"'#\\ \n"):
+        raise ValueError(f"URL={base_url}: give the https:// address of the folder in which the release is published")
+    name, content = sdist
+    values = {
+        "HOMEPAGE": f"https://{url.netloc}",
+        "URL": f"{base_url.rstrip('/')}/{name}",
+        "VERSION": str(project["version"]),
+        "SHA256": hashlib.sha256(content).hexdigest(),
+        "LICENSE": str(project["license"]),
+    }
+    body = _COMMENT.sub("", template)
+    unknown = set(_SLOT.findall(body)) - set(values)
+    if unknown:
+        raise ValueError(f"{TEMPLATE} has @{'@, @'.join(sorted(unknown))}@, which nothing fills")
+    return _SLOT.sub(lambda found: values[found[1]], body)
+
+
 def build_packages(source: Path, folder: Path, epoch: int) -> None:
     """Build the sdist and the wheel of a source tree; the time, in seconds since 1970, is that of every file in them.
 
@@ -96,7 +133,7 @@ def export(repository: Path, folder: Path) -> int:
     return epoch
 
 
-def build(target: Path, say: Callable[[str], None], repository: Path = ROOT) -> None:
+def build(target: Path, say: Callable[[str], None], repository: Path = ROOT, url: str = "") -> None:
     """Build everything and write it into a folder.
 
     Raises:
@@ -129,10 +166,22 @@ def build(target: Path, say: Callable[[str], None], repository: Path = ROOT) -> 
         (built / f"{name}-shell.tar.gz").write_bytes(
             _shell_files(installed.with_name("llmkube"), place / "shell", epoch)
         )
+        if url:
+            _write_formula(source, built, name, url)
         files = {path.name: path.read_bytes() for path in built.iterdir()}
         target.mkdir(parents=True, exist_ok=True)
         for each, content in {**files, SUMS: sums(files).encode()}.items():
             (target / each).write_bytes(content)
+
+
+def _write_formula(source: Path, built: Path, name: str, url: str) -> None:
+    sdist = built / f"{name}.tar.gz"
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    try:
+        text = formula((source / TEMPLATE).read_text(), project, (sdist.name, sdist.read_bytes()), url)
+    except ValueError as error:
+        raise DistError(str(error)) from error
+    (built / "llmkube.rb").write_text(text)
 
 
 def _shell_files(program: Path, folder: Path, epoch: int) -> bytes:
@@ -205,9 +254,10 @@ def main() -> int:
     """Build the release; 1 if that cannot be, with the reason on stderr."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("target", type=Path, help="folder that gets the files")
+    parser.add_argument("--url", default="", help="folder in which the release is published; writes llmkube.rb too")
     arguments = parser.parse_args()
     try:
-        build(arguments.target, _say)
+        build(arguments.target, _say, url=arguments.url)
     except DistError as error:
         _say(str(error))
         return 1

@@ -31,7 +31,8 @@ def texts():
 def foreign(text):
     """Return every place that the text gives out as ours and that is not."""
     found = OTHERS.findall(text)
-    found += [each for each in IMAGE.findall(text) if not OURS.match(each) and not NAMES.search(each)]
+    ours = "\n".join(line for line in text.splitlines() if "llmkube" in line.lower())  # the pattern is slow
+    found += [each for each in IMAGE.findall(ours) if not OURS.match(each) and not NAMES.search(each)]
     found += [each for pair in CHART.findall(text) for each in pair if each and not re.search(OURS, each)]
     return found + [f"pip install {each}" for each in PACKAGE.findall(text)]
 

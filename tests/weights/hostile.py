@@ -14,7 +14,8 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.guarded_transport import open_transport_with
 from llmkube.weights.download.retry import DownloadLimits
-from llmkube.weights.source import parse_source, pick
+from llmkube.weights.picked_files import pick
+from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import open_store
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -174,6 +175,7 @@ class Bench:
         policy=FROM_OBJECT,
         progress=None,
         access=None,
+        registry=None,
         fresh=False,
         files=(),
         namespace=None,
@@ -187,6 +189,7 @@ class Bench:
             sha256=sha256,
             token=find_token,
             access=access,
+            registry=registry,
             policy=policy,
             progress=progress or self.seen.append,
             fresh=fresh,

@@ -13,8 +13,8 @@ from llmkube.weights.source import (
     VolumeSource,
     WebFile,
     parse_source,
-    part_names,
 )
+from llmkube.weights.split_names import part_names
 from llmkube.weights.urls import UserInfo, WebUrl
 
 

@@ -59,7 +59,8 @@ app.kubernetes.io/component: controller
 {{- define "llmkube.noImage" -}}
 image.repository is empty, and LLMKube publishes no image. From a clone of its sources, build and push one, and package the chart with it:
   docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... -t REGISTRY/llmkube:{{ .Chart.AppVersion }} .
-  make chart IMAGE=REGISTRY/llmkube@sha256:...
+  docker buildx build --push --build-arg BASE=python:3.13-slim@sha256:... --build-arg EXTRAS=llama --target llama-server -t REGISTRY/llmkube-llama:{{ .Chart.AppVersion }} .
+  make chart IMAGE=REGISTRY/llmkube@sha256:... CPU_ENGINE=REGISTRY/llmkube-llama@sha256:...
 Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,image.digest=sha256:...
 {{- end }}
 
@@ -71,6 +72,24 @@ Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,i
 {{- printf "%s@%s" $name .Values.image.digest }}
 {{- else }}
 {{- printf "%s:%s" $name (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{/* The image of llama.cpp's server on CPUs; empty where the operator names another one, or wants none of ours. */}}
+{{- define "llmkube.cpuEngine" -}}
+{{- with .Values.workloads.cpuEngine }}
+{{- $named := or (hasKey $.Values.workloads.images "llamacpp") (hasKey $.Values.workloads.images "llamacpp-cpu") }}
+{{- $argued := regexMatch "--engine-image[= ]llamacpp(-cpu)?=" (join " " $.Values.controller.extraArgs) }}
+{{- if and .enabled (not $named) (not $argued) }}
+{{- $registry := coalesce $.Values.global.imageRegistry .registry $.Values.image.registry }}
+{{- $name := default (printf "%s-llama" $.Values.image.repository) .repository }}
+{{- if $registry }}{{ $name = printf "%s/%s" (trimSuffix "/" $registry) $name }}{{ end }}
+{{- if .digest }}
+{{- printf "%s@%s" $name .digest }}
+{{- else }}
+{{- printf "%s:%s" $name (coalesce .tag $.Values.image.tag $.Chart.AppVersion) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 

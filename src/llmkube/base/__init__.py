@@ -9,5 +9,6 @@ private_files, token_files                  files for the owner only; tokens tha
 probes                                      /healthz, /readyz, /metrics
 trusted_paths                               which users decide where a path leads
 json_text                                   JSON as bytes
+full_disk                                   a disk without room, and what helps
 loop_watchdog                               tells of an event loop that stands still
 """

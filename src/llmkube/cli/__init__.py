@@ -8,8 +8,8 @@ job                                       the program inside a download Job's po
 catalog                                   models that can be deployed by name
 bundled_engine                            llama-server as a Python program, over xllamacpp
 options, config, target_cluster, program  what commands share
-state_lock                                which program works on a state directory
-program_name                              what a reader types to call this program
+state_location, state_lock                where the state directory is; which program works on it
+program_name, line_breaks                 what a reader types to call this program; where long lines break
 config_edit                               settings that a command adds to a config.toml
-credential_note                           what is wrong with the credential of this host's agent
+credential_note, full_disk_note           what makes old what a command shows: a credential, a full disk
 """

@@ -8,13 +8,11 @@ from typing import Any, Final
 
 import click
 import trio
-import yaml
 from click.shell_completion import CompletionItem
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.cli import target_cluster
 from llmkube.cli.target_cluster import Cluster, Where, kubeconfig_files
-from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 
@@ -44,11 +42,15 @@ def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 def namespaces(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Offer the cluster's namespaces."""
+    from llmkube.k8s.builtins import Namespace  # noqa: PLC0415 - every command loads this module, for its options
+
     return _matching(_names(ctx, Namespace), incomplete)
 
 
 def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Offer the contexts of the kubeconfig; no network is touched for them."""
+    import yaml  # noqa: PLC0415 - as above
+
     names: dict[str, None] = {}
     for path in kubeconfig_files(_where(ctx)):
         try:

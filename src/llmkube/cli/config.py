@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import attrs
 
-from llmkube.base.errors import UserError
 from llmkube.base.log_levels import LEVELS
 from llmkube.base.settings import Config, read_config, resolve, setting
-from llmkube.base.trusted_paths import weakness_of_private
+from llmkube.cli.state_location import STATE_DIR, Place, check_state_dir, state_dir_of
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.weights.download.hugging_face import ENDPOINT
 
@@ -29,21 +28,12 @@ OWN_NETWORKS = (
 """This machine and the networks around it. Under `llmkube up` the owner of the machine writes the Models, and could
 send requests to these addresses anyway; in a cluster other users write them."""
 
-_INNER = ("ca", "journal", "strays")
-"""What is in a state directory that is believed file by file."""
+PER_SERVICE = "perService"
+CACHE_MODES = ("shared", PER_SERVICE)
 
 ALLOWANCES = ("foreignVolumes", "tokens", "root", "privileged", "hostNamespaces", "controlPlane")
 """The members of `controller.settings.Allowance`, which takes a quarter of a second to import."""
 
-_STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
-_LLAMA_SERVER = setting(None, help="The llama-server program; without it, the one on PATH, else the bundled one.")
-_HOST_NAME = setting(None, help="Name of this host; without it, the short host name and four hex digits.")
-_ALLOW_FROM = setting(
-    (),
-    help="Network (CIDR) whose requests reach engines without a key, such as the cluster's of pods and of nodes; "
-    "repeatable. All other requests get 401.",
-)
-_HOST_IP = setting(None, help="Address of this host at which the cluster reaches its engines.")
 _NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
 _KUBECONFIG = setting(None, help="Path of the kubeconfig.")
 _CONTEXT = setting(None, help="Context of the kubeconfig.")
@@ -51,56 +41,8 @@ _MODEL_STORE = setting(None, help="Folder for model files; without it, `store` i
 _HF_TOKEN_FILE = setting(
     None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
 )
-_S3_ENV_AUTH = setting(
-    False, help="Fetch s3:// sources of Models that name no Secret with the AWS keys of this program's environment."
-)
 _HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
-_ENGINE_FLAG = setting(
-    (),
-    help="Flag of the engine that services may use in extraArgs although none may without this, by its exact name; "
-    "repeatable. With one that names a file, every editor of a service reads any file of yours by it.",
-)
-_ENGINE_VARIABLE = setting(
-    (),
-    help="Variable that services may set in env although none may without this, by its exact name; repeatable. One "
-    "that loads a library runs an editor's code as you.",
-)
-_DRAIN_SECONDS = setting(30.0, help="How long requests in flight may take before an engine is stopped.", minimum=0)
 _LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
-_MEMORY_FRACTION = setting(
-    0.0,
-    help="Share of this host's memory that models may take together; 0 goes by its size: 0.67, from 48 GB on 0.75, "
-    "from 128 GB on 0.9.",
-    minimum=0,
-    maximum=1,
-)
-_MEMORY_CHECK = setting(
-    "enforce",
-    help="What happens to a model whose need for memory is not known: enforce refuses it, warn starts it on a guess.",
-    choices=("enforce", "warn"),
-)
-_MEMORY_WARNING = setting(
-    0.10, help="Memory is short below this share of the host's that is still available.", minimum=0, maximum=1
-)
-_MEMORY_CRITICAL = setting(0.05, help="Memory is critically short below this share.", minimum=0, maximum=1)
-_EVICTION = setting(
-    "on",
-    help="Whether services are stopped when memory is short, or for more important ones: on, off, or dry-run, which "
-    "only says who would be.",
-    choices=("on", "dry-run", "off"),
-)
-_EVICTION_LAST = setting(
-    "keep",
-    help="Whether the only engine that runs on this host may be stopped for memory.",
-    choices=("keep", "evict"),
-)
-_EVICTION_SOFT_SECONDS = setting(
-    60.0, help="How long memory has to be short before a service that has work is stopped.", minimum=0
-)
-_EVICTION_COOLDOWN_SECONDS = setting(15.0, help="The least time between two evictions.", minimum=1)
-_EVICTION_RETURN_SECONDS = setting(
-    30.0, help="How long memory has to be normal before services that were evicted return.", minimum=1, maximum=60
-)
 
 
 def _port(default: int, what: str) -> Any:
@@ -112,20 +54,89 @@ def _log_level(default: str) -> Any:
 
 
 @attrs.frozen
-class UpConfig:
+class HostConfig:
+    """What both programs that run engines on their own host are told: `llmkube up` and `llmkube agent`."""
+
+    llama_server: Path | None = setting(
+        None, help="The llama-server program; without it, the one on PATH, else the bundled one."
+    )
+    host_name: str | None = setting(
+        None, help="Name of this host; without it, the short host name and four hex digits."
+    )
+    host_ip: str | None = setting(None, help="Address of this host at which the cluster reaches its engines.")
+    allow_from: tuple[str, ...] = setting(
+        (),
+        help="Network (CIDR) whose requests reach engines without a key, such as the cluster's of pods and of nodes; "
+        "repeatable. All other requests get 401.",
+    )
+    s3_env_auth: bool = setting(
+        False, help="Fetch s3:// sources of Models that name no Secret with the AWS keys of this program's environment."
+    )
+    hf_token_file: Path | None = _HF_TOKEN_FILE
+    hub_endpoint: str = _HUB_ENDPOINT
+    allow_engine_flag: tuple[str, ...] = setting(
+        (),
+        help="Flag of the engine that services may use in extraArgs although none may without this, by its exact name; "
+        "repeatable. With one that names a file, every editor of a service reads any file of yours by it.",
+    )
+    allow_engine_variable: tuple[str, ...] = setting(
+        (),
+        help="Variable that services may set in env although none may without this, by its exact name; repeatable. One "
+        "that loads a library runs an editor's code as you.",
+    )
+    drain_seconds: float = setting(
+        30.0, help="How long requests in flight may take before an engine is stopped.", minimum=0
+    )
+    memory_fraction: float = setting(
+        0.0,
+        help="Share of this host's memory that models may take together; 0 goes by its size: 0.67, from 48 GB on 0.75, "
+        "from 128 GB on 0.9.",
+        minimum=0,
+        maximum=1,
+    )
+    memory_check: str = setting(
+        "enforce",
+        help="What happens to a model whose need for memory is not known: enforce refuses it, warn starts it on a "
+        "guess.",
+        choices=("enforce", "warn"),
+    )
+    memory_pressure_warning: float = setting(
+        0.10, help="Memory is short below this share of the host's that is still available.", minimum=0, maximum=1
+    )
+    memory_pressure_critical: float = setting(
+        0.05, help="Memory is critically short below this share.", minimum=0, maximum=1
+    )
+    eviction: str = setting(
+        "on",
+        help="Whether services are stopped when memory is short, or for more important ones: on, off, or dry-run, "
+        "which only says who would be.",
+        choices=("on", "dry-run", "off"),
+    )
+    eviction_last_service: str = setting(
+        "keep",
+        help="Whether the only engine that runs on this host may be stopped for memory.",
+        choices=("keep", "evict"),
+    )
+    eviction_soft_seconds: float = setting(
+        60.0, help="How long memory has to be short before a service that has work is stopped.", minimum=0
+    )
+    eviction_cooldown_seconds: float = setting(15.0, help="The least time between two evictions.", minimum=1)
+    eviction_return_seconds: float = setting(
+        30.0, help="How long memory has to be normal before services that were evicted return.", minimum=1, maximum=60
+    )
+    state_dir: Path | None = STATE_DIR
+
+
+@attrs.frozen
+class UpConfig(HostConfig):
     """The settings of `llmkube up`."""
 
-    state_dir: Path | None = _STATE_DIR
     api_port: int = _port(7443, "the Kubernetes API")
     gateway_port: int = _port(8080, "the OpenAI-compatible gateway")
     probe_port: int = _port(9090, "/healthz, /readyz and /metrics")
-    llama_server: Path | None = _LLAMA_SERVER
     accelerator: tuple[str, ...] = setting(
         ("cpu", "metal") if sys.platform == "darwin" else ("cpu",), help="What this host serves.", choices=ACCELERATORS
     )
-    host_name: str | None = _HOST_NAME
-    host_ip: str | None = _HOST_IP
-    allow_from: tuple[str, ...] = _ALLOW_FROM
     listen: str | None = setting(
         None,
         help="Address of this machine, such as 192.168.1.50 or 192.168.1.50:8080, at which other machines reach the "
@@ -149,35 +160,18 @@ class UpConfig:
         help="Folder of this machine whose GGUF files Models may name by path; repeatable. Without it, the user's home "
         "and the store.",
     )
-    s3_env_auth: bool = _S3_ENV_AUTH
-    hf_token_file: Path | None = _HF_TOKEN_FILE
-    hub_endpoint: str = _HUB_ENDPOINT
-    allow_engine_flag: tuple[str, ...] = _ENGINE_FLAG
-    allow_engine_variable: tuple[str, ...] = _ENGINE_VARIABLE
-    drain_seconds: float = _DRAIN_SECONDS
-    memory_fraction: float = _MEMORY_FRACTION
-    memory_check: str = _MEMORY_CHECK
-    memory_pressure_warning: float = _MEMORY_WARNING
-    memory_pressure_critical: float = _MEMORY_CRITICAL
-    eviction: str = _EVICTION
-    eviction_last_service: str = _EVICTION_LAST
-    eviction_soft_seconds: float = _EVICTION_SOFT_SECONDS
-    eviction_cooldown_seconds: float = _EVICTION_COOLDOWN_SECONDS
-    eviction_return_seconds: float = _EVICTION_RETURN_SECONDS
     log_level: str = _log_level("warning")
 
 
 @attrs.frozen
-class AgentConfig:
+class AgentConfig(HostConfig):
     """The settings of `llmkube agent`."""
 
-    host_ip: str | None = _HOST_IP
     namespace: str | None = _NAMESPACE
     selector: str = setting(
         "", help="Only serve InferenceServices with these labels, such as team=ml; without it, all of them."
     )
     model_store: Path | None = _MODEL_STORE
-    llama_server: Path | None = _LLAMA_SERVER
     port: int = setting(
         9090, help="Port of /healthz, /readyz and /metrics on 127.0.0.1; 0 for none.", minimum=0, maximum=65535
     )
@@ -185,8 +179,6 @@ class AgentConfig:
     kubeconfig: Path | None = _KUBECONFIG
     context: str | None = _CONTEXT
     accelerator: tuple[str, ...] = setting(("metal",), help="What this host serves.", choices=ACCELERATORS)
-    host_name: str | None = _HOST_NAME
-    allow_from: tuple[str, ...] = _ALLOW_FROM
     insecure_lan: bool = setting(False, help="Let every request in at published engines, from any address.")
     endpoints_api: str = setting(
         "endpointslices",
@@ -204,30 +196,22 @@ class AgentConfig:
         help="Folder of this host whose GGUF files Models may name by path; repeatable. Without it, none: a Model can "
         "make this host serve any GGUF file below it.",
     )
-    s3_env_auth: bool = _S3_ENV_AUTH
-    hf_token_file: Path | None = _HF_TOKEN_FILE
-    hub_endpoint: str = _HUB_ENDPOINT
-    allow_engine_flag: tuple[str, ...] = _ENGINE_FLAG
-    allow_engine_variable: tuple[str, ...] = _ENGINE_VARIABLE
     on_exit: str = setting(
         "stop",
         help="What SIGTERM does to the engines: stop them, or keep them for the next agent on this host.",
         choices=("stop", "keep"),
     )
+    keep_awake: bool = setting(
+        False, help="Keep a Mac awake while an engine runs, and not only while one works (caffeinate)."
+    )
     apple_power_enabled: bool = setting(
         False, help="Measure what a Mac's chip draws; needs the line of sudoers that `llmkube agent sudoers` prints."
     )
-    drain_seconds: float = _DRAIN_SECONDS
-    memory_fraction: float = _MEMORY_FRACTION
-    memory_check: str = _MEMORY_CHECK
-    memory_pressure_warning: float = _MEMORY_WARNING
-    memory_pressure_critical: float = _MEMORY_CRITICAL
-    eviction: str = _EVICTION
-    eviction_last_service: str = _EVICTION_LAST
-    eviction_soft_seconds: float = _EVICTION_SOFT_SECONDS
-    eviction_cooldown_seconds: float = _EVICTION_COOLDOWN_SECONDS
-    eviction_return_seconds: float = _EVICTION_RETURN_SECONDS
-    state_dir: Path | None = _STATE_DIR
+    log_file: Path | None = setting(
+        None,
+        help="File that a service manager appends this program's output to; the agent keeps it below 10 MiB.",
+        in_file=False,
+    )
 
 
 @attrs.frozen
@@ -235,7 +219,7 @@ class CacheConfig:
     """The settings of `llmkube cache`; it reads the agent's table, for it is the agent's store that it looks at."""
 
     model_store: Path | None = _MODEL_STORE
-    state_dir: Path | None = _STATE_DIR
+    state_dir: Path | None = STATE_DIR
 
 
 @attrs.frozen
@@ -245,7 +229,7 @@ class PruneConfig:
     kubeconfig: Path | None = _KUBECONFIG
     context: str | None = _CONTEXT
     model_store: Path | None = _MODEL_STORE
-    state_dir: Path | None = _STATE_DIR
+    state_dir: Path | None = STATE_DIR
 
 
 @attrs.frozen
@@ -255,7 +239,7 @@ class PreloadConfig:
     model_store: Path | None = _MODEL_STORE
     hf_token_file: Path | None = _HF_TOKEN_FILE
     hub_endpoint: str = _HUB_ENDPOINT
-    state_dir: Path | None = _STATE_DIR
+    state_dir: Path | None = STATE_DIR
 
 
 @attrs.frozen
@@ -273,11 +257,16 @@ class ControllerConfig:
         "", help="Image of this program, for the Jobs that fetch weights. Without it, no pods are made."
     )
     image_pull_secret: tuple[str, ...] = setting((), help="Secret for pulling that image; in every namespace.")
-    cache_size: str = setting("100Gi", help="Size of each namespace's volume for weights.")
+    cache_mode: str = setting(
+        "shared",
+        help="Whose a volume for weights is: one for each namespace (shared), or one for each service (perService).",
+        choices=CACHE_MODES,
+    )
+    cache_size: str = setting("100Gi", help="Size of each volume for weights.")
     cache_storage_class: str = setting("", help="Its StorageClass; without it, the cluster's default.")
     cache_access_mode: str = setting(
         "ReadWriteOnce",
-        help="ReadWriteOnce keeps the pods of a namespace on one node.",
+        help="ReadWriteOnce keeps the pods that share a volume on one node.",
         choices=("ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"),
     )
     cache_fs_group: int = setting(
@@ -295,8 +284,10 @@ class ControllerConfig:
         (), help="PriorityClass, or a pattern of names (gpu-*), that services may name; repeatable."
     )
     ca_config_map: str = setting("", help="ConfigMap whose ca.crt fetching shall trust; in every namespace.")
-    priority_class_prefix: str = setting(
-        "", help="Before a service's priority it names the pods' PriorityClass; without it, they have none."
+    priority_class_prefix: str | None = setting(
+        None,
+        help="Before a service's priority it names the pods' PriorityClass; without it, the chart's where the cluster "
+        "has them; empty for none.",
     )
     shared_gpu_node: tuple[str, ...] = setting(
         (), help="Label (KEY=VALUE) of nodes whose GPUs are shared, for services that want one; repeatable."
@@ -331,7 +322,7 @@ class ControllerConfig:
     port: int = setting(
         0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
     )
-    state_dir: Path | None = _STATE_DIR
+    state_dir: Path | None = STATE_DIR
     log_level: str = _log_level("info")
 
 
@@ -339,8 +330,35 @@ class ControllerConfig:
 class ApiServerConfig:
     """The settings of `llmkube apiserver`."""
 
-    state_dir: Path | None = _STATE_DIR
+    state_dir: Path | None = STATE_DIR
     port: int = _port(7443, "the Kubernetes API")
+    log_level: str = _log_level("info")
+
+
+@attrs.frozen
+class RouterConfig:
+    """The settings of `llmkube router`."""
+
+    state_dir: Path | None = STATE_DIR
+    host: str = setting("127.0.0.1", help="Address to listen on; :: is every one of this machine.")
+    port: int = setting(8080, help="Port of the OpenAI-compatible API; 0 takes a free one.", minimum=0, maximum=65535)
+    admin_host: str = setting("127.0.0.1", help="Address of /healthz, /readyz and /metrics.")
+    admin_port: int = setting(
+        9090, help="Port of /healthz, /readyz and /metrics; 0 takes a free one.", minimum=0, maximum=65535
+    )
+    service: tuple[str, ...] = setting(
+        (),
+        help="Where an InferenceService answers that a ModelRouter names, as NAME=URL, such as "
+        "phi-4-mini=http://127.0.0.1:8081/v1; repeatable.",
+    )
+    keys_dir: Path | None = setting(
+        None,
+        help="Folder of the keys that a ModelRouter needs: `backends/NAME` holds one of a provider, each line of "
+        "`teams/TEAM` one of clients; without it, `router-keys` in the state directory.",
+    )
+    ca_file: Path | None = setting(
+        None, help="File of certificates (PEM) to trust beside the system's, for providers at https addresses."
+    )
     log_level: str = _log_level("info")
 
 
@@ -349,6 +367,7 @@ TABLES: Mapping[str, type[Any]] = {
     "agent": AgentConfig,
     "controller": ControllerConfig,
     "apiserver": ApiServerConfig,
+    "router": RouterConfig,
 }
 """The tables of `config.toml`."""
 
@@ -363,54 +382,7 @@ def load(table: str, kind: type[T], flags: Mapping[str, Any], environ: Mapping[s
         UserError: The state directory may hold what another user has put there.
     """
     environ = os.environ if environ is None else environ
-    state_dir = state_dir_of(resolve(_Place, flags=flags, environ=environ).state_dir)
+    state_dir = state_dir_of(resolve(Place, flags=flags, environ=environ).state_dir)
     file = state_dir / "config.toml"
     config = read_config(file, TABLES) if check_state_dir(state_dir) else Config(file)
     return resolve(kind, flags={**flags, "state_dir": state_dir}, environ=environ, config=config, table=table)
-
-
-def local_state_dir() -> Path:
-    """Return the state directory of a program that was given no flag."""
-    return state_dir_of(resolve(_Place, flags={}, environ=os.environ).state_dir)
-
-
-def check_state_dir(path: Path, *, to_create: bool = False) -> bool:
-    """Refuse a state directory into which another user could have put something; return whether it is there.
-
-    What it holds decides which programs run and which servers are believed: this comes before anything in it is read.
-
-    Args:
-        path: The folder.
-        to_create: Whether it is made if it is not there; then the way to it counts too.
-
-    Raises:
-        UserError: It, or what is in it, is not this user's alone.
-    """
-    try:
-        there = path.is_dir()
-        weakness = weakness_of_private(path, uid=os.geteuid(), inner=_INNER) if there or to_create else ""
-    except OSError as exc:
-        problem = f"the state directory {path} cannot be used ({exc.strerror})"
-        raise UserError(f"{problem}; choose another with --state-dir") from exc
-    if weakness:
-        raise UserError(
-            f"the state directory {path} is not safe to use: {weakness}. It has to belong to the user that runs this "
-            "program, who alone may write to it; mend that, or choose another with --state-dir"
-        )
-    return there
-
-
-def state_dir_of(chosen: Path | None) -> Path:
-    """Return the state directory: the chosen one, else the platform's folder for a user's data."""
-    if chosen is not None:
-        return chosen.absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "llmkube"
-    # XDG base directory specification 0.8: a relative path in the variable is to be ignored.
-    data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
-    return (data_home if data_home.is_absolute() else Path.home() / ".local" / "share") / "llmkube"
-
-
-@attrs.frozen
-class _Place:
-    state_dir: Path | None = _STATE_DIR

@@ -1,7 +1,7 @@
 """Settings that a command adds to a `config.toml`; what its owner has written there, comments too, stays as it is."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ FILE = "config.toml"
 
 @attrs.frozen
 class Addition:
-    """Texts that are to stand in a list of a program's settings, and its file as it then is.
+    """What is to stand in a program's settings, and its file as it then is.
 
     Attributes:
         file: The file; it need not be there.
-        added: Those that were not in force.
+        added: Texts of a list, or names of settings, that were not in force.
         text: All of the file.
     """
 
@@ -51,6 +51,30 @@ def plan_addition(folder: Path, table: str, name: str, texts: Sequence[str]) -> 
     added = tuple(dict.fromkeys(each for each in texts if each not in before))
     old = file.read_text("utf-8") if file.exists() else ""
     return Addition(file, added, _with_list(file, old, table, name, [*before, *added]) if added else old)
+
+
+def plan_settings(folder: Path, table: str, values: Mapping[str, Any]) -> Addition:
+    """Return how a program's table becomes one that says these values, in place of what it said of them.
+
+    Args:
+        folder: The state directory.
+        table: The program's.
+        values: By setting, as TOML has them.
+
+    Raises:
+        SettingError: The file cannot be read, or has something that is no setting.
+    """
+    import tomlkit  # noqa: PLC0415 - few commands edit, and all would wait for its import
+
+    file = folder / FILE
+    own = read_config(file, TABLES).tables.get(table, {})
+    changed = tuple(name for name, value in values.items() if name not in own or own[name] != value)
+    old = file.read_text("utf-8") if file.exists() else ""
+    document = tomlkit.parse(old)
+    section: Any = document.setdefault(table, tomlkit.table())
+    for name in changed:
+        section[name] = values[name]
+    return Addition(file, changed, tomlkit.dumps(document) if changed else old)
 
 
 def _with_list(file: Path, old: str, table: str, name: str, values: Sequence[str]) -> str:

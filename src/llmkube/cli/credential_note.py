@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from llmkube.base.errors import UserError
-from llmkube.cli.config import check_state_dir
+from llmkube.cli.state_location import check_state_dir
 from llmkube.cli.view.output import printable
 from llmkube.supervisor.nouns.host_credential import note_path
 

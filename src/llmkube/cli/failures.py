@@ -2,18 +2,19 @@
 
 import contextlib
 import enum
-import errno
+import io
+import shutil
+import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import IO, Any
 
 import click
 
 from llmkube.base.errors import LLMKubeError
+from llmkube.base.full_disk import is_full
 from llmkube.base.settings import SettingError
+from llmkube.cli.line_breaks import broken
 from llmkube.cli.program_name import runnable
-
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Why a file that a command prints into does not take it."""
 
 
 class ExitCode(enum.IntEnum):
@@ -37,6 +38,27 @@ class CommandError(click.ClickException):
         """Return the sentence with commands that the reader can paste."""
         return runnable(self.message)
 
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the sentence, on a terminal broken between words."""
+        to = sys.stderr if file is None else file
+        click.echo(_for_reader(self.format_message(), to), file=to)
+
+
+class MistypedError(click.UsageError):
+    """A command line that cannot be understood: click's usage, and a sentence that is broken as others are."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print both."""
+        to = sys.stderr if file is None else file
+        usage = io.StringIO()
+        click.UsageError("", self.ctx).show(usage)
+        click.echo(usage.getvalue().removesuffix("Error: \n") + _for_reader(self.message, to), file=to)
+
+
+def _for_reader(message: str, to: IO[Any]) -> str:
+    width = shutil.get_terminal_size().columns if to.isatty() else None
+    return broken(f"Error: {message}", width)
+
 
 @contextlib.contextmanager
 def in_one_sentence() -> Iterator[None]:
@@ -49,7 +71,7 @@ def in_one_sentence() -> Iterator[None]:
     except LLMKubeError as exc:
         raise CommandError(_sentence(exc), _exit_code(exc)) from exc
     except OSError as exc:
-        if exc.errno not in FULL:
+        if not is_full(exc):
             raise
         raise CommandError(f"the output cannot be written ({exc.strerror})") from exc
     except ExceptionGroup as group:

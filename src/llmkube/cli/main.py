@@ -68,6 +68,10 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "controller": Entry(
             "commands.programs.controller:controller", "Keep the status of Models and InferenceServices true."
         ),
+        "router": Entry(
+            "commands.router.command:router",
+            "Run a ModelRouter by itself, or see which way a request takes through it.",
+        ),
         "apiserver": Entry("commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
     },
     "Programs of the cluster's pods": {
@@ -75,9 +79,11 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "key-proxy": Entry(
             "engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
         ),
+        "reach": Entry("job.reach:reach", "Say whether an address answers from a pod, for `doctor --from-cluster`."),
         "drain": Entry("engine_pod.drain:drain", "Tell a pod that has to end when its engine has no request left."),
     },
     "Tools": {
+        "doctor": Entry("commands.doctor.command:doctor", "Say what is well here, what is not, and what mends it."),
         "convert": Entry(
             "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
         ),
@@ -147,7 +153,7 @@ class LazyGroup(click.Group):
         """Import and run a command; Ctrl-C, at any moment, ends it with 130, a closed pipe with SIGPIPE: in silence."""
         interrupted = False
         try:
-            result = super().invoke(ctx)
+            result = self._understood(ctx)
         except* KeyboardInterrupt:  # a nursery raises it within a group
             interrupted = True
         except* BrokenPipeError:  # the reader has gone (`| head`); nothing that is left to print has anywhere to go
@@ -158,6 +164,14 @@ class LazyGroup(click.Group):
                 click.echo(err=True)  # the shell's prompt does not go behind the terminal's "^C"
             sys.exit(_INTERRUPTED)
         return result
+
+    def _understood(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as exc:
+            from llmkube.cli.failures import MistypedError  # noqa: PLC0415 - a mistake alone pays for it
+
+            raise MistypedError(exc.format_message(), exc.ctx) from exc
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the overview from the table, without importing anything."""

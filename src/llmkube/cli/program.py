@@ -5,6 +5,7 @@ a signal cancels only the scope that `Stop.here` opened last; what lies around i
 """
 
 import contextlib
+import ctypes
 import gc
 import resource
 import signal
@@ -80,6 +81,17 @@ def settle_heap() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_EVERY)
+
+
+def trim_heap() -> None:
+    """Give back to the kernel what the C library keeps of memory that is free; macOS's takes it back by itself.
+
+    A burst of new services needs large pieces for a moment. glibc gives back only what lies at the top of its heap, and
+    objects that stay lie above the rest.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
 
 
 def process_age_seconds() -> float:

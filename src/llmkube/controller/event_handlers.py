@@ -7,11 +7,14 @@
 | an EndpointSlice, a claim (Lease) of a host | it (the slice), and the service that it names |
 | the set of live hosts | everything |
 | a Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute | the service that owns it |
+| an InferenceService, its slices | the routers that send requests to it |
+| a ConfigMap, Deployment, Service, NetworkPolicy, budget, pod of a router | the router |
 | a Job, its pods | the Model that owns it |
 | a pod of a service | the service, and its Models whose header is read once such a pod runs |
-| a PersistentVolumeClaim for weights | the Models of its namespace |
+| a PersistentVolumeClaim for weights | the service that owns it, else the Models of its namespace |
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -24,6 +27,7 @@ from llmkube.controller.informers import (
     claimed_service,
     models_of,
     owning_model,
+    owning_router,
     owning_service,
 )
 from llmkube.controller.predicates import Change, change_of
@@ -72,6 +76,7 @@ class EventHandlers:
         if not change and not self.queues.services.is_failing(event.key):
             return  # of what fails, any change may be what it waits for
         if change is Change.SPEC:
+            self._wake_routers(event.key)
             for model in self.informers.services_by_model.values(event):
                 # Who uses a Model decides who brings its weights, and whether it may go.
                 users = self.informers.services_by_model.count(model)
@@ -91,6 +96,7 @@ class EventHandlers:
         for label in self.informers.slices_by_label.values(event):
             for service in self.informers.services_by_label.keys(label):
                 self.queues.services.add_nowait(service)
+                self._wake_routers(service)
 
     def on_host_claim(self, event: Event[Lease]) -> None:
         """Reconcile the service that a host claims, or has claimed."""
@@ -107,8 +113,18 @@ class EventHandlers:
         for piece in self.informers.slices.values():
             self.queues.slices.add_nowait(piece.key)
 
+    def _wake_routers(self, service: Key) -> None:
+        for router in self.informers.routers_by_service.keys(service):
+            self.queues.routers.add_nowait(router)
+
+    def wake_owners(self) -> None:
+        """Reconcile every service and router: a kind that they may use has been installed or uninstalled."""
+        self.wake_services()
+        for router in self.informers.routers.values():
+            self.queues.routers.add_nowait(router.key)
+
     def wake_services(self) -> None:
-        """Reconcile every service: a kind that they may use has been installed or uninstalled."""
+        """Reconcile every service: what all of them go by has changed."""
         for service in self.informers.services.values():
             self.queues.services.add_nowait(service.key)
 
@@ -121,10 +137,14 @@ class PodEventHandlers:
     pods: PodInformers
     queues: Queues
 
-    def on_owned(self, owned: OwnedObjects[Any], event: Event[Any]) -> None:
-        """Reconcile the service of an object, unless the change is our own write."""
-        if event.now is None or not owned.is_own(event.now):
-            self._wake_services_of(event)
+    def on_owned(self, writers: Sequence[OwnedObjects[Any]], event: Event[Any]) -> None:
+        """Reconcile the service or the router of an object, unless the change is a write of one of these writers."""
+        if event.now is not None and any(one.is_own(event.now) for one in writers):
+            return
+        self._wake_services_of(event)
+        for obj in (event.before, event.now):
+            for router in owning_router(obj) if obj is not None else ():
+                self.queues.routers.add_nowait(router)
 
     def on_job(self, event: Event[Job]) -> None:
         """Reconcile the Model of a Job."""
@@ -132,13 +152,16 @@ class PodEventHandlers:
             self.queues.models.add_nowait(model)
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
-        """Reconcile the Models of a namespace whose claim for weights has come, changed or gone."""
+        """Reconcile the service whose claim for weights has come, changed or gone, or the Models of its namespace."""
+        if any(owning_service(claim) for claim in (event.before, event.now) if claim is not None):
+            self._wake_services_of(event)
+            return
         for model in self.informers.models.values():
             if model.key.namespace == event.key.namespace:
                 self.queues.models.add_nowait(model.key)
 
     def on_pod(self, event: Event[Pod]) -> None:
-        """Reconcile the service of a pod, or the Model whose Job has made it."""
+        """Reconcile the service or the router of a pod, or the Model whose Job has made it."""
         for label in self.pods.pods_by_service.values(event):
             for service in self.informers.services_by_label.keys(label):
                 self.queues.services.add_nowait(service)
@@ -147,6 +170,9 @@ class PodEventHandlers:
             job = self.pods.jobs.get(job_key)
             for model in owning_model(job) if job is not None else ():
                 self.queues.models.add_nowait(model)
+        for label in self.pods.pods_by_router.values(event):
+            for router in self.informers.routers_by_label.keys(label):
+                self.queues.routers.add_nowait(router)
 
     def _wake_services_of(self, event: Event[Any]) -> None:
         owners = {key for obj in (event.before, event.now) if obj is not None for key in owning_service(obj)}

@@ -45,6 +45,11 @@ class Informer(Generic[T]):
         self._indexes.append(index)
         return index
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the first whole list is in: before, nothing can be said to be missing."""
+        return self.cache.synced.is_set()
+
     def get(self, key: Key) -> T | None:
         """Return an object as last seen, or None when there is none as far as the cache knows."""
         return self.cache.get(key)

@@ -5,6 +5,9 @@
    ▲                       ▲   ▲    ◀─annotation─ Lease (a host's claim)
    │ owner                 │   └─label─ Pod (of a Deployment)
   Job ◀─label─ Pod         └─owner─ Deployment, Service, autoscaler, budget, PodMonitor, objective, HTTPRoute
+
+ InferenceService ◀─backend─ ModelRouter ◀─owner─ ConfigMap, Deployment, Service, NetworkPolicy, budget
+                                         ◀─label─ Pod
 ```
 """
 
@@ -13,15 +16,23 @@ from functools import partial
 from typing import Any, Final
 
 import attrs
-import trio
 
+from llmkube.controller.followed_kinds import (
+    FETCHES_WAIT,
+    HOSTS_WAIT,
+    NOTHING_WORKS,
+    PODS_WAIT,
+    ROUTERS_WAIT,
+    FollowedKind,
+)
 from llmkube.controller.indexer import Index
 from llmkube.controller.informer import Informer
-from llmkube.controller.render.labels import OURS
-from llmkube.k8s.builtins import EndpointSlice, Lease, Service
+from llmkube.controller.render.labels import OURS, ROUTER_LABEL
+from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, PriorityClass, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.extensions import HTTPRoute, LeaderWorkerSet, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.rbac import APPLY, FOLLOW, Permission
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.names import (
@@ -36,13 +47,11 @@ from llmkube.k8s.wire.owners import controller_key, is_controlled_by
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
-    HTTPRoute,
     Job,
+    NetworkPolicy,
     PersistentVolumeClaim,
     Pod,
     PodDisruptionBudget,
-    PodMonitor,
-    ServiceLevelObjective,
 )
 
 JOB_LABEL: Final = "batch.kubernetes.io/job-name"
@@ -51,8 +60,8 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 AGENTS: Final = f"{MANAGED_BY_LABEL}={AGENT_MANAGER}"
 """Label selector of what agents have published."""
 
-OPTIONAL_KINDS: Final = (PodMonitor, ServiceLevelObjective, HTTPRoute)
-"""Kinds that a Prometheus operator, Pyrra and the Gateway API bring."""
+OPTIONAL_KINDS: Final = (LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
+"""Kinds that LeaderWorkerSet, a Prometheus operator, Pyrra and the Gateway API bring."""
 
 PERMISSIONS: Final = (
     *(Permission(kind, FOLLOW | {"get"}) for kind in (Model, InferenceService)),
@@ -62,8 +71,11 @@ PERMISSIONS: Final = (
         Permission(kind, FOLLOW | APPLY | {"get", "delete"})
         for kind in (Deployment, Service, HorizontalPodAutoscaler, PodDisruptionBudget, Job, *OPTIONAL_KINDS)
     ),
+    # Of routers; the garbage collector deletes them.
+    *(Permission(kind, FOLLOW | APPLY | {"get"}) for kind in (ConfigMap, NetworkPolicy)),
     Permission(Pod, FOLLOW),
     Permission(PersistentVolumeClaim, FOLLOW),  # those for weights, by our label
+    Permission(PriorityClass, FOLLOW),  # where --priority-class-prefix is not given
 )
 
 Label = tuple[str, str]  # a namespace, and a value of SERVICE_LABEL in it
@@ -87,17 +99,22 @@ class Informers:
     services_by_label: Index[InferenceService, Label] = attrs.field(init=False)
     slices_by_label: Index[EndpointSlice, Label] = attrs.field(init=False)
     host_claims_by_service: Index[Lease, Key] = attrs.field(init=False)
+    routers_by_service: Index[ModelRouter, Key] = attrs.field(init=False)
+    routers_by_label: Index[ModelRouter, Label] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.routers_by_service = self.routers.add_index(services_of)
+        self.routers_by_label = self.routers.add_index(lambda router: (label_of(router.key),))
         self.services_by_model = self.services.add_index(models_of)
         self.services_by_label = self.services.add_index(lambda service: (label_of(service.key),))
         self.slices_by_label = self.slices.add_index(_service_label)
         self.host_claims_by_service = self.host_claims.add_index(claimed_service)
 
     def users(self, model: Key) -> list[InferenceService]:
-        """Return the services that refer to a Model, in the order of their names."""
+        """Return the services whose pods need a Model, in the order of their names."""
         keys = sorted(self.services_by_model.keys(model), key=_by_name)
-        return [service for key in keys if (service := self.services.get(key)) is not None]
+        services = (service for key in keys if (service := self.services.get(key)) is not None)
+        return [service for service in services if model in _models_of_pods(service)]
 
     def slices_of(self, service: Key) -> list[EndpointSlice]:
         """Return what hosts have published of a service."""
@@ -110,9 +127,15 @@ class Informers:
         return tuple(sorted({claim.spec.holder_identity for claim in held if claim and claim.spec.holder_identity}))
 
     @property
-    def synced(self) -> tuple[trio.Event, ...]:
-        """Set when every collection is known that a decision needs."""
-        return tuple(one.cache.synced for one in (self.models, self.services, self.slices, self.host_claims))
+    def followed(self) -> tuple[FollowedKind, ...]:
+        """What has to be known before anything that needs it is decided."""
+        return (
+            FollowedKind("Models", NOTHING_WORKS, self.models.cache),
+            FollowedKind("InferenceServices", NOTHING_WORKS, self.services.cache),
+            FollowedKind("EndpointSlices of hosts", HOSTS_WAIT, self.slices.cache),
+            FollowedKind("Leases by which hosts claim services", HOSTS_WAIT, self.host_claims.cache),
+            FollowedKind("ModelRouters", "they keep the status that they have", self.routers.cache),
+        )
 
 
 @attrs.define(eq=False)
@@ -126,17 +149,23 @@ class PodInformers:
     kubernetes_services: Informer[Service] = _of(Service, OURS)
     autoscalers: Informer[HorizontalPodAutoscaler] = _of(HorizontalPodAutoscaler, OURS)
     budgets: Informer[PodDisruptionBudget] = _of(PodDisruptionBudget, OURS)
+    priority_classes: Informer[PriorityClass] = _of(PriorityClass)
+    groups: Informer[LeaderWorkerSet] = _of(LeaderWorkerSet, OURS)
     monitors: Informer[PodMonitor] = _of(PodMonitor, OURS)
     objectives: Informer[ServiceLevelObjective] = _of(ServiceLevelObjective, OURS)
+    config_maps: Informer[ConfigMap] = _of(ConfigMap, OURS)
+    network_policies: Informer[NetworkPolicy] = _of(NetworkPolicy, OURS)
     routes: Informer[HTTPRoute] = _of(HTTPRoute, OURS)
     pods_by_service: Index[Pod, Label] = attrs.field(init=False)
     pods_by_job: Index[Pod, Key] = attrs.field(init=False)
+    pods_by_router: Index[Pod, Label] = attrs.field(init=False)
     jobs_by_model: Index[Job, Key] = attrs.field(init=False)
     objectives_by_service: Index[ServiceLevelObjective, Key] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.pods_by_service = self.pods.add_index(_service_label)
         self.pods_by_job = self.pods.add_index(_job_label)
+        self.pods_by_router = self.pods.add_index(_router_label)
         self.jobs_by_model = self.jobs.add_index(owning_model)
         self.objectives_by_service = self.objectives.add_index(owning_service)
 
@@ -152,19 +181,45 @@ class PodInformers:
             pod for pod in self._pods(self.pods_by_job.keys(job.key)) if is_controlled_by(pod, job.metadata.uid)
         )
 
+    def pods_of_router(self, router: Key) -> tuple[Pod, ...]:
+        """Return the pods of a router, in the order of their names."""
+        return self._pods(self.pods_by_router.keys(label_of(router)))
+
     def has_running_pod(self, service: Key) -> bool:
         """Whether a pod of a service runs."""
         pods = self.pods_of_service(service)
         return any(pod.status.phase == "Running" and not pod.metadata.deletion_timestamp for pod in pods)
 
     @property
-    def synced(self) -> tuple[trio.Event, ...]:
-        """Set when every collection is known that every cluster has."""
-        everywhere: tuple[Informer[Any], ...] = (
-            self.pods, self.volume_claims, self.jobs, self.deployments, self.kubernetes_services, self.autoscalers,
-            self.budgets,
-        )  # fmt: skip
-        return tuple(one.cache.synced for one in everywhere)
+    def followed(self) -> tuple[FollowedKind, ...]:
+        """The kinds that every cluster has."""
+        return (
+            FollowedKind("Pods", f"{PODS_WAIT}, and {FETCHES_WAIT}", self.pods.cache),
+            FollowedKind("Deployments", PODS_WAIT, self.deployments.cache),
+            FollowedKind("Services", PODS_WAIT, self.kubernetes_services.cache),
+            FollowedKind("Jobs", FETCHES_WAIT, self.jobs.cache),
+            FollowedKind("PersistentVolumeClaims", FETCHES_WAIT, self.volume_claims.cache),
+            FollowedKind("HorizontalPodAutoscalers", "spec.autoscaling has no effect", self.autoscalers.cache),
+            FollowedKind("PodDisruptionBudgets", "spec.disruption has no effect", self.budgets.cache),
+            FollowedKind("ConfigMaps of routers", ROUTERS_WAIT, self.config_maps.cache),
+            FollowedKind("NetworkPolicies of routers", ROUTERS_WAIT, self.network_policies.cache),
+        )
+
+    @property
+    def make_services(self) -> bool:
+        """Whether all is known without which no service in pods can be decided."""
+        return all(one.is_known for one in (self.pods, self.deployments, self.kubernetes_services))
+
+    @property
+    def make_routers(self) -> bool:
+        """Whether all is known without which no router in pods can be decided."""
+        needed = (self.pods, self.deployments, self.kubernetes_services, self.config_maps, self.network_policies)
+        return all(one.is_known for one in needed)
+
+    @property
+    def make_models(self) -> bool:
+        """Whether all is known without which it cannot be decided how weights reach pods."""
+        return all(one.is_known for one in (self.pods, self.jobs, self.volume_claims))
 
     def _pods(self, keys: Iterable[Key]) -> tuple[Pod, ...]:
         return tuple(pod for key in sorted(keys) if (pod := self.pods.get(key)) is not None)
@@ -178,11 +233,17 @@ def drafts_of(service: InferenceService) -> tuple[str, ...]:
 
 def models_of(service: InferenceService) -> list[Key]:
     """Return the Models that a service refers to, its own first."""
+    part = service.spec.hosts
+    for_hosts = [Key(service.key.namespace, part.model_ref)] if part is not None else []
+    return [*_models_of_pods(service), *for_hosts]
+
+
+def _models_of_pods(service: InferenceService) -> list[Key]:
     return [Key(service.key.namespace, name) for name in (service.spec.model_ref, *drafts_of(service))]
 
 
 def label_of(service: Key) -> Label:
-    """Return what the labels of a service's objects say; of two long names it may be the same."""
+    """Return what the labels of the objects of a service or a router say; of two long names it may be the same."""
     return service.namespace, label_value(service.name)
 
 
@@ -195,6 +256,18 @@ def owning_model(obj: Object) -> list[Key]:
 def owning_service(obj: Object) -> list[Key]:
     """Return the service that an object was made for, if any."""
     owner = controller_key(obj, InferenceService.RESOURCE.kind)
+    return [owner] if owner is not None else []
+
+
+def services_of(router: ModelRouter) -> list[Key]:
+    """Return the services that a router sends requests to."""
+    named = (one.inference_service_ref for one in router.spec.backends)
+    return [Key(router.key.namespace, reference.name) for reference in named if reference is not None]
+
+
+def owning_router(obj: Object) -> list[Key]:
+    """Return the router that an object was made for, if any."""
+    owner = controller_key(obj, ModelRouter.RESOURCE.kind)
     return [owner] if owner is not None else []
 
 
@@ -214,6 +287,11 @@ def _service_label(obj: Object) -> list[Label]:
 def _job_label(pod: Pod) -> list[Key]:
     label = pod.metadata.labels.get(JOB_LABEL)
     return [Key(pod.metadata.namespace, label)] if label else []
+
+
+def _router_label(pod: Pod) -> list[Label]:
+    label = pod.metadata.labels.get(ROUTER_LABEL)
+    return [(pod.metadata.namespace, label)] if label else []
 
 
 def _by_name(key: Key) -> str:

@@ -14,6 +14,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import PROGRESSING, find_condition
 from llmkube.k8s.wire.times import parse_timestamp
+from llmkube.runtimes.llama_fields import context_of
 
 Result = Literal["success", "retry", "error"]
 """`retry`: the world said no for now; `error`: our bug, or a server that refuses what we wrote."""
@@ -185,6 +186,11 @@ class FleetCollector:
         model = self.models.get(Key(service.key.namespace, service.spec.model_ref))
         accelerator = model.spec.hardware.accelerator if model else ""
         families["inferenceservice_info"].add_metric([*name, accelerator, service.spec.runtime], 1)
+        trained = model.status.gguf.context_length if model is not None and model.status.gguf is not None else None
+        if service.spec.runtime == "llamacpp" and (context := context_of(service.spec, trained)):
+            families["inferenceservice_slot_context_tokens"].add_metric(
+                name, context // max(1, service.spec.parallel_slots)
+            )
         for state, count in (("ready", status.ready_replicas), ("desired", status.desired_replicas)):
             families["inferenceservice_replicas"].add_metric([*name, state], count or 0)
 
@@ -197,6 +203,7 @@ def _families() -> dict[str, GaugeMetricFamily]:
         ("inferenceservice_phase", "1 for the phase of a service.", (*service, "phase")),
         ("inferenceservice_info", "What a service is.", (*service, "accelerator", "runtime")),
         ("inferenceservice_replicas", "Replicas of a service that are ready, or desired.", (*service, "state")),
+        ("inferenceservice_slot_context_tokens", "Context of one slot of a llama.cpp service, in tokens.", service),
         ("gpu_queue_depth", "Services that wait for a GPU.", ("namespace",)),
         ("reconcile_queue_depth", "Objects that wait to be reconciled.", ("controller",)),
     )

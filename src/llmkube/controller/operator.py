@@ -4,7 +4,7 @@
  Model ─────────────┐                           ┌─▶ models queue ───▶ ModelReconciler ───▶ Jobs, status
  InferenceService ──┤ informers     handlers    ├─▶ services queue ─▶ ServiceReconciler ─▶ Deployments …, status
  EndpointSlice ─────┼ (caches,  ──▶ (what to ───┼─▶ slices queue ───▶ SliceReconciler ───▶ endpoints out of service
- Lease (claim) ─────┤  indexes)      reconcile) └─▶ routers queue ──▶ RouterReconciler ──▶ status
+ Lease (claim) ─────┤  indexes)      reconcile) └─▶ routers queue ──▶ RouterReconciler ──▶ ConfigMaps …, status
  Deployment, Pod … ─┘                    ▲
  Lease (host) ─────▶ HostMonitor ────────┘   a silent Lease is read once more before its host counts as gone
 ```
@@ -24,6 +24,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
+from llmkube.controller.followed_kinds import HOSTS_WAIT, ControllerHealth, FollowedKind
 from llmkube.controller.indexer import Event
 from llmkube.controller.informer import Informer
 from llmkube.controller.informers import Informers, PodInformers
@@ -37,13 +38,16 @@ from llmkube.controller.reconcile.job_progress import run_progress
 from llmkube.controller.reconcile.models import ModelReconciler
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
 from llmkube.controller.reconcile.pod_models import PodModels
+from llmkube.controller.reconcile.pod_routers import PodRouters
 from llmkube.controller.reconcile.pod_services import PodServices
 from llmkube.controller.reconcile.pruning import Pruner
+from llmkube.controller.reconcile.router_health import run_router_health
 from llmkube.controller.reconcile.routers import RouterReconciler
 from llmkube.controller.reconcile.stale_endpoints import SliceReconciler
 from llmkube.controller.reconciler import Reconciler
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
-from llmkube.controller.writes.owned_kinds import OwnedKinds
+from llmkube.controller.writes.owned_kinds import OwnedKinds, RouterKinds
+from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -51,8 +55,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import root_words
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.host_monitor import HostMonitor
-from llmkube.k8s.lease import LeaseLostError, hold_lease
+from llmkube.k8s.leases.host_monitor import HostMonitor
+from llmkube.k8s.leases.lease import LeaseLostError, hold_lease
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
 log = structlog.get_logger()
@@ -101,14 +105,22 @@ class Controller:
         )
 
     @property
-    def synced(self) -> tuple[trio.Event, ...]:
-        """Set when every collection is known; until then nothing is written."""
-        pods = self.pods.pods.synced if self.pods is not None else ()
-        return (*self.informers.synced, self.hosts.leases.synced, *pods)
+    def followed(self) -> tuple[FollowedKind, ...]:
+        """What has to be known, kind by kind, before that is written which needs it."""
+        hosts = FollowedKind("Leases of hosts", HOSTS_WAIT, self.hosts.leases)
+        pods = self.pods.pods.followed if self.pods is not None else ()
+        return (*self.informers.followed, hosts, *pods, *(self._ranks(self.pods) if self.pods is not None else ()))
 
     def other_tasks(self) -> tuple[Task, ...]:
-        """Return the tasks that begin once everything is known, besides the reconcilers."""
+        """Return the tasks that begin together with the reconcilers."""
         return (self.hosts.run_expiry, *(self._pod_tasks(self.pods) if self.pods is not None else ()))
+
+    async def wait_until_listed(self, kind: FollowedKind) -> None:
+        """Say what is missing; once it has come, reconcile everything that has waited for it."""
+        log.warning("acting without a kind", lacks=kind.sentence)
+        await kind.cache.synced.wait()
+        log.info("a kind can be listed now", kind=kind.name)
+        self.handlers.wake_all()
 
     def reconcilers(self, metrics: ReconcileMetrics) -> tuple[Reconciler, ...]:
         """Return what brings objects in line, one for each queue."""
@@ -133,12 +145,21 @@ class Controller:
             PodServices(pods, self.service_writer) if pods is not None else None,
         )
         slices = SliceReconciler(self.client, self.informers, self.hosts)
-        routers = RouterReconciler(self.informers.routers, StatusWriter(self.client, ModelRouter), self.utcnow)
+        routers = RouterReconciler(
+            self.informers.routers,
+            StatusWriter(self.client, ModelRouter),
+            self.utcnow,
+            PodRouters(pods) if pods is not None else None,
+        )
         return (
             Reconciler("model", models.reconcile, metrics, self.queues.models),
             Reconciler("inferenceservice", services.reconcile, metrics, self.queues.services),
             Reconciler("endpointslice", slices.reconcile, metrics, self.queues.slices),
-            Reconciler("modelrouter", routers.reconcile, metrics, self.queues.routers),
+            *(
+                ()
+                if self.settings.routers_elsewhere
+                else (Reconciler("modelrouter", routers.reconcile, metrics, self.queues.routers),)
+            ),
         )
 
     def _pod_context(self, workloads: WorkloadSettings) -> PodContext:
@@ -151,27 +172,52 @@ class Controller:
             informers=self.informers,
             pods=pods,
             owned=OwnedKinds.on(self.client, pods),
-            optional=OptionalKinds(self.client, self.settings.namespace, self.handlers.wake_services),
+            routers=RouterKinds.on(self.client, pods),
+            optional=OptionalKinds(self.client, self.settings.namespace, self.handlers.wake_owners),
             queues=self.queues,
             phase_changes=self.phase_changes,
         )
 
+    def _ranks(self, context: PodContext) -> Iterable[FollowedKind]:
+        """PriorityClasses, where nothing says how they are called; a controller of one namespace may not see them."""
+        if context.workloads.priority_class_prefix is None and self.settings.namespace is None:
+            yield FollowedKind("PriorityClasses", "spec.priority gives no rank", context.pods.priority_classes.cache)
+
     def _pod_informer_tasks(self, context: PodContext) -> Iterable[Task]:
-        pods, owned = context.pods, context.owned
+        pods, owned, routers = context.pods, context.owned, context.routers
         handlers = PodEventHandlers(self.informers, pods, self.queues)
-        for one in (owned.deployments, owned.kubernetes_services, owned.autoscalers, owned.budgets):
-            yield self._run(one.informer, partial(handlers.on_owned, one))
+        shared: tuple[tuple[OwnedObjects[Any], ...], ...] = (
+            (owned.deployments, routers.deployments),
+            (owned.kubernetes_services, routers.kubernetes_services),
+            (owned.budgets, routers.budgets),
+            (owned.autoscalers,),
+            (routers.config_maps,),
+            (routers.network_policies,),
+        )
+        for writers in shared:
+            yield self._run(writers[0].informer, partial(handlers.on_owned, writers))
         yield self._run(pods.jobs, handlers.on_job)
         yield self._run(pods.pods, handlers.on_pod)
         yield self._run(pods.volume_claims, handlers.on_volume_claim)
+        for _ in self._ranks(context):
+            yield self._run(pods.priority_classes, lambda _: self.handlers.wake_services())
 
     def _pod_tasks(self, context: PodContext) -> Iterable[Task]:
-        handlers = PodEventHandlers(self.informers, context.pods, self.queues)
-        for one in (context.owned.monitors, context.owned.routes, context.owned.objectives):
-            yield partial(context.optional.run, one.informer, partial(handlers.on_owned, one), self.rng)
+        handlers, owned = PodEventHandlers(self.informers, context.pods, self.queues), context.owned
+        shared: tuple[tuple[OwnedObjects[Any], ...], ...] = (
+            (owned.groups,),
+            (owned.monitors, context.routers.monitors),
+            (owned.routes,),
+            (owned.objectives,),
+        )
+        for writers in shared:
+            yield partial(context.optional.run, writers[0].informer, partial(handlers.on_owned, writers), self.rng)
         yield partial(run_progress, context)
+        yield partial(run_router_health, context)
         if context.workloads.prune_cache:
-            yield Pruner(context).run
+            pods = context.pods
+            reads = (self.informers.models, pods.pods, pods.deployments, pods.jobs, pods.volume_claims)
+            yield partial(_run_once_known, reads, Pruner(context).run)
 
     def _run(
         self, informer: Informer[Any], handle: Callable[[Event[Any]], None], *, namespace: str | None = None
@@ -187,12 +233,14 @@ async def run_controller(
     utcnow: Callable[[], datetime.datetime],
     rng: random.Random,
     registry: CollectorRegistry | None = None,
+    health: ControllerHealth | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Keep the status of Models and services true, and the objects of those that pods serve, forever.
 
-    Started once all collections are known and, with an identity, this controller is the one that acts. Until then
-    nothing is written: a service whose Model has not arrived yet is not a service without a Model.
+    Started once the API server has answered for all collections and, with an identity, this controller is the one that
+    acts. Until then nothing is written: a service whose Model has not arrived yet is not a service without a Model. A
+    kind that cannot be listed costs what needs it, until it can.
 
     Args:
         client: The API server.
@@ -200,9 +248,12 @@ async def run_controller(
         utcnow: The wall clock, for timestamps in what is written and for ages that the cluster's clock has given.
         rng: Spreads pauses and makes names; with an identity, not seeded alike in two controllers.
         registry: Where the metrics go; one controller per registry.
+        health: Told what this controller follows, and whether it acts.
         task_status: Started when reconciling begins.
     """
     registry = registry if registry is not None else CollectorRegistry()
+    health = health if health is not None else ControllerHealth()
+    registry.register(health)
     metrics, durations = ReconcileMetrics.on(registry), Durations.on(registry)
     recorder = EventRecorder(CONTROLLER_FIELD_MANAGER, settings.identity, utcnow, rng)
     phase_changes = PhaseChanges(recorder, durations, utcnow)
@@ -214,9 +265,11 @@ async def run_controller(
         queues = {each.name: each.queue for each in reconcilers}
         fleet = FleetCollector(controller.informers.models, controller.informers.services, queues)
         registry.register(fleet)
+        health.kinds = controller.followed
         try:
-            await _run_tasks(controller, reconcilers, acting)
+            await _run_tasks(controller, reconcilers, health, acting)
         finally:
+            health.kinds, health.acting = (), False
             registry.unregister(fleet)  # the controller that acts next exports its own
 
     async with trio.open_nursery() as nursery:
@@ -248,16 +301,29 @@ async def _run_elected(
             log.warning("another controller may act now", error=root_words(lost))
 
 
-async def _run_tasks(controller: Controller, reconcilers: Iterable[Reconciler], acting: trio.Event) -> NoReturn:
-    """Fill the caches, then reconcile."""
+async def _run_tasks(
+    controller: Controller, reconcilers: Iterable[Reconciler], health: ControllerHealth, acting: trio.Event
+) -> NoReturn:
+    """Fill the caches, then reconcile; a kind that the API server refuses holds up nothing else."""
     async with trio.open_nursery() as nursery:
         for task in controller.informer_tasks():
             nursery.start_soon(task)
-        for synced in controller.synced:
-            await synced.wait()
+        for kind in controller.followed:
+            await kind.cache.answered.wait()
+        for kind in controller.followed:
+            if not kind.cache.synced.is_set():
+                nursery.start_soon(controller.wait_until_listed, kind)
         for task in controller.other_tasks():
             nursery.start_soon(task)
         for reconciler in reconcilers:
             nursery.start_soon(reconciler.run, controller.settings.workers)
+        health.acting = True
         acting.set()
     raise AssertionError("informers never return")
+
+
+async def _run_once_known(informers: Iterable[Informer[Any]], task: Task) -> Never:
+    """Begin a task that must not take what is not known for absent."""
+    for informer in informers:
+        await informer.cache.synced.wait()
+    await task()

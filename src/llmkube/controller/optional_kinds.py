@@ -11,11 +11,13 @@ import trio
 from llmkube.controller.indexer import Event
 from llmkube.controller.informer import Informer
 from llmkube.controller.render.labels import OURS
+from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError
+from llmkube.k8s.resource import Key
 
 INSTALL_POLL_SECONDS: Final = 300.0
-"""Between two looks whether a Prometheus operator, Pyrra or the Gateway API has been installed."""
+"""Between two looks whether LeaderWorkerSet, a Prometheus operator, Pyrra or the Gateway API has been installed."""
 
 DISCOVERY_SECONDS: Final = 30.0
 """How long such a look may take."""
@@ -34,21 +36,46 @@ class OptionalKinds:
     client: Client
     namespace: str | None
     changed: Callable[[], None]
+    _looked: set[type[Any]] = attrs.field(factory=set, init=False)
+
+    def has_looked(self, kind: type[Any]) -> bool:
+        """Whether it is known if the API server serves a kind: before, nothing can be said to be missing."""
+        return kind in self._looked
 
     async def run(self, informer: Informer[Any], handle: Callable[[Event[Any]], None], rng: random.Random) -> Never:
         """Run an informer from the moment that its kind is installed until it is uninstalled, again and again."""
         while True:
-            while not await self.serves(informer.kind):  # noqa: ASYNC110 (a server sends no event for a kind it lacks)
+            while not await self.serves(informer.kind):
+                if not self.has_looked(informer.kind):
+                    self._looked.add(informer.kind)
+                    self.changed()
                 await trio.sleep(INSTALL_POLL_SECONDS)
             informer.clear()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(informer.run, self.client, handle, namespace=self.namespace, rng=rng))
                 await informer.cache.synced.wait()
+                self._looked.add(informer.kind)
                 self.changed()
                 await informer.uninstalled.wait()
                 nursery.cancel_scope.cancel(reason="the kind is not served any more")
             informer.clear()
             self.changed()
+
+    async def apply(self, owned: OwnedObjects[Any], manifest: dict[str, Any] | None, key: Key, uid: str) -> None:
+        """Write or remove an object of such a kind, where it is known; that it was uninstalled fails no owner."""
+        if not owned.informer.is_known:
+            return
+        try:
+            await owned.ensure_or_remove(manifest, key, uid)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            missing = error
+        else:
+            return
+        if await self.serves(owned.kind):
+            raise missing
+        owned.informer.uninstalled.set()
 
     async def serves(self, kind: type[Any]) -> bool:
         """Whether the API server serves a kind, and lets us see it."""

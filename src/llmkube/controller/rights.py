@@ -3,9 +3,10 @@
 from typing import Final
 
 from llmkube.controller import informers
-from llmkube.controller.reconcile import models, namespace, pod_models, routers
+from llmkube.controller.reconcile import cache_claims, models, namespace, routers
 from llmkube.controller.writes import status_writer
-from llmkube.k8s import events, host_monitor, lease
+from llmkube.k8s import events
+from llmkube.k8s.leases import host_monitor, lease
 from llmkube.k8s.rbac import Program
 
 PROGRAM: Final = Program(
@@ -13,7 +14,7 @@ PROGRAM: Final = Program(
     (
         *informers.PERMISSIONS,
         *models.PERMISSIONS,
-        *pod_models.PERMISSIONS,
+        *cache_claims.PERMISSIONS,
         *routers.PERMISSIONS,
         *host_monitor.PERMISSIONS,
         *status_writer.PERMISSIONS,

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
@@ -25,6 +26,10 @@ class Allowance(enum.StrEnum):
     CONTROL_PLANE = "controlPlane"
 
 
+PRIORITY_CLASS_PREFIXES: Final = ("llmkube-nonpreempting-", "llmkube-")
+"""What the chart calls its PriorityClasses, with priorityClasses.outrankPods the second; the first displace no pod."""
+
+
 @attrs.frozen
 class WorkloadSettings:
     """How Models and services that no host serves become pods of the cluster.
@@ -32,7 +37,8 @@ class WorkloadSettings:
     Attributes:
         image: Our own image: it fetches weights, by `llmkube fetch`.
         image_pull_secrets: Names of Secrets for pulling it; each has to exist in every namespace with Models.
-        cache_size: Size of a namespace's claim for weights, as a quantity.
+        cache_per_service: Each service has a claim for weights, which goes with it, and not each namespace one.
+        cache_size: Size of a claim for weights, as a quantity.
         cache_storage_class: Its StorageClass; empty means the cluster's default.
         cache_access_mode: `ReadWriteOnce` keeps a namespace's pods on one node; `ReadWriteMany` needs such a volume.
         fs_group: Group that may write to the claim; None where the cluster assigns one itself (OpenShift).
@@ -46,7 +52,7 @@ class WorkloadSettings:
         ca_config_map: A ConfigMap in the Model's namespace whose key `ca.crt` holds all certificates that fetching
             shall trust; empty for the image's own.
         priority_class_prefix: What stands before a service's priority in the name of its pods' PriorityClass; empty
-            leaves the class out, for clusters that have none of ours.
+            leaves the class out, and None looks which of `PRIORITY_CLASS_PREFIXES` the cluster has.
         shared_gpu_selector: Labels of the nodes whose GPUs are shared; for services that ask for a shared one.
         look_seconds: Between two looks whether the source of a Model with `refreshPolicy: OnChange` has changed.
         prune_cache: Remove folders of a namespace's claim that no Model names any more.
@@ -60,6 +66,7 @@ class WorkloadSettings:
 
     image: str
     image_pull_secrets: tuple[str, ...] = ()
+    cache_per_service: bool = False
     cache_size: str = "100Gi"
     cache_storage_class: str = ""
     cache_access_mode: str = "ReadWriteOnce"
@@ -70,7 +77,7 @@ class WorkloadSettings:
     hub_endpoint: str = ""
     private_sources: tuple[str, ...] = ()
     ca_config_map: str = ""
-    priority_class_prefix: str = ""
+    priority_class_prefix: str | None = ""
     shared_gpu_selector: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     look_seconds: float = 3600.0
     prune_cache: bool = False
@@ -97,6 +104,7 @@ class ControllerSettings:
             in Events. Empty for the only controller of a machine: no Lease is needed then.
         workers: How many objects of one kind are worked on at the same time.
         workloads: How to serve in the cluster what no host serves; None where there are no nodes (`llmkube up`).
+        routers_elsewhere: Another program runs the ModelRouters, and writes their status (`llmkube up`).
     """
 
     namespace: str | None = None
@@ -107,6 +115,7 @@ class ControllerSettings:
     identity: str = ""
     workers: int = 4
     workloads: WorkloadSettings | None = None
+    routers_elsewhere: bool = False
 
     def is_for_hosts(self, model: Model) -> bool:
         """Whether hosts serve a Model, and not pods."""

@@ -7,7 +7,7 @@ import attrs
 
 from llmkube.k8s.crd.meta import Condition, ObjectMeta, ObjectReference
 from llmkube.k8s.fields import REQUIRED, IntOrString, WireForm, field, received
-from llmkube.k8s.resource import Key, Resource
+from llmkube.k8s.resource import Keyed, Resource
 
 # -- core/v1 ----------------------------------------------------------------------------------------------------------
 
@@ -21,7 +21,7 @@ class NamespaceStatus:
 
 
 @attrs.frozen(kw_only=True)
-class Namespace:
+class Namespace(Keyed):
     """A room for names."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -31,10 +31,16 @@ class Namespace:
     status: NamespaceStatus = NamespaceStatus()
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The namespace's name."""
-        return Key(self.metadata.namespace, self.metadata.name)
+
+@attrs.frozen(kw_only=True)
+class PriorityClass(Keyed):
+    """The rank of pods, by its name."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)
+    )
+    metadata: ObjectMeta
+    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
@@ -63,7 +69,7 @@ class ServiceSpec:
 
 
 @attrs.frozen(kw_only=True)
-class Service:
+class Service(Keyed):
     """A name and an address for a set of endpoints."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -72,11 +78,6 @@ class Service:
     metadata: ObjectMeta
     spec: ServiceSpec = ServiceSpec()
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The Service's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -112,7 +113,7 @@ class EndpointSubset:
 
 
 @attrs.frozen(kw_only=True)
-class Endpoints:
+class Endpoints(Keyed):
     """The classic form of a Service's endpoints, deprecated since Kubernetes 1.33 but still what scripts read."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))
@@ -120,14 +121,9 @@ class Endpoints:
     subsets: tuple[EndpointSubset, ...] = ()
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The namespace and name, the same as the Service's."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
 
 @attrs.frozen(kw_only=True)
-class Secret:
+class Secret(Keyed):
     """Data that stays out of logs: neither map is part of `repr`."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Secret", "secrets")
@@ -138,14 +134,9 @@ class Secret:
     immutable: bool | None = None
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The Secret's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
 
 @attrs.frozen(kw_only=True)
-class ConfigMap:
+class ConfigMap(Keyed):
     """Plain configuration data."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
@@ -155,14 +146,9 @@ class ConfigMap:
     immutable: bool | None = None
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The ConfigMap's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
 
 @attrs.frozen(kw_only=True)
-class ServiceAccount:
+class ServiceAccount(Keyed):
     """An identity for pods."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -170,11 +156,6 @@ class ServiceAccount:
     )
     metadata: ObjectMeta
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The ServiceAccount's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -187,7 +168,7 @@ class EventSource:
 
 
 @attrs.frozen(kw_only=True)
-class Event:
+class Event(Keyed):
     """Something that happened to an object; when it happens again `count` rises (core/v1, what `describe` reads)."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Event", "events", short_names=("ev",))
@@ -205,11 +186,6 @@ class Event:
     reporting_component: str = ""
     reporting_instance: str = ""
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The Event's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- discovery.k8s.io/v1 ----------------------------------------------------------------------------------------------
@@ -239,7 +215,7 @@ class Endpoint:
 
 
 @attrs.frozen(kw_only=True)
-class EndpointSlice:
+class EndpointSlice(Keyed):
     """Part of a Service's endpoints, tied to it by the label `kubernetes.io/service-name`."""
 
     RESOURCE: ClassVar[Resource] = Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
@@ -248,11 +224,6 @@ class EndpointSlice:
     endpoints: tuple[Endpoint, ...] = field("", (), required=True)
     ports: tuple[EndpointPort, ...] = ()
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The slice's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- coordination.k8s.io/v1 -------------------------------------------------------------------------------------------
@@ -271,18 +242,13 @@ class LeaseSpec:
 
 
 @attrs.frozen(kw_only=True)
-class Lease:
+class Lease(Keyed):
     """A lock or a heartbeat, renewed by its holder."""
 
     RESOURCE: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "Lease", "leases")
     metadata: ObjectMeta
     spec: LeaseSpec = LeaseSpec()
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The Lease's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- apiextensions.k8s.io/v1 ------------------------------------------------------------------------------------------
@@ -331,7 +297,7 @@ class CustomResourceDefinitionStatus:
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceDefinition:
+class CustomResourceDefinition(Keyed):
     """A kind taught to the API server."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -348,11 +314,6 @@ class CustomResourceDefinition:
     spec: CustomResourceDefinitionSpec
     status: CustomResourceDefinitionStatus = CustomResourceDefinitionStatus()
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The definition's name, `<plural>.<group>`."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 BUILTINS: Final[tuple[Resource, ...]] = (

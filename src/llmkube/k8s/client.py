@@ -9,10 +9,7 @@ that the server was just closing). At most `ATTEMPTS` in all, and never a wait a
 """
 
 import contextlib
-import errno
 import functools
-import os
-import sys
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -37,13 +34,12 @@ from llmkube.k8s.errors import (
     ServerError,
     TooManyRequestsError,
     TransportError,
-    error_from_response,
     excerpt,
-    root_words,
 )
 from llmkube.k8s.http_sender import HttpSender, TransportSender
 from llmkube.k8s.request import ApiRequest
 from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.response import DROPPED, expect_kind, is_json, open_chunks, read_body, refusal, translated
 from llmkube.k8s.versions import VersionDecoder, resource_version_of
 from llmkube.k8s.watch import Watch, has_name
 
@@ -53,19 +49,18 @@ PAGE_SIZE: Final = 500
 ATTEMPTS: Final = 4
 LONGEST_WAIT_SECONDS: Final = 30.0
 OPEN_SECONDS: Final = 30.0
-MAX_BODY_BYTES: Final = 256 * 1024 * 1024
-"""A page of 500 objects of kube-apiserver's largest practical size; more is not an API server."""
+URLS: Final = 256
+"""Addresses that are remembered: Leases, watches and what changes often are among the last that were asked for.
 
-URLS: Final = 4096
-"""Addresses that are remembered: the same objects are written again and again, and httpx parses a URL slowly."""
+httpx parses a URL in some 50 µs, and one that is kept takes 0.7 KiB: of 500 services at rest, which are told about
+once in ten minutes, an agent kept 2.4 MiB.
+"""
 
 ANYTHING: Final = "*/*"
 """What a kubelet's streams are asked for: it has no JSON there, and answers 406 to a client that wants nothing else."""
 
 _NO_DEADLINES: Final = {"timeout": httpx.Timeout(None).as_dict()}
 _OWN_HEADERS: Final = frozenset({b"host", b"accept", b"content-type", b"content-length"})
-
-_DROPPED: Final = "ConnectionDropped"
 
 
 @attrs.frozen
@@ -149,7 +144,7 @@ class Client:
     ) -> None:
         """Ask for an object's deletion; ConflictError when a precondition does not hold."""
         request = build.delete(kind.RESOURCE, key, uid=uid, resource_version=resource_version, propagation=propagation)
-        _expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # whichever the server prefers
+        expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # whichever the server prefers
 
     async def request_json(
         self,
@@ -199,17 +194,17 @@ class Client:
         )
         with trio.move_on_after(OPEN_SECONDS) as opening:
             response = await self._open(request)
-            if response.status_code != 200 or not _is_json(response):
-                raise await _refusal(request, response)
+            if response.status_code != 200 or not is_json(response):
+                raise await refusal(request, response)
         if opening.cancelled_caught:
             raise TransportError(f"{request.call}: the watch did not open within {OPEN_SECONDS:g} s")
-        async with contextlib.aclosing(response), _open_chunks(response) as chunks:
+        async with contextlib.aclosing(response), open_chunks(response) as chunks:
 
             async def receive() -> bytes:
                 try:
                     return await anext(chunks, b"")
                 except httpx.HTTPError as error:
-                    raise _translated(request, error) from error
+                    raise translated(request, error) from error
 
             yield Watch(kind, receive, self._decoder)
 
@@ -223,14 +218,14 @@ class Client:
         with trio.move_on_after(OPEN_SECONDS) as opening:
             response = await self._open(request)
             if response.status_code != 200:
-                raise await _refusal(request, response)
+                raise await refusal(request, response)
         if opening.cancelled_caught:
             raise TransportError(f"{request.call}: no answer within {OPEN_SECONDS:g} s")
-        async with contextlib.aclosing(response), _open_chunks(response) as chunks:
+        async with contextlib.aclosing(response), open_chunks(response) as chunks:
             try:
                 yield chunks
             except httpx.HTTPError as error:
-                raise _translated(request, error) from error
+                raise translated(request, error) from error
 
     async def upgrade(self, request: ApiRequest, headers: Headers) -> Upgraded:
         """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.
@@ -241,7 +236,7 @@ class Client:
         response = await self._open(request, headers, accept=ANYTHING)
         upgraded: Upgraded | None = response.extensions.get(UPGRADED)
         if upgraded is None:
-            raise await _refusal(request, response)
+            raise await refusal(request, response)
         return attrs.evolve(upgraded, close=response.aclose)
 
     async def _list(self, kind: type[T], namespace: str | None, selectors: dict[str, str], limit: int) -> Listing[T]:
@@ -249,7 +244,7 @@ class Client:
         token = ""
         while True:
             request = build.list_page(kind.RESOURCE, namespace, limit=limit, continue_token=token, **selectors)
-            page = _expect_kind(request, await self._send(request), kind.RESOURCE.list_kind)
+            page = expect_kind(request, await self._send(request), kind.RESOURCE.list_kind)
             resource_version = resource_version_of(page)
             page_items = page.get("items", "absent") or []  # Go servers write an empty list as null
             if not resource_version or not isinstance(page_items, list) or not all(map(has_name, page_items)):
@@ -266,7 +261,7 @@ class Client:
         return decode(kind, await self._send_for_raw(kind, request))
 
     async def _send_for_raw(self, kind: type[T], request: ApiRequest) -> dict[str, Any]:
-        return _expect_kind(request, await self._send(request), kind.RESOURCE.kind)
+        return expect_kind(request, await self._send(request), kind.RESOURCE.kind)
 
     async def _send(self, request: ApiRequest) -> Any:
         attempt = 1
@@ -282,9 +277,9 @@ class Client:
 
     async def _send_once(self, request: ApiRequest) -> Any:
         response = await self._open(request)
-        if not response.is_success or not _is_json(response):
-            raise await _refusal(request, response)
-        body = await _read_body(request, response)
+        if not response.is_success or not is_json(response):
+            raise await refusal(request, response)
+        body = await read_body(request, response)
         try:
             return json_text.loads(body)
         except (ValueError, RecursionError) as error:
@@ -309,7 +304,7 @@ class Client:
             )
             return await self._http.send(outgoing, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _translated(request, error) from error
+            raise translated(request, error) from error
 
     def _resolve(self, path: str, params: tuple[tuple[str, str], ...]) -> httpx.URL:
         return httpx.URL(self._server + path + _query(params))
@@ -324,7 +319,7 @@ def pause_before_retry(request: ApiRequest, error: ApiError, attempt: int) -> fl
     """Return the seconds after which the client itself asks again, or None when that is the caller's decision."""
     if attempt >= ATTEMPTS:
         return None
-    if error.reason == _DROPPED:
+    if error.reason == DROPPED:
         return 0.0 if request.method == "GET" and attempt == 1 else None
     after = error.retry_after_seconds
     if after is None or after > LONGEST_WAIT_SECONDS:
@@ -344,89 +339,3 @@ async def open_client(config: ClusterConfig) -> AsyncGenerator[Client, None]:
     headers = {"User-Agent": f"llmkube/{__version__}", "Accept-Encoding": "gzip"}
     async with AuthTransport(config) as transport:
         yield Client(TransportSender(transport, config.server, headers))
-
-
-def _expect_kind(request: ApiRequest, answer: Any, *kinds: str) -> dict[str, Any]:
-    """Refuse an answer of another kind: a wrong server's `{}` must never read as an empty object, or as done."""
-    got = answer.get("kind") if isinstance(answer, dict) else type(answer).__name__
-    if got not in kinds:
-        raise TransportError(f"{request.call}: expected a {' or a '.join(kinds)}, the answer is a {got}")
-    checked: dict[str, Any] = answer
-    return checked
-
-
-def _is_json(response: httpx.Response) -> bool:
-    media_type: str = response.headers.get("content-type", "").partition(";")[0]
-    return media_type.strip().lower() == build.JSON
-
-
-async def _refusal(request: ApiRequest, response: httpx.Response) -> ApiError:
-    body = await _read_body(request, response)
-    return error_from_response(
-        request.call, response.status_code, body, retry_after=response.headers.get("retry-after", "")
-    )
-
-
-async def _read_body(request: ApiRequest, response: httpx.Response) -> bytes:
-    """Read a whole body and close the answer; TransportError when it breaks off or never ends."""
-    if response.is_closed:
-        return response.content  # a server in this process has handed it over in one piece
-    if isinstance(response.stream, httpx.ByteStream) and "content-encoding" not in response.headers:
-        return b"".join(response.stream)  # it came together with its head
-    body = bytearray()
-    async with contextlib.aclosing(response):
-        chunks = _chunks_of(response)
-        try:
-            async for chunk in chunks:
-                body += chunk
-                if len(body) > MAX_BODY_BYTES:
-                    break
-            else:
-                return bytes(body)
-        except httpx.HTTPError as error:
-            raise _translated(request, error) from error
-        await _unwind(chunks)
-    raise TransportError(f"{request.call}: the answer is larger than {MAX_BODY_BYTES} bytes")
-
-
-def _chunks_of(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Iterate over a body; without an encoding as the transport hands it over, for httpx would only pass it on."""
-    if "content-encoding" in response.headers:
-        return response.aiter_bytes()
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    return response.stream.__aiter__()
-
-
-async def _unwind(chunks: AsyncIterator[bytes]) -> None:
-    """End a body that was not read to its end: the generators that httpx nests, from the innermost outwards.
-
-    `aclose()` on the outermost would leave the inner ones to the garbage collector. A read under a cancelled scope ends
-    all of them where they wait.
-    """
-    with trio.CancelScope() as unwinding, contextlib.suppress(httpx.HTTPError):  # noqa: ASYNC100 (reads block)
-        unwinding.cancel()
-        async for _ in chunks:
-            pass
-
-
-@asynccontextmanager
-async def _open_chunks(response: httpx.Response) -> AsyncGenerator[AsyncIterator[bytes], None]:
-    """Iterate over a body that may be left before its end."""
-    chunks = _chunks_of(response)
-    try:
-        yield chunks
-    finally:
-        await _unwind(chunks)  # noqa: ASYNC102 (the scope in it is cancelled already: nothing waits here)
-
-
-def _translated(request: ApiRequest, error: httpx.HTTPError | httpx.InvalidURL) -> TransportError:
-    """Say what httpx has raised while sending or reading."""
-    if isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
-        return TransportError(f"{request.call}: the connection broke: {root_words(error)}", reason=_DROPPED)
-    words = root_words(error)
-    if sys.platform == "darwin" and os.strerror(errno.EHOSTUNREACH) in words:
-        words += (
-            "; macOS keeps background programs from the local network unless they are allowed there (System Settings, "
-            "Privacy & Security, Local Network); launch daemons always are"
-        )
-    return TransportError(f"{request.call}: {words}")

@@ -203,9 +203,12 @@ def _mapping_of(hook: _Hook, value_type: Any) -> _Hook:
     return structure
 
 
-@functools.lru_cache(maxsize=8192)
+@functools.lru_cache(maxsize=1024)
 def _shared(text: str) -> str:
-    """Return the same object for equal texts: each line of a watch brings its own `True` and `InferenceReady`."""
+    """Return the same object for equal texts: each line of a watch brings its own `True` and `InferenceReady`.
+
+    Names and uids are here as well, of which no second one comes: a larger memory keeps mostly those.
+    """
     return text
 
 

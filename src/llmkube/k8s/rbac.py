@@ -98,7 +98,8 @@ def rbac_manifests(program: Program, *, system_namespace: str, namespace: str | 
     if namespace is None:
         pair = _granted("ClusterRole", program.name, None, rules + _named_rules(wide, system_namespace), subject)
     else:
-        pair = _granted("Role", program.name, namespace, rules, subject)
+        inside = _rules(need for need in served if need.resource.namespaced)
+        pair = _granted("Role", program.name, namespace, inside, subject)
     account = _object("v1", "ServiceAccount", program.name, system_namespace)
     if program.annotations:
         account["metadata"]["annotations"] = dict(program.annotations)

@@ -66,12 +66,16 @@ class Cache(Generic[T]):
 
     Attributes:
         synced: Set once the first whole list is in.
+        answered: Set once the API server has answered a list, be it with a refusal.
+        refusal: Why the last list failed; empty since one has come.
         doubted: What a watch says was deleted, and a list has still to confirm; until then it counts as existing.
         confirm_at: When that list is due, in seconds of Trio's clock.
     """
 
     def __init__(self) -> None:
         self.synced = trio.Event()
+        self.answered = trio.Event()
+        self.refusal = ""
         self.doubted: set[Key] = set()
         self.confirm_at = 0.0
         self._before_loss: frozenset[Key] = frozenset()  # what there was before the deletions that go on now
@@ -167,6 +171,12 @@ class Cache(Generic[T]):
         kind = listing.kind
         return gone + [key for key, raw in present.items() if self._store(kind, key, raw, partial(_read, kind, raw))]
 
+    def refuse(self, error: ApiError) -> None:
+        """Note that a list has failed; what is known stays."""
+        self.refusal = str(error)
+        if error.code:
+            self.answered.set()
+
     def _forget(self, key: Key) -> bool:
         self._objects.pop(key, None)
         self._misfits.pop(key, None)
@@ -248,6 +258,8 @@ async def run_reflector(
                     unheard = 0 if watch.heard else unheard + 1
         except ApiError as error:
             problem = error
+            if must_list:
+                cache.refuse(error)
         must_list = must_list or bool(rechecks or cache.doubted) or unheard >= RESUMES_BEFORE_LIST
         if stable and problem is None:
             failures = 0
@@ -317,6 +329,8 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
         listing = await collection.list()
     doubtful = cache.is_doubtful(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
+    cache.refusal = ""
+    cache.answered.set()
     cache.synced.set()
     if doubted:
         gone = sum(key not in cache for key in doubted)

@@ -116,3 +116,19 @@ class Key:
         if not name or "/" in namespace or bool(slash) != bool(namespace):
             raise ValueError(f"expected NAME or NAMESPACE/NAME, got {text!r}")
         return cls(namespace, name)
+
+
+class _Tagged(Protocol):
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+
+class Keyed:
+    """Gives a typed kind its key."""
+
+    __slots__ = ()
+
+    @property
+    def key(self: _Tagged) -> Key:
+        """The object's namespace and name; the namespace of a cluster-scoped object is empty."""
+        return Key(self.metadata.namespace, self.metadata.name)

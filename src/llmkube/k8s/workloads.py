@@ -6,7 +6,7 @@ import attrs
 
 from llmkube.k8s.crd.meta import Condition, ObjectMeta
 from llmkube.k8s.fields import REQUIRED, WireForm, field, received
-from llmkube.k8s.resource import Key, Resource
+from llmkube.k8s.resource import Keyed, Resource
 
 # -- core/v1: pods and claims -----------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class PodSpec:
 
 
 @attrs.frozen(kw_only=True)
-class Pod:
+class Pod(Keyed):
     """Containers on one node."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -125,11 +125,6 @@ class Pod:
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The pod's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -141,7 +136,7 @@ class ClaimStatus:
 
 
 @attrs.frozen(kw_only=True)
-class PersistentVolumeClaim:
+class PersistentVolumeClaim(Keyed):
     """A wish for storage, and its volume once it is bound."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -150,11 +145,6 @@ class PersistentVolumeClaim:
     metadata: ObjectMeta
     status: ClaimStatus = ClaimStatus()
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The claim's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 # -- apps/v1 and batch/v1 ---------------------------------------------------------------------------------------------
@@ -182,7 +172,7 @@ class DeploymentStatus:
 
 
 @attrs.frozen(kw_only=True)
-class Deployment:
+class Deployment(Keyed):
     """Pods from one template, replaced step by step when it changes."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -199,11 +189,6 @@ class Deployment:
     status: DeploymentStatus = DeploymentStatus()
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The Deployment's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
 
 @attrs.frozen(kw_only=True)
 class JobStatus:
@@ -217,7 +202,7 @@ class JobStatus:
 
 
 @attrs.frozen(kw_only=True)
-class Job:
+class Job(Keyed):
     """Pods that run to their end."""
 
     RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
@@ -225,17 +210,12 @@ class Job:
     status: JobStatus = JobStatus()
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The Job's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
-
-# -- autoscaling/v2, policy/v1, monitoring.coreos.com/v1 --------------------------------------------------------------
+# -- autoscaling/v2, policy/v1, networking.k8s.io/v1 ------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class HorizontalPodAutoscaler:
+class HorizontalPodAutoscaler(Keyed):
     """Chooses a Deployment's replica count by metrics."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -250,14 +230,9 @@ class HorizontalPodAutoscaler:
     metadata: ObjectMeta
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The autoscaler's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
 
 @attrs.frozen(kw_only=True)
-class PodDisruptionBudget:
+class PodDisruptionBudget(Keyed):
     """How many pods may be taken away on purpose at a time."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -271,78 +246,16 @@ class PodDisruptionBudget:
     metadata: ObjectMeta
     wire: WireForm = received()
 
-    @property
-    def key(self) -> Key:
-        """The budget's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
 
 @attrs.frozen(kw_only=True)
-class PodMonitor:
-    """Which pods a Prometheus operator scrapes; the kind is there where that operator is installed."""
+class NetworkPolicy(Keyed):
+    """Whom pods may talk to; a cluster's network has to enforce it."""
 
     RESOURCE: ClassVar[Resource] = Resource(
-        "monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", short_names=("pmon",)
+        "networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)
     )
     metadata: ObjectMeta
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The monitor's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
-
-# -- pyrra.dev/v1alpha1, gateway.networking.k8s.io/v1 ------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class ServiceLevelObjective:
-    """A service level objective for Pyrra; the kind is there where Pyrra is installed."""
-
-    RESOURCE: ClassVar[Resource] = Resource(
-        "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)
-    )
-    metadata: ObjectMeta
-    wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The objective's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
-
-
-@attrs.frozen(kw_only=True)
-class RouteParent:
-    """What one Gateway says of a route."""
-
-    conditions: tuple[Condition, ...] = ()
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class HTTPRouteStatus:
-    """What the Gateways say of a route."""
-
-    parents: tuple[RouteParent, ...] = ()
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class HTTPRoute:
-    """Leads requests of a Gateway to a Service; the kind is there where the Gateway API is installed."""
-
-    RESOURCE: ClassVar[Resource] = Resource(
-        "gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", subresources=("status",)
-    )
-    metadata: ObjectMeta
-    status: HTTPRouteStatus = HTTPRouteStatus()
-    wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The route's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
 
 
 WORKLOADS: Final[tuple[Resource, ...]] = (
@@ -351,6 +264,7 @@ WORKLOADS: Final[tuple[Resource, ...]] = (
     Deployment.RESOURCE,
     Job.RESOURCE,
     HorizontalPodAutoscaler.RESOURCE,
+    NetworkPolicy.RESOURCE,
     PodDisruptionBudget.RESOURCE,
 )
 """Those that every cluster has."""

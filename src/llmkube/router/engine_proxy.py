@@ -69,7 +69,10 @@ def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[
 
     def judge(head: RequestHead, _peer: str) -> Response | None:
         if _CLOSED in head.path.casefold():
-            said = {"message": "what other clients ask is shown to no client", "type": "permission_error"}
+            said = {
+                "message": "this path shows what other clients ask, and is closed to every client",
+                "type": "permission_error",
+            }
             return Response.json(403, {"error": said | {"code": "slots_closed"}})
         if (head.path in open_paths and only_reads(head)) or shows_key(head, digests()):
             return None

@@ -3,7 +3,7 @@
 Bytes go through as they come. Whether an engine runs, loads or has failed is what the directory knows, not this module.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -15,13 +15,14 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel
 from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.model_field import BodyError, read_model, replace_model
 from llmkube.router.model_list import ModelList
 from llmkube.router.multipart_model import boundary_of, read_form_model, replace_form_model
 from llmkube.router.origin_policy import is_foreign_origin, is_preflight, preflight_answer
+from llmkube.router.refusals import RefusedError, refused
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
@@ -31,18 +32,9 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its ad
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
   POST /infill, /tokenize, /detokenize, /apply-template    as llama.cpp's server has them
 """
-_NO_HEADERS: Final[Mapping[str, str]] = {}
 _MODE_OF_LAST: Final = {"embeddings": "embedding", "rerank": "rerank", "reranking": "rerank"}
 _ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
 """What editors ask llama.cpp's server for beside the paths under `/v1`."""
-
-
-class _RefusedError(Exception):
-    """The request gets an answer of our own."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response.status)
-        self.response = response
 
 
 def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Callable[[], datetime]) -> StreamHandler:
@@ -63,8 +55,8 @@ def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Calla
                 backend, body = await _route(exchange.head, exchange.body, directory)
                 await _forward(exchange, client, backend, body)
                 return
-        except _RefusedError as refused:
-            local = refused.response
+        except RefusedError as refusal:
+            local = refusal.response
         await exchange.respond(local)
 
     return handle
@@ -76,7 +68,7 @@ def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
         return None
     ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
     message = f"the web page {head.lines.get('origin')} may not use this gateway; {ways}"
-    return _refused(403, message, "origin_refused").response
+    return refused(403, message, "origin_refused").response
 
 
 def lan_judge(keys: Iterable[str]) -> Judge:
@@ -105,7 +97,7 @@ async def _answer_locally(head: RequestHead, models: ModelList) -> Response | No
         return Response.json(200, {"status": "ok"})  # as llama.cpp's server, for those who probe either
     if path == "/v1/models" or path.startswith("/v1/models/"):
         if not reading:
-            raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", {"Allow": "GET, HEAD"})
+            raise refused(405, f"{method} is not allowed on {path}", "method_not_allowed", {"Allow": "GET, HEAD"})
         if path == "/v1/models":
             return Response.json(200, {"object": "list", "data": await models.all()})
         found = await models.one(wanted := path.removeprefix("/v1/models/"))
@@ -113,9 +105,9 @@ async def _answer_locally(head: RequestHead, models: ModelList) -> Response | No
             raise _no_such_model(wanted, models.directory)
         return Response.json(200, found)
     if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
-        raise _refused(404, f"nothing at {path}; the API is under /v1, for instance /v1/chat/completions", "not_found")
+        raise refused(404, f"nothing at {path}; the API is under /v1, for instance /v1/chat/completions", "not_found")
     if method != "POST":
-        raise _refused(405, f"{method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
+        raise refused(405, f"{method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
     return None
 
 
@@ -130,7 +122,7 @@ async def _route(head: RequestHead, body: bytes, directory: ModelDirectory) -> t
             return backend, body if same else replace_form_model(body, boundary, form, backend.alias)
         named, spans = await read_model(body)
     except BodyError as exc:
-        raise _refused(400, str(exc), "invalid_form" if _is_form(head) else "invalid_json") from exc
+        raise refused(400, str(exc), "invalid_form" if _is_form(head) else "invalid_json") from exc
     backend = _backend(named, head.path, directory)
     if named == backend.alias:
         return backend, body  # untouched: what a client wrote is what its engine reads
@@ -141,7 +133,7 @@ def _backend(named: object, path: str, directory: ModelDirectory) -> Backend:
     """Return the engine of the model that a request names, or of the only one."""
     model_id = _only_model(directory) if named is None else named
     if not isinstance(model_id, str):
-        raise _refused(400, '"model" must be a string', "invalid_model")
+        raise refused(400, '"model" must be a string', "invalid_model")
     found = directory.lookup(model_id)
     if found is None:
         raise _no_such_model(model_id, directory)
@@ -150,7 +142,7 @@ def _backend(named: object, path: str, directory: ModelDirectory) -> Backend:
     wanted = _MODE_OF_LAST.get(path.rstrip("/").rpartition("/")[2])
     if wanted is not None and found.mode == "chat":  # the engine would name a flag of its own, which users do not write
         message = f"model {model_id!r} is served for chat; for {path} its InferenceService needs spec.mode: {wanted}"
-        raise _refused(501, message, "mode_not_served")
+        raise refused(501, message, "mode_not_served")
     return found
 
 
@@ -162,7 +154,7 @@ def _only_model(directory: ModelDirectory) -> str:
     model_ids = directory.model_ids()
     if len(model_ids) == 1:
         return model_ids[0]
-    raise _refused(400, f'the request names no "model"; {_there_is(model_ids)}', "model_required")
+    raise refused(400, f'the request names no "model"; {_there_is(model_ids)}', "model_required")
 
 
 async def _forward(exchange: StreamExchange, client: HttpClient, backend: Backend, body: bytes) -> None:
@@ -176,27 +168,20 @@ async def _forward(exchange: StreamExchange, client: HttpClient, backend: Backen
         if exchange.begun:
             raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
         _log.warning("engine did not answer", model=backend.alias, error=str(exc))
-        raise _refused(502, f"the engine of {backend.alias!r} did not answer: {exc}", "engine_failed") from exc
+        raise refused(502, f"the engine of {backend.alias!r} did not answer: {exc}", "engine_failed") from exc
 
 
-def _no_such_model(model_id: str, directory: ModelDirectory) -> _RefusedError:
-    return _refused(404, f"no model {model_id!r}; {_there_is(directory.model_ids())}", "model_not_found")
+def _no_such_model(model_id: str, directory: ModelDirectory) -> RefusedError:
+    return refused(404, f"no model {model_id!r}; {_there_is(directory.model_ids())}", "model_not_found")
 
 
 def _there_is(model_ids: Sequence[str]) -> str:
     return f"there is {', '.join(map(repr, model_ids))}" if model_ids else "no model is served yet"
 
 
-def _not_ready(model_id: str, state: UnavailableModel) -> _RefusedError:
+def _not_ready(model_id: str, state: UnavailableModel) -> RefusedError:
     message = f"model {model_id!r} is not ready ({state.reason}): {state.message}"
     seconds = state.retry_after_seconds
     # OpenAI's and Anthropic's clients read the second header: to ask again now would only be refused again.
     again = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
-    return _refused(503, message, "model_not_ready", again)
-
-
-def _refused(status: int, message: str, code: str, headers: Mapping[str, str] = _NO_HEADERS) -> _RefusedError:
-    """Shape a refusal as OpenAI's clients expect it."""
-    kind = "invalid_request_error" if status < 500 else "unavailable_error" if status == 503 else "server_error"
-    error = {"message": message, "type": kind, "code": code}
-    return _RefusedError(Response.json(status, {"error": error}, headers=Headers.of(headers)))
+    return refused(503, message, "model_not_ready", again)

@@ -59,7 +59,7 @@ class ModelList:
         headers = Headers([(name, value)] if name else [])
         try:
             answer = await self.client.request("GET", url, headers=headers, max_body_bytes=1 << 20)
-            self._said[backend] = _said_in(orjson.loads(answer.body) if answer.status == 200 else None)
+            self._said[backend] = _said_in(orjson.loads(answer.body) if answer.status == 200 else None, backend.alias)
         except (HttpError, orjson.JSONDecodeError):
             return  # it is asked again for the next list
 
@@ -73,8 +73,10 @@ class ModelList:
         return model | {"status": status | ({"failed": True} if state.failed else {})}
 
 
-def _said_in(answer: object) -> Mapping[str, Any]:
-    """Return what an engine's list says of its one model."""
-    models = answer.get("data") if isinstance(answer, dict) else None
-    first = models[0] if isinstance(models, list) and models else None
-    return {name: first[name] for name in _SAID if isinstance(first.get(name), dict)} if isinstance(first, dict) else {}
+def _said_in(answer: object, alias: str) -> Mapping[str, Any]:
+    """Return what a list says of a model: an engine's of its one, whatever its id, a gateway's by its id."""
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    ids = {alias, alias.rpartition("/")[2]}  # a gateway lists the short one where only one namespace has it
+    said = next((each for each in models if each.get("id") in ids), models[0] if len(models) == 1 else {})
+    return {name: said[name] for name in _SAID if isinstance(said.get(name), dict)}

@@ -72,7 +72,7 @@ def is_foreign_origin(headers: Headers) -> bool:
     if page.scheme not in _WEB_SCHEMES:
         return page.scheme == ""  # "null": a sandboxed frame, which any page can make
     behind_proxy = page.scheme == "https" and page.hostname == asked.hostname
-    return not (behind_proxy and not _may_be_a_form(headers)) and not _is_near(page.hostname or "")
+    return not (behind_proxy and not _may_be_a_form(headers)) and not is_near(page.hostname or "")
 
 
 def _may_be_a_form(headers: Headers) -> bool:
@@ -110,7 +110,8 @@ def preflight_answer(head: RequestHead) -> Response:
     return Response(204, Headers(lines))
 
 
-def _is_near(host: str) -> bool:
+def is_near(host: str) -> bool:
+    """Whether a name or an address is of this machine or of the networks around it."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -73,9 +73,15 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
     Raises:
         PlanError: Its `field` is the path that stands in the way.
     """
+    _check_runtime(isvc, model)
+    llamacpp.check(isvc, model, allowances)
+
+
+def _check_runtime(isvc: InferenceService, model: Model) -> None:
     asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
     runtime = resolve_runtime(asked, weights, hardware)
-    _refuse_group(isvc)
+    if isvc.spec.multi_node is not None:
+        raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
     names = " or ".join(LLAMACPP_NAMES)
     if runtime != asked:
         raise PlanError(
@@ -87,7 +93,6 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
         raise PlanError(f"{runtime} is not supported on a host yet: use {names}", field=_RUNTIME_FIELD)
     if problem := mismatch(runtime, weights, hardware):
         raise PlanError(problem, field=_FORMAT_FIELD)
-    llamacpp.check(isvc, model, allowances)
 
 
 def plan_for(
@@ -120,7 +125,7 @@ def plan_for(
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
     """
-    check(isvc, model, allowances)
+    _check_runtime(isvc, model)
     return llamacpp.plan(
         isvc,
         model,
@@ -183,8 +188,8 @@ def container_plan_for(
     hardware = model.spec.hardware.accelerator
     if hardware == METAL:
         raise PlanError("metal is served by hosts, not by pods", field="Model.spec.hardware.accelerator")
-    _refuse_group(isvc)
     runtime = runtime_named(isvc.spec.runtime)
+    _refuse_group(isvc, runtime)
     _check_format(runtime, isvc, model.spec)
     resources, honoured = resources_of(isvc.spec, model.spec, gpu_resources)
     config, given = _config(runtime, isvc)
@@ -218,11 +223,12 @@ def container_plan_for(
     return attrs.evolve(plan, not_honoured=(*ignored, *plan.not_honoured))
 
 
-def _refuse_group(isvc: InferenceService) -> None:
-    if isvc.spec.multi_node is not None:
+def _refuse_group(isvc: InferenceService, runtime: Runtime) -> None:
+    """Of llama.cpp the part on the other nodes (rpc-server) asks no client who it is; the others know no such thing."""
+    if isvc.spec.multi_node is not None and runtime.name != vllm.RUNTIME.name:
         raise PlanError(
-            "one model over several nodes is not supported: leave it out and use a node with enough GPUs "
-            "(vllmConfig.tensorParallelSize and pipelineParallelSize share them), or run a LeaderWorkerSet of your own",
+            f"{runtime.name} does not serve one model over several nodes here: leave it out and use a node with enough "
+            f"memory, or set spec.runtime {vllm.RUNTIME.name} with weights that it reads",
             field="spec.multiNode",
         )
 

@@ -22,7 +22,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Applier
@@ -32,6 +32,7 @@ from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.credential_monitor import CredentialMonitor
 from llmkube.supervisor.engine.child import KILL_SECONDS
+from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction_manager import EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
@@ -62,10 +63,11 @@ class AgentView:
     """
 
     _running: Mapping[Key, Running]
-    _synced: Callable[[], bool]
+    _waits_for: Callable[[], str]
     _shutdown: Shutdown
     _memory: Callable[[], MemoryView | None]
     credential: CredentialMonitor
+    cordon: HostCordon
     changed: Mailbox[None]
 
     def services(self) -> dict[Key, ServiceView]:
@@ -85,7 +87,8 @@ class AgentView:
         credential = self.credential.value.value
         if credential.state is CredentialState.REFUSED:
             return False, credential.advice
-        return (True, "ok") if self._synced() else (False, "waiting for the first list from the API server")
+        obstacle = self._waits_for()
+        return (False, obstacle) if obstacle else (True, "ok")
 
 
 async def run_agent(
@@ -117,6 +120,8 @@ def _new_services(client: Client, settings: AgentSettings, ports: Ports) -> Serv
     hosts = HostMonitor(client, settings.lease_namespace, queue.add_all)
     reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
     running = RunningServices(Book(settings.memory_rules))
+    cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, lambda: bool(running.by_key), queue.add_all)
+    cordon.look()  # before anything is started
     services, models = Cache[InferenceService](), Cache[Model]()
     services.expect(ports.left)
     claims = ClaimManager(
@@ -126,7 +131,7 @@ def _new_services(client: Client, settings: AgentSettings, ports: Ports) -> Serv
         ports.utcnow,
         ports.rng,
         has_file=ports.weights.has,
-        desired=partial(wish_of, services=services, models=models, running=running, settings=settings),
+        desired=partial(wish_of, services=services, models=models, running=running, cordon=cordon),
         enqueue=queue.add,
     )
     ledger = Ledger(running.book, watched=ports.memory is not None, told=running.tell_evicted)
@@ -145,6 +150,7 @@ def _new_services(client: Client, settings: AgentSettings, ports: Ports) -> Serv
         drift_repair=drift_repair,
         reach=reach,
         ledger=ledger,
+        cordon=cordon,
     )
 
 
@@ -171,6 +177,7 @@ async def _run_shielded(
         credential=lambda: credential.value.value.advice,
         on_accepted=credential.accept,
         on_refused=credential.refuse,
+        cordon=lambda: services.cordon.end,
     )
     # Cancellation would reach the applier together with the services that still have to write through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
@@ -195,6 +202,7 @@ async def _run_shielded(
             outer.start_soon(claims.run)
             outer.start_soon(host_lease.run)
             outer.start_soon(services.run_address)
+            outer.start_soon(services.cordon.run)
             outer.start_soon(services.drift_repair.run)
             outer.start_soon(_run_second_words, hosts, claims.host, applier)
             withdraw = partial(delete_stale_endpoints, client, settings, applier, running.by_key)
@@ -207,16 +215,17 @@ async def _run_shielded(
                 tasks.start_soon(services.run)
                 view = AgentView(
                     running.by_key,
-                    services.synced,
+                    lambda: services.waits_for,
                     services.shutdown,
                     services.ledger.view,
                     credential,
+                    services.cordon,
                     services.changed,
                 )
                 task_status.started(view)
                 await stop.wait()
                 log.info("stopping", services=len(running.by_key))
-                support.deadline = trio.current_time() + _stop_seconds(settings)
+                support.deadline = trio.current_time() + stop_seconds(settings)
                 tasks.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
                 await applier.wait_applied()
@@ -259,7 +268,7 @@ def _others(hosts: HostMonitor, host: str) -> frozenset[str]:
     return frozenset(hosts.tracker.hosts.accelerators) - {host}
 
 
-def _stop_seconds(settings: AgentSettings) -> float:
+def stop_seconds(settings: AgentSettings) -> float:
     """The longest that a stop may take: endpoints, requests in flight, engines, the last words."""
-    endings = settings.drain_seconds + settings.grace_seconds + KILL_SECONDS
+    endings = settings.drain_seconds + settings.longest_grace_seconds + KILL_SECONDS
     return 2 * settings.withdraw_seconds + endings + STOP_SLACK_SECONDS

@@ -1,6 +1,6 @@
 """What a source asks for: from the Secret that a Model names, else from what the operator has given the agent.
 
-For the hub that is a token, for a bucket the variables of `weights.buckets`.
+For the hub that is a token, for a bucket the variables of `weights.buckets`, for a registry a `.dockerconfigjson`.
 
 It is looked for only when something has to be fetched from the hub, and never kept: a rotated one is used at once, and
 there is nothing to leak. Messages name where it should have come from, and never what was found there.
@@ -22,6 +22,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.weights.download.buckets import VARIABLES, BucketAccess
+from llmkube.weights.download.registry import CONFIG_KEY, RegistryAccess
+from llmkube.weights.source import ImageSource, Source
 
 KEY: Final = "HF_TOKEN"
 """The key of the Secret."""
@@ -92,6 +94,31 @@ class SourceCredentials:
         except ValueError as exc:
             raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=_FIELD) from exc
         return BucketAccess.read(values, where=f"Secret {key.name} in namespace {key.namespace}")
+
+    async def find_registry(self, model: Model, source: Source) -> RegistryAccess:
+        """Return who asks for a Model's source in a registry; no user, where the Model names no Secret.
+
+        Raises:
+            TokenError: Its Secret is missing, or is none for registries.
+            SourceError: What is in it cannot be used.
+            WorldError: The API server does not say.
+        """
+        reference = model.spec.source_secret_ref
+        if reference is None or not reference.name or not isinstance(source, ImageSource):
+            await trio.lowlevel.checkpoint()
+            return RegistryAccess()
+        key = Key(model.key.namespace, reference.name)
+        where = f"Secret {key.name} in namespace {key.namespace}"
+        secret = await read_named_secret(self.read_secret, key, CONFIG_KEY, _FIELD, TokenError)
+        try:
+            text = base64.b64decode(secret.data[CONFIG_KEY], validate=True).decode()
+        except KeyError as exc:
+            raise TokenError(
+                f"{where} has no key {CONFIG_KEY}: make it with `kubectl create secret docker-registry`", field=_FIELD
+            ) from exc
+        except ValueError as exc:
+            raise TokenError(f"{where} holds no text", field=_FIELD) from exc
+        return RegistryAccess.read(text, source.registry, where=where)
 
     async def _in_secret(self, key: Key) -> str:
         field = _FIELD

@@ -12,10 +12,8 @@ stops no other writer of the cluster.
 CEL has no clock. That the holder of a claim is gone is the word of the host that takes the claim over.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
-
-import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -34,6 +32,7 @@ from llmkube.k8s.wire.names import (
     SERVICE_NAME_LABEL,
     SLOT_ANNOTATION,
 )
+from llmkube.supervisor.admission_policy import Policy, annotation, both, label, rendered, unchanged
 from llmkube.supervisor.cluster.status import OF_MODEL, OF_SERVICE
 
 MAX_TOKEN_SECONDS: Final = 30 * 24 * 3600
@@ -41,86 +40,15 @@ MAX_TOKEN_SECONDS: Final = 30 * 24 * 3600
 
 _GROUP: Final = InferenceService.RESOURCE.group
 _KIND: Final = InferenceService.RESOURCE.kind
-_ADMISSION: Final = "admissionregistration.k8s.io/v1"
-
-Checks = Sequence[tuple[str, str]]
-"""CEL expressions that have to hold, each with what is said otherwise."""
-
-
-@attrs.frozen
-class _Policy:
-    """One policy with its binding.
-
-    Attributes:
-        name: The end of its name.
-        group: API group of the resources.
-        resources: Plurals, with subresources.
-        operations: Which writes are looked at.
-        checks: What has to hold.
-        variables: Expressions by name.
-        labelled: Only objects with this label are looked at, before or after the write.
-        param: API version and kind of the parameter.
-        param_ref: Which ones, in a binding.
-        inside: Only objects in the system namespace are looked at.
-    """
-
-    name: str
-    group: str
-    resources: tuple[str, ...]
-    operations: tuple[str, ...]
-    checks: Checks
-    variables: Mapping[str, str] = {}
-    labelled: str = ""
-    param: tuple[str, str] | None = None
-    param_ref: Mapping[str, Any] | None = None
-    inside: bool = False
 
 
 def host_policies(system_namespace: str) -> list[dict[str, Any]]:
     """Return the policies and their bindings for the hosts whose accounts are in one namespace."""
     account = f"system:serviceaccount:{system_namespace}:{HOST_ACCOUNT_PREFIX}"
-    return [each for policy in _policies(system_namespace) for each in _rendered(policy, account, system_namespace)]
+    return [each for policy in _policies(system_namespace) for each in rendered(policy, account, system_namespace)]
 
 
-def _rendered(policy: _Policy, account: str, system_namespace: str) -> list[dict[str, Any]]:
-    metadata = {
-        "name": f"llmkube-host-{policy.name}.{system_namespace}",
-        "labels": {"app.kubernetes.io/part-of": "llmkube"},
-    }
-    rule = {
-        "apiGroups": [policy.group],
-        "apiVersions": ["*"],
-        "operations": list(policy.operations),
-        "resources": list(policy.resources),
-    }
-    constraints: dict[str, Any] = {"resourceRules": [rule]}
-    if policy.labelled:
-        constraints["objectSelector"] = {"matchExpressions": [{"key": policy.labelled, "operator": "Exists"}]}
-    if policy.inside:
-        constraints["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": system_namespace}}
-    variables = {
-        "host": f"request.userInfo.username.split(':')[3].substring({len(HOST_ACCOUNT_PREFIX)})",
-        **policy.variables,
-    }
-    spec: dict[str, Any] = {
-        "failurePolicy": "Fail",
-        "matchConstraints": constraints,
-        "matchConditions": [{"name": "is-a-host", "expression": f"request.userInfo.username.startsWith('{account}')"}],
-        "variables": [{"name": name, "expression": text} for name, text in variables.items()],
-        "validations": [{"expression": text, "message": said, "reason": "Forbidden"} for text, said in policy.checks],
-    }
-    binding: dict[str, Any] = {"policyName": metadata["name"], "validationActions": ["Deny"]}
-    if policy.param is not None:
-        spec["paramKind"] = {"apiVersion": policy.param[0], "kind": policy.param[1]}
-        binding["paramRef"] = dict(policy.param_ref or {})
-    head = {"apiVersion": _ADMISSION, "metadata": metadata}
-    return [
-        {**head, "kind": "ValidatingAdmissionPolicy", "spec": spec},
-        {**head, "kind": "ValidatingAdmissionPolicyBinding", "spec": binding},
-    ]
-
-
-def _policies(system_namespace: str) -> tuple[_Policy, ...]:
+def _policies(system_namespace: str) -> tuple[Policy, ...]:
     return (
         _LEASES,
         _SERVICES,
@@ -135,32 +63,13 @@ def _policies(system_namespace: str) -> tuple[_Policy, ...]:
     )
 
 
-def _label(holder: str, name: str) -> str:
-    return f"{holder}.metadata.?labels[?'{name}'].orValue('')"
-
-
-def _annotation(holder: str, name: str) -> str:
-    return f"{holder}.metadata.?annotations[?'{name}'].orValue('')"
-
-
-def _unchanged(path: str, empty: str) -> str:
-    """An optional field is what it was, or empty on an object that is new."""
-    return f"object.{path}.orValue({empty}) == (oldObject == null ? {empty} : oldObject.{path}.orValue({empty}))"
-
-
-def _both(expression: str) -> str:
-    """An expression with `{}` for the object holds before and after a write, as far as there is one."""
-    before, after = expression.format("oldObject"), expression.format("object")
-    return f"(oldObject == null || {before}) && (object == null || {after})"
-
-
 _THEIRS: Final = (
-    f"oldObject != null && {_label('oldObject', PREDECESSOR_LABEL)} == '{PREDECESSOR}' && "
+    f"oldObject != null && {label('oldObject', PREDECESSOR_LABEL)} == '{PREDECESSOR}' && "
     "oldObject.metadata.?ownerReferences.orValue([]).size() == 0"
 )
 """The object is one that the Go implementation's agent has left, and belongs to nothing (`cluster/predecessor`)."""
 
-_LEASES: Final = _Policy(
+_LEASES: Final = Policy(
     "leases",
     "coordination.k8s.io",
     ("leases",),
@@ -172,8 +81,8 @@ _LEASES: Final = _Policy(
         ),
         (
             (
-                f"!variables.own || object == null || {_label('object', HOST_LABEL)} == variables.host && "
-                f"{_label('object', CLAIM_LABEL)} == ''"
+                f"!variables.own || object == null || {label('object', HOST_LABEL)} == variables.host && "
+                f"{label('object', CLAIM_LABEL)} == ''"
             ),
             "the Lease of a host carries that host's label, and is no claim",
         ),
@@ -193,9 +102,9 @@ _LEASES: Final = _Policy(
             + " && ".join(
                 f"{read('object', name)} == {read('oldObject', name)}"
                 for read, name in (
-                    (_label, CLAIM_LABEL),
-                    (_annotation, CLAIMED_ANNOTATION),
-                    (_annotation, SLOT_ANNOTATION),
+                    (label, CLAIM_LABEL),
+                    (annotation, CLAIMED_ANNOTATION),
+                    (annotation, SLOT_ANNOTATION),
                 )
             )
             + ")",
@@ -213,14 +122,14 @@ _LEASES: Final = _Policy(
     {
         "one": "object == null ? oldObject : object",
         "own": "variables.one.metadata.name == variables.host",
-        "claim": f"variables.one.metadata.name.startsWith('claim.') && {_label('variables.one', CLAIM_LABEL)} != ''"
-        f" && (oldObject == null || {_label('oldObject', CLAIM_LABEL)} != '')",
-        "served": f"{_annotation('variables.one', CLAIMED_ANNOTATION)}.split('/')[0]",
+        "claim": f"variables.one.metadata.name.startsWith('claim.') && {label('variables.one', CLAIM_LABEL)} != ''"
+        f" && (oldObject == null || {label('oldObject', CLAIM_LABEL)} != '')",
+        "served": f"{annotation('variables.one', CLAIMED_ANNOTATION)}.split('/')[0]",
     },
     inside=True,
 )
 
-_SERVICES: Final = _Policy(
+_SERVICES: Final = Policy(
     "services",
     "",
     ("services",),
@@ -228,30 +137,30 @@ _SERVICES: Final = _Policy(
     (
         (
             (
-                f"{_label('object', SERVICE_LABEL)} != '' && "
-                f"(oldObject == null || {_label('oldObject', SERVICE_LABEL)} != '' || {_THEIRS})"
+                f"{label('object', SERVICE_LABEL)} != '' && "
+                f"(oldObject == null || {label('oldObject', SERVICE_LABEL)} != '' || {_THEIRS})"
             ),
             f"a host writes Services with the label {SERVICE_LABEL}",
         ),
         (
             (
                 f"oldObject == null || {_THEIRS} || "
-                f"{_label('object', SERVICE_LABEL)} == {_label('oldObject', SERVICE_LABEL)}"
+                f"{label('object', SERVICE_LABEL)} == {label('oldObject', SERVICE_LABEL)}"
             ),
             f"a host leaves the label {SERVICE_LABEL} of a Service as it is",
         ),
         ("object.spec.type == 'ClusterIP'", "the Service of a host has the type ClusterIP"),
-        (_unchanged("spec.?selector", "{}"), "the Service of a host has no selector"),
-        (_unchanged("spec.?externalIPs", "[]"), "the Service of a host has no externalIPs"),
+        (unchanged("spec.?selector", "{}"), "the Service of a host has no selector"),
+        (unchanged("spec.?externalIPs", "[]"), "the Service of a host has no externalIPs"),
         (
             (
-                f"{_unchanged('metadata.?annotations', '{}')} || {_THEIRS} && "
+                f"{unchanged('metadata.?annotations', '{}')} || {_THEIRS} && "
                 "object.metadata.?annotations.orValue({}).all(key, key in oldObject.metadata.?annotations.orValue({}) "
                 "&& object.metadata.annotations[key] == oldObject.metadata.annotations[key])"
             ),
             "a host writes no annotations on a Service",
         ),
-        (_unchanged("metadata.?finalizers", "[]"), "a host writes no finalizers"),
+        (unchanged("metadata.?finalizers", "[]"), "a host writes no finalizers"),
         (
             (
                 f"object.metadata.?ownerReferences.orValue([]).all(one, one.kind == '{_KIND}' && "
@@ -263,18 +172,18 @@ _SERVICES: Final = _Policy(
 )
 
 _NO_FINALIZERS: Final = (
-    f"object == null || {_unchanged('metadata.?finalizers', '[]')}",
+    f"object == null || {unchanged('metadata.?finalizers', '[]')}",
     "a host writes no finalizers",
 )
 
-_SLICES: Final = _Policy(
+_SLICES: Final = Policy(
     "slices",
     "discovery.k8s.io",
     ("endpointslices",),
     ("CREATE", "UPDATE", "DELETE"),
     (
         (
-            _both(f"{_label('{}', HOST_LABEL)} == variables.host") + f" || object == null && {_THEIRS}",
+            both(f"{label('{}', HOST_LABEL)} == variables.host") + f" || object == null && {_THEIRS}",
             f"a host writes EndpointSlices with its own label {HOST_LABEL}",
         ),
         (
@@ -287,38 +196,38 @@ _SLICES: Final = _Policy(
         ),
         (
             (
-                f"object == null || {_label('object', SERVICE_LABEL)} != '' && "
-                f"{_label('object', MANAGED_BY_LABEL)} == '{AGENT_MANAGER}'"
+                f"object == null || {label('object', SERVICE_LABEL)} != '' && "
+                f"{label('object', MANAGED_BY_LABEL)} == '{AGENT_MANAGER}'"
             ),
             f"the slice of a host has the label {SERVICE_LABEL}, and {MANAGED_BY_LABEL}={AGENT_MANAGER}",
         ),
         _NO_FINALIZERS,
     ),
-    {"service": f"object == null ? '' : {_label('object', SERVICE_NAME_LABEL)}"},
+    {"service": f"object == null ? '' : {label('object', SERVICE_NAME_LABEL)}"},
 )
 
-_ENDPOINTS: Final = _Policy(
+_ENDPOINTS: Final = Policy(
     "endpoints",
     "",
     ("endpoints",),
     ("CREATE", "UPDATE", "DELETE"),
     (
         (
-            _both(f"{_label('{}', SERVICE_LABEL)} != ''") + f" || object == null && {_THEIRS}",
+            both(f"{label('{}', SERVICE_LABEL)} != ''") + f" || object == null && {_THEIRS}",
             f"a host writes Endpoints with the label {SERVICE_LABEL}",
         ),
         _NO_FINALIZERS,
     ),
 )
 
-_EVENTS: Final = _Policy(
+_EVENTS: Final = Policy(
     "events",
     "",
     ("events",),
     ("CREATE", "UPDATE"),
     (
         (
-            _both(
+            both(
                 f"{{0}}.?reportingComponent.orValue('') == '{AGENT_MANAGER}' && "
                 "{0}.?reportingInstance.orValue('') == variables.host"
             ),
@@ -331,7 +240,7 @@ _EVENTS: Final = _Policy(
     ),
 )
 
-_TOKENS: Final = _Policy(
+_TOKENS: Final = Policy(
     "tokens",
     "",
     ("serviceaccounts/token",),
@@ -346,7 +255,7 @@ _TOKENS: Final = _Policy(
 )
 
 
-def _addresses(system_namespace: str) -> _Policy:
+def _addresses(system_namespace: str) -> Policy:
     """Endpoints are in the networks that an administrator has written on the host's account; in none, if on none."""
     inside = "(isIP({0}) && variables.networks.exists(net, cidr(net).containsIP({0})))"
     one = inside.format("address")
@@ -357,7 +266,7 @@ def _addresses(system_namespace: str) -> _Policy:
     said = (
         f"the address is outside of the networks in the annotation {ADDRESSES_ANNOTATION} of the host's ServiceAccount"
     )
-    return _Policy(
+    return Policy(
         "addresses",
         "*",
         ("endpointslices", "endpoints"),
@@ -373,7 +282,7 @@ def _addresses(system_namespace: str) -> _Policy:
             ),
         ),
         {
-            "networks": f"{_annotation('params', ADDRESSES_ANNOTATION)}.split(',').filter(net, isCIDR(net))",
+            "networks": f"{annotation('params', ADDRESSES_ANNOTATION)}.split(',').filter(net, isCIDR(net))",
         },
         labelled=SERVICE_LABEL,
         param=("v1", "ServiceAccount"),
@@ -381,7 +290,7 @@ def _addresses(system_namespace: str) -> _Policy:
     )
 
 
-_FOREIGN_SERVICES: Final = _Policy(
+_FOREIGN_SERVICES: Final = Policy(
     "foreign-services",
     "*",
     ("endpointslices", "endpoints"),
@@ -390,7 +299,7 @@ _FOREIGN_SERVICES: Final = _Policy(
         (
             (
                 "params.metadata.name != (request.resource.resource == 'endpoints' ? object.metadata.name : "
-                f"{_label('object', SERVICE_NAME_LABEL)})"
+                f"{label('object', SERVICE_NAME_LABEL)})"
             ),
             f"a host stands behind Services with the label {SERVICE_LABEL} alone",
         ),
@@ -404,7 +313,7 @@ _FOREIGN_SERVICES: Final = _Policy(
 )
 
 
-def _status(kind: type[Object], fields: Sequence[str], conditions: Sequence[str]) -> _Policy:
+def _status(kind: type[Object], fields: Sequence[str], conditions: Sequence[str]) -> Policy:
     """Fields and conditions of a status that agents do not write stay as they are."""
     ours = str([*fields, "conditions"])
     types = str(list(conditions))
@@ -413,7 +322,7 @@ def _status(kind: type[Object], fields: Sequence[str], conditions: Sequence[str]
     )
     said = f"agents write {', '.join(fields)} and the conditions {', '.join(conditions)} of this status"
     plural = kind.RESOURCE.plural
-    return _Policy(
+    return Policy(
         f"{plural}-status",
         kind.RESOURCE.group,
         (f"{plural}/status",),

@@ -31,8 +31,11 @@ from llmkube.supervisor.engine.proxy import remove_config_files
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.host.this_machine import open_host_memory
+from llmkube.supervisor.host_cordon import CordonFile
+from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
+from llmkube.supervisor.nouns.cordon import cordon_path
 from llmkube.supervisor.nouns.journal import Entry, FileJournal
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -43,7 +46,8 @@ from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import DigestMismatchError, WeightsNotFoundError
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
-from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, parse_source, pick
+from llmkube.weights.picked_files import pick
+from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, RemoteFile, parse_source
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.disk import RunSync, in_threads
 from llmkube.weights.store.index import find_weights, name_of
@@ -79,7 +83,7 @@ class LocalWeights:
     _told: dict[str, str] = attrs.field(factory=dict)  # what the log has said of each path
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
-    _previews: dict[tuple[str, str, Remote], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # and since when
+    _previews: dict[tuple[str, str, RemoteFile], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # and since when
     _headers: WeakValueDictionary[str, GGUFFacts] = attrs.field(factory=WeakValueDictionary)  # of files in use
 
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
@@ -95,6 +99,7 @@ class LocalWeights:
             downloader=self.downloader,
             token=partial(self.tokens.find, model),
             access=partial(self.tokens.find_access, model),
+            registry=partial(self.tokens.find_registry, model, source),
             policy=self.policy,
             local=self.local,
             namespace=model.key.namespace,
@@ -123,9 +128,9 @@ class LocalWeights:
             log.warning("a local file cannot be served", path=source, why=detail)
 
     async def preview(self, model: Model) -> GGUFFacts | None:
-        """Read the header of a file that is elsewhere, or return what it said not long ago."""
+        """Read the header of a file that is elsewhere, or return what it said not long ago; of no image."""
         source = pick(parse_source(model.spec.source), model.spec.files)
-        if not isinstance(source, Remote) or await self.has(model):
+        if not isinstance(source, RemoteFile) or await self.has(model):
             return None
         now = trio.current_time()
         self._previews = {name: one for name, one in self._previews.items() if now - one[0] < PREVIEW_KEPT_SECONDS}
@@ -142,7 +147,7 @@ class LocalWeights:
             self._previews[asked] = (now, facts)
         return self._previews[asked][1]
 
-    async def _secrets(self, source: Remote, model: Model) -> dict[str, Any]:
+    async def _secrets(self, source: RemoteFile, model: Model) -> dict[str, Any]:
         if isinstance(source, BucketFile):
             return {"access": await self.tokens.find_access(model)}
         return {"token": await self.tokens.find(model)}
@@ -181,6 +186,12 @@ class LocalWeights:
         return attrs.evolve(weights, sha256=sha256)
 
 
+def _room_bytes(settings: AgentSettings) -> int | None:
+    """Return what models may take of this host's memory; None where the host does not tell how much it has."""
+    total = host_facts().total_bytes
+    return host_budget(total, settings.memory_fraction).limit_bytes if total else None
+
+
 @asynccontextmanager
 async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIterator[Ports]:
     """Give the agent this machine: with the engines that an earlier agent left, without the orphans.
@@ -205,7 +216,9 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     async with (
         open_http_client() as http,
         open_host_memory(settings.memory_policy.thresholds) as memory,
-        open_downloader(store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint) as downloader,
+        open_downloader(
+            store, limiter=limiter, utcnow=_utcnow, rng=rng, endpoint=endpoint, room_bytes=_room_bytes(settings)
+        ) as downloader,
     ):
         yield Ports(
             engines=LocalEngines(settings),
@@ -231,6 +244,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
             memory=memory,
             learned=learned,
             client_keys=ClientKeys(partial(client.get, Secret)).find,
+            cordon=CordonFile(cordon_path(settings.state_dir)),
         )
 
 
@@ -248,7 +262,7 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
     cookies = frozenset(entry.engine.cookie for entry in left.values() if entry.engine)
     remove_key_files(settings.state_dir, cookies)
     remove_config_files(settings.state_dir, cookies)
-    for process in end_all(orphans, grace_seconds=settings.grace_seconds):
+    for process in end_all(orphans, grace_seconds=settings.longest_grace_seconds):
         if (stuck := stuck_engine_of(process)) is not None:
             notes.note(stuck)
     return left

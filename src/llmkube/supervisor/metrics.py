@@ -15,6 +15,7 @@ from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Reservation, Role
 from llmkube.supervisor.memory.view import MemoryView
+from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.download.progress import Progress
@@ -109,6 +110,23 @@ class CredentialCollector(Collector):
             )
 
 
+@attrs.define(eq=False)
+class CordonCollector(Collector):
+    """Whether the host's owner has taken it back, and until when, where an end was said."""
+
+    cordon: Callable[[], Cordon | None]
+
+    def collect(self) -> Iterable[Metric]:
+        """Build the families from one value."""
+        now = self.cordon()
+        yield GaugeMetricFamily(
+            f"{PREFIX}_cordoned", "1 while the host's owner has it serve nothing, else 0.", now is not None
+        )
+        if now is not None and now.until is not None:
+            end = now.until.timestamp()
+            yield GaugeMetricFamily(f"{PREFIX}_cordon_end_timestamp_seconds", "When the host serves again.", end)
+
+
 PRESSURE: Final = {Level.UNKNOWN: -1, Level.NORMAL: 0, Level.WARNING: 1, Level.CRITICAL: 2}
 """The original's numbers, and one for a level that is not known."""
 
@@ -129,6 +147,7 @@ class MemoryCollector(Collector):
             ("memory_free_bytes", "What one more model could get now.", seen.free_bytes),
             ("system_memory_bytes", "The host's memory.", seen.sample.total_bytes),
             ("system_memory_available_bytes", "What programs could still take.", seen.sample.available_bytes),
+            ("memory_unreturned_bytes", "What stays wired of engines that have ended.", seen.unreturned_bytes),
             ("memory_pressure_level", "0 normal, 1 warning, 2 critical, -1 unknown.", PRESSURE[seen.level]),
         ):
             yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
@@ -197,13 +216,16 @@ def agent_registry(
     memory: Callable[[], MemoryView | None] = lambda: None,
     power: Callable[[], PowerView] | None = None,
     credential: Callable[[], HostCredential] = HostCredential,
+    *,
+    cordon: Callable[[], Cordon | None] = lambda: None,
 ) -> CollectorRegistry:
-    """Return a registry of its own: the agent's figures, its host's memory and credential, downloads, its process."""
+    """Return a registry of its own: figures of agent, memory, credential, cordon, downloads, its process."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(snapshot))
     registry.register(MemoryCollector(memory))
     registry.register(DownloadCollector(downloads))
     registry.register(CredentialCollector(credential))
+    registry.register(CordonCollector(cordon))
     if power is not None:
         registry.register(PowerCollector(power))
     ProcessCollector(registry=registry)

@@ -5,10 +5,11 @@ from typing import Final
 
 import attrs
 
-from llmkube.k8s import events, host_monitor
+from llmkube.k8s import events
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Secret, Service, ServiceAccount
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.leases import host_monitor
 from llmkube.k8s.rbac import APPLY, FOLLOW, Permission, Program
 from llmkube.k8s.wire.names import ADDRESSES_ANNOTATION, HOST_ACCOUNT_PREFIX
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import attrs
+import structlog
 import trio
 
 from llmkube.base.errors import UserError
@@ -11,12 +12,15 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Decision, Evict, Skip
+from llmkube.supervisor.memory.refusal import not_returned
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.service.events import Event, displacing
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
 from llmkube.supervisor.service.status_manager import StatusManager
+
+log = structlog.get_logger(__name__)
 
 WORTH_TELLING = frozenset(
     {Skip.DISABLED, Skip.DRY_RUN, Skip.ALL_PROTECTED, Skip.LAST_SERVICE, Skip.TOO_SMALL, Skip.CANNOT_HELP}
@@ -61,6 +65,7 @@ class RunningServices:
 
     book: Book
     by_key: dict[Key, Running] = attrs.field(factory=dict)
+    _told_unreturned: int = 0
 
     def tell_address(self) -> None:
         """This host is reached in another way."""
@@ -82,6 +87,7 @@ class RunningServices:
             self._emit(Event("MemoryPressureLevelChanged", f"memory is {_word(decision)}", kind))
         if decision.skip in WORTH_TELLING and (before is None or before.skip is not decision.skip):
             self._emit(Event("EvictionSkipped", decision.note))
+        self._tell_unreturned()
 
     def tell_memory_to(self, key: Key) -> None:
         """The same for one service, if the memory was looked at."""
@@ -105,6 +111,15 @@ class RunningServices:
     def _tell_memory(self, key: Key, decision: Decision) -> None:
         evicted, why = self.book.evicted(key), _word(decision)
         self.by_key[key].status_manager.update(Facts.with_memory, decision.level, evicted, why)
+
+    def _tell_unreturned(self) -> None:
+        size, told = self.book.unreturned.size_bytes, self._told_unreturned
+        self._told_unreturned = size
+        if size > told:
+            log.warning("wired memory not returned", bytes=size)
+            self._emit(Event("MemoryNotReturned", not_returned(size), "Warning"))
+        elif told and not size:
+            log.info("wired memory returned")
 
     def _emit(self, event: Event) -> None:
         for running in self.by_key.values():

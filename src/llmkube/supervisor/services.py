@@ -23,6 +23,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
+from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import MemorySpec
 from llmkube.supervisor.nouns.desired import Desired, desired_here, draft_key, model_key
@@ -69,6 +70,7 @@ class Services:
         drift_repair: Looks after what was written.
         reach: How this host is reached.
         ledger: Who may take how much of this host's memory.
+        cordon: Whether this host serves at all.
         shutdown: Whether engines stay when their tasks are cancelled.
         changed: Its version grows whenever what is known of a service may have changed.
     """
@@ -85,6 +87,7 @@ class Services:
     drift_repair: DriftRepair
     reach: Mailbox[Reach]
     ledger: Ledger
+    cordon: HostCordon
     shutdown: Shutdown = attrs.field(factory=Shutdown)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     _left: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
@@ -95,6 +98,22 @@ class Services:
     def synced(self) -> bool:
         """Whether everything that decides what runs here has been seen once."""
         return self.models.synced.is_set() and self.services.synced.is_set() and self.claims.synced
+
+    @property
+    def waits_for(self) -> str:
+        """What keeps this host from taking up services, or empty; what an earlier agent has left runs meanwhile."""
+        claims = self.claims
+        kinds = (
+            ("InferenceServices", self.services),
+            ("Models", self.models),
+            ("the claims (Leases) of hosts", claims.leases),
+            ("the Leases of hosts", claims.hosts.leases),
+        )
+        missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
+        if not missing:
+            return "" if self.synced() else "waits until no other host can have its name"
+        refused = [f"cannot list {name}: {refusal}" for name, refusal in missing if refusal]
+        return "; ".join(refused) or "waiting for the first list from the API server"
 
     async def wait_synced(self) -> None:
         """Return when everything that decides what runs here has been seen once."""
@@ -110,7 +129,7 @@ class Services:
     def on_model(self, key: Key) -> None:
         """A Model has changed: look at every service that refers to it, and at what is said of it."""
         for service in self.services.values():
-            if key in (model_key(service), draft_key(service)):
+            if key in (model_key(service.on_hosts), draft_key(service)):
                 self.queue.add(service.key)
         self.drift_repair.check_nowait(Slot(Model, key, "status"))
 
@@ -156,6 +175,9 @@ class Services:
                 if key not in self.running.by_key:  # another host has it by now: the next start must not bring it back
                     await self.ports.journal.remove(key)
             return
+        if not self.cordon.serves:
+            log.warning("the API server does not answer; this host is cordoned and serves nothing", end=self.cordon.end)
+            return
         log.warning("the API server does not answer; serving the last known services", services=len(self.ports.left))
         for key, entry in self.ports.left.items():
             if key not in self.running.by_key and key not in self.services:
@@ -164,8 +186,11 @@ class Services:
     def _reconcile(self, key: Key, nursery: trio.Nursery) -> None:
         running, service = self.running.by_key.get(key), self.services.get(key)
         if service is None and not self.services.synced.is_set():
-            return  # added by a claim: what has not been listed yet is not known to be gone
-        wish = wish_of(key, self.services, self.models, self.running, self.settings)
+            # Added by a claim: what has not been listed yet is not known to be gone. But a cordon waits for no list.
+            if running is not None and running.status_manager.view.pid is not None and not self.cordon.serves:
+                running.scope.cancel(reason="the host is cordoned")
+            return
+        wish = wish_of(key, self.services, self.models, self.running, self.cordon)
         ours = wish is not None and self.claims.may_run(wish, running=running is not None)
         if running is not None and wish is not None:
             running.status_manager.speak(ours and self.claims.reports(wish))
@@ -175,7 +200,7 @@ class Services:
             if wish is None and running is None and self.synced():
                 self.claims.release(key, unlisted=service is None)
             if running is not None:
-                running.scope.cancel(reason="deleted, or another host's")
+                running.scope.cancel(reason="deleted, another host's, or the host is cordoned")
         elif running is None:
             self._start(key, wish, nursery)
         elif not running.scope.cancel_called and not wish.same_wish(running.wish):
@@ -215,7 +240,7 @@ class Services:
             await run_service(running.replan, running.runner, first)
         if running.scope.cancelled_caught:
             log.info("inference service ended", name=key.name, namespace=key.namespace)
-            running.status_manager.finish()
+            running.status_manager.finish(f"is cordoned {self.cordon.end}" if self.cordon.end else "")
             try:
                 await self.ports.journal.remove(key)
             except Exception:  # a service's bug stops at the service, to the last line; the next agent removes it
@@ -243,14 +268,15 @@ def wish_of(
     services: Cache[InferenceService],
     models: Cache[Model],
     running: RunningServices,
-    settings: AgentSettings,
+    cordon: HostCordon,
 ) -> Desired | None:
     """Return what this host should do for a service as last seen; None when the service is not its business."""
-    service, runs = services.get(key), running.by_key.get(key)
+    listed, runs = services.get(key), running.by_key.get(key)
+    service = listed.on_hosts if listed is not None else None
     model = models.get(model_key(service)) if service else None
     named = draft_key(service) if service else None
     draft = models.get(named) if named else None
-    return desired_here(service, model, runs.wish if runs else None, settings.accelerators, draft=draft)
+    return desired_here(service, model, runs.wish if runs else None, cordon.serves, draft=draft)
 
 
 def _memory_spec(wish: Desired) -> MemorySpec:

@@ -202,10 +202,10 @@ class NoSpaceError(FetchError):
     reason = "NoSpace"
 
     def __init__(self, where: str, *, needed_bytes: int | None, free_bytes: int) -> None:
-        need = "more than there is" if needed_bytes is None else format_bytes(needed_bytes)
+        need = "the disk has filled up" if needed_bytes is None else f"{format_bytes(needed_bytes)} needed"
         exact = "" if needed_bytes is None else f" ({needed_bytes} bytes needed, {free_bytes} bytes free)"
         super().__init__(
-            f"no space in the model store: {need} needed, {format_bytes(free_bytes)} free in {where}{exact}; "
+            f"no space in the model store: {need}, {format_bytes(free_bytes)} free in {where}{exact}; "
             "free some space (llmkube cache prune removes models that nothing uses), or move the store to a larger disk"
         )
         self.needed_bytes = needed_bytes

@@ -32,6 +32,11 @@ BUCKET_ADVICE: Final = (
     "uses the keys of its own environment only with --s3-env-auth)"
 )
 
+REGISTRY_ADVICE: Final = (
+    "make a Secret of an account that may read it with `kubectl create secret docker-registry`, and name the Secret in "
+    "spec.sourceSecretRef"
+)
+
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _CONTENT_RANGE: Final = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)", re.ASCII)
 _RATE_LIMIT: Final = re.compile(r"(?:^|;)\s*t=(\d{1,9})(?:;|,|$)", re.ASCII)
@@ -107,6 +112,7 @@ class RangeRequest:
         total_bytes: Size of the whole file, where it is known before.
         hub: Whether the source is a Hugging Face repository.
         bucket: Whether it is an object in a bucket.
+        registry: Whether it is a blob of a registry.
         credential: Whether a token, a password or a signature was sent along.
     """
 
@@ -116,6 +122,7 @@ class RangeRequest:
     total_bytes: int | None = None
     hub: bool = False
     bucket: bool = False
+    registry: bool = False
     credential: bool = False
 
 
@@ -171,6 +178,8 @@ def refusal(
                 "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
             )
             return AccessDeniedError(f"{answer}: {cause}; {BUCKET_ADVICE}")
+        if asked.registry:
+            return _registry_refusal(answer, token_sent=asked.credential and status == 401)
         return AccessDeniedError(
             f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
             "or download the file yourself and name it by its path"
@@ -178,6 +187,12 @@ def refusal(
     if status in (404, 410):
         return SourceNotFoundError(f"{answer}: there is no such file; check the name and the revision")
     return SourceRefusedError(f"{answer}, which is no file; open the URL in a browser to see what it says")
+
+
+def _registry_refusal(answer: str, *, token_sent: bool) -> AccessDeniedError | FetchError:
+    if token_sent:
+        return FetchError(f"{answer}: what the registry gave as a token is not, or no longer, taken")
+    return AccessDeniedError(f"{answer}: access is denied; {REGISTRY_ADVICE}")
 
 
 def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:

@@ -3,22 +3,20 @@
 import functools
 import re
 import urllib.parse
-from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
-from llmkube.weights.errors import FileSetError, SourceError
+from llmkube.weights.errors import SourceError
+from llmkube.weights.hub_address import QUANTIZATION, hub_text
+from llmkube.weights.split_names import part_names
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, parse_url
-
-MAX_PARTS: Final = 128
-"""Parts of one split model; each is an open file while the model is downloaded."""
 
 DEFAULT_REVISION: Final = "main"
 
 _FORMS: Final = (
     "builtin://NAME, an absolute path, file:///PATH, https://URL, hf://ORG/REPO/FILE.gguf[@REVISION], "
-    "hf://ORG/REPO[@REVISION], pvc://CLAIM/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY[:TAG]"
+    "hf://ORG/REPO[:QUANTIZATION][@REVISION], pvc://CLAIM/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY[:TAG]"
 )
 _SECRETS: Final = re.compile(r"(?<=://)[^/]*@|[?#].*", re.DOTALL)  # credentials in a URL, and signatures in its query
 _BUILTIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -31,7 +29,6 @@ _IMAGE: Final = re.compile(  # the grammar of references, github.com/distributio
     re.ASCII,
 )
 _REVISION: Final = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*", re.ASCII)
-_PART: Final = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 
 
 @attrs.frozen
@@ -111,15 +108,22 @@ class HubFile:
 
 @attrs.frozen
 class HubRepository:
-    """A Hugging Face repository that holds one model as GGUF."""
+    """A Hugging Face repository that holds one model as GGUF, in one quantization or in several.
+
+    Attributes:
+        name: `ORG/REPO`.
+        revision: A branch, a tag or a commit.
+        quantization: Which of them is meant, as its files call it; empty for the one that others choose.
+    """
 
     name: str
     revision: str = DEFAULT_REVISION
+    quantization: str = ""
 
     @property
     def identity(self) -> str:
         """What the store knows it by."""
-        return f"hf://{self.name}@{self.revision}"
+        return f"hf://{self.name}{f':{self.quantization}' if self.quantization else ''}@{self.revision}"
 
     @property
     def redacted(self) -> str:
@@ -227,8 +231,9 @@ class ImageSource:
         return attrs.evolve(self, file=path)
 
 
-Remote = WebFile | HubFile | HubRepository | BucketFile
-Source = Builtin | LocalFile | Remote | VolumeSource | ImageSource
+RemoteFile = WebFile | HubFile | HubRepository | BucketFile
+Remote = RemoteFile | ImageSource
+Source = Builtin | LocalFile | Remote | VolumeSource
 
 
 @functools.lru_cache(maxsize=1024)
@@ -248,72 +253,13 @@ def parse_source(text: str) -> Source:
         raise SourceError(f"{shown} is not valid text")
     if text.startswith("/"):
         return LocalFile(text)
+    text = hub_text(text)
     scheme, separator, rest = text.partition("://")
     if not separator:
-        name = text.partition("@")[0]
-        if _REPOSITORY.fullmatch(name):
-            return HubRepository(name, _revision(shown, text))
+        if _REPOSITORY.fullmatch(re.split("[:@]", text, maxsplit=1)[0]):
+            return _hub(shown, text)
         raise SourceError(f"{shown} is neither an absolute path nor a URL; use {_FORMS}")
     return _with_scheme(shown, text, scheme, rest)
-
-
-def pick(source: Source, files: Sequence[str]) -> Source:
-    """Return the file that `spec.files` picks from a repository or a bucket; the source itself if it picks nothing.
-
-    Args:
-        source: What `spec.source` names.
-        files: The first is the one that the engine is given. More of them may only be parts of the same split model:
-            an engine on a host has no use for others.
-
-    Raises:
-        FileSetError: The source is neither, or has no such files, or they do not belong together.
-    """
-    if not files:
-        return source
-    if isinstance(source, ImageSource):
-        return _picked_from_image(source, files)
-    if not isinstance(source, HubRepository | BucketFile):
-        raise FileSetError(
-            "picks files from a Hugging Face repository, a folder of a bucket or an image, but spec.source names none; "
-            "write spec.source as ORG/REPO, s3://BUCKET/FOLDER or oci://REGISTRY/REPOSITORY, or leave spec.files out"
-        )
-    try:
-        chosen = source.file(files[0])
-    except SourceError as exc:
-        raise FileSetError(f"{files[0]!r} names no .gguf file in a repository; patterns do not work") from exc
-    strange = [file for file in files[1:] if file not in part_names(files[0])]
-    strange = [file for file in files[1:] if file not in chosen.parts]
-    if strange:
-        raise FileSetError(
-            f"a host fetches the parts of one model, and {strange[0]!r} is no part of {files[0]!r}; leave it out"
-        )
-    return chosen
-
-
-def _picked_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:
-    try:
-        return source.pick(files[0])
-    except SourceError as exc:
-        raise FileSetError(f"{exc}; patterns do not work") from exc
-
-
-def part_names(name: str) -> tuple[str, ...]:
-    """Return the names of all parts of the split model that a name belongs to, or the name alone.
-
-    llama.cpp's convention: `PREFIX-00001-of-00003.gguf`, numbered from 1.
-
-    Raises:
-        SourceError: The numbers in the name make no sense.
-    """
-    found = _PART.fullmatch(name)
-    if found is None:
-        return (name,)
-    number, count = int(found["number"]), int(found["count"])
-    if not 0 < number <= count:
-        raise SourceError(f"{name!r} is part {number} of {count}, which cannot be")
-    if count > MAX_PARTS:
-        raise SourceError(f"{name!r} is one of {count} parts; more than {MAX_PARTS} are not supported")
-    return tuple(f"{found['prefix']}-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1))
 
 
 def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
@@ -323,6 +269,11 @@ def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
         return Builtin(rest)
     if scheme == "file":
         return _local_file(shown, rest)
+    if scheme == "ollama":
+        raise SourceError(
+            f"{shown} is in Ollama's own library, which LLMKube does not fetch from; name the same model as GGUF at "
+            "Hugging Face, such as ORG/REPO:Q4_K_M"
+        )
     if scheme == "oci":
         return _image(shown, rest)
     if scheme not in ("http", "https", "hf", "pvc", "s3"):
@@ -362,12 +313,17 @@ def _web(shown: str, text: str) -> WebFile:
 def _hub(shown: str, rest: str) -> HubFile | HubRepository:
     whole, _, _ = rest.rpartition("@") if "@" in rest else (rest, "", "")
     organisation, _, tail = whole.partition("/")
-    name, slash, path = tail.partition("/")
+    name, _, path = tail.partition("/")
+    name, colon, quantization = name.partition(":")
     repository = f"{organisation}/{name}"
     if not _REPOSITORY.fullmatch(repository):
         raise SourceError(f"{shown} names no repository; write hf://ORG/REPO or hf://ORG/REPO/FILE.gguf")
     revision = _revision(shown, rest)
-    return _hub_file(shown, repository, path, revision) if slash and path else HubRepository(repository, revision)
+    if colon and (path or not QUANTIZATION.fullmatch(quantization)):
+        raise SourceError(f"{shown} has a malformed quantization; write ORG/REPO:Q4_K_M, or hf://ORG/REPO/FILE.gguf")
+    if path:
+        return _hub_file(shown, repository, path, revision)
+    return HubRepository(repository, revision, quantization)
 
 
 def _hub_file(shown: str, repository: str, path: str, revision: str) -> HubFile:

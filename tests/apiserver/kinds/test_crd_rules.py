@@ -5,30 +5,11 @@ from typing import Any
 
 import pytest
 
+from apiserver.kinds.widget_definition import CRD_KIND, crd
 from llmkube.apiserver.kinds import crd_rules
-from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, kinds_from_crd
+from llmkube.apiserver.kinds.kind_info import kinds_from_crd
 from llmkube.apiserver.writes import strategy
 from llmkube.k8s.crd.definitions import all_crds
-
-CRD_KIND = next(kind for kind in BUILTIN_KINDS if kind.resource.kind == "CustomResourceDefinition")
-
-
-SCHEMA = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
-
-
-def crd(**changes: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "widgets.test.dev"},
-        "spec": {
-            "group": "test.dev",
-            "scope": "Namespaced",
-            "names": {"plural": "widgets", "kind": "Widget"},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": SCHEMA}}],
-            **changes,
-        },
-    }
 
 
 def with_schema(**properties: Any) -> dict[str, Any]:

@@ -1,30 +1,9 @@
 """The table of kinds, and kinds made from CRDs."""
 
-from typing import Any
-
+from apiserver.kinds.widget_definition import CRD_KIND, SCHEMA, crd
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, kinds_from_crd
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.writes import strategy
-
-CRD_KIND = next(kind for kind in BUILTIN_KINDS if kind.resource.kind == "CustomResourceDefinition")
-
-
-SCHEMA = {"type": "object", "properties": {"spec": {"type": "object", "properties": {"n": {"type": "integer"}}}}}
-
-
-def crd(**changes: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "widgets.test.dev"},
-        "spec": {
-            "group": "test.dev",
-            "scope": "Namespaced",
-            "names": {"plural": "widgets", "kind": "Widget"},
-            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": SCHEMA}}],
-            **changes,
-        },
-    }
 
 
 def test_every_builtin_kind_is_named_once():

@@ -120,6 +120,21 @@ CASES: list[tuple[dict[str, Any], Any, list[str]]] = [
         ['x[1]: Duplicate value: {"type":"A"}'],
     ),
     (
+        {
+            "type": "array",
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["type"],
+            "items": {"type": "object", "properties": {"type": {"type": "string"}}},
+        },
+        [None, {"type": "A"}, {"type": "A"}, 5, True],
+        [
+            'x[0]: Invalid value: "null": x[0] in body must be of type object: "null"',
+            'x[3]: Invalid value: "integer": x[3] in body must be of type object: "integer"',
+            'x[4]: Invalid value: "boolean": x[4] in body must be of type object: "boolean"',
+            "x[3]: Invalid value: 5: must be an object for an array of list-type map",
+        ],
+    ),
+    (
         {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
         {"a": 1, "b": 1},
         ['<nil>: Invalid value: "": "x" must validate one and only one schema (oneOf). Found 2 valid alternatives'],

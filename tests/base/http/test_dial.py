@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import errno
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import trio.testing
 
 import llmkube
 from http_lab import always, receive_until
-from llmkube.base.http.dial import ProxyDialer, ProxyError, dial
+from llmkube.base.http.dial import ProxyDialer, ProxyError, dial, why_not_connected
 
 SOURCES = Path(llmkube.__file__).parent
 ASKED = b"CONNECT api.example:6443 HTTP/1.1\r\nHost: api.example:6443\r\n"
@@ -85,3 +86,32 @@ async def test_nothing_answers():
     """A port where nothing listens is an OSError."""
     with pytest.raises(OSError, match=r"127\.0\.0\.1"):
         await dial("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ECONNREFUSED, "connection refused: nothing listens there"),
+        (errno.ETIMEDOUT, "no answer: it is off, or a firewall drops what is sent to it"),
+        (errno.EHOSTUNREACH, "unreachable: no route leads there from this machine"),
+        (errno.ENETUNREACH, "unreachable: no route leads there from this machine"),
+    ],
+)
+def test_each_address_says_why_it_did_not_answer(number, said):
+    """What a user reads names each address with its own reason, and not that all attempts have failed."""
+    tried = [OSError(number, f"Error connecting to ('{address}', 1): x") for address in ("192.0.2.1", "192.0.2.2")]
+    error = OSError("all attempts to connect failed")
+    error.__cause__ = ExceptionGroup("tried", tried)
+    assert why_not_connected(error) == f"192.0.2.1: {said}; 192.0.2.2: {said}"
+
+
+async def test_a_port_where_nothing_listens_is_named():
+    """A real refusal: the address and the reason, with the number of the error below it for who looks."""
+    with pytest.raises(OSError, match=r"^127\.0\.0\.1: connection refused: nothing listens there$") as caught:
+        await dial("127.0.0.1", 1)
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+
+
+def test_an_error_without_addresses_stays_as_it_is():
+    """A name that does not resolve has no address to speak of."""
+    assert why_not_connected(OSError("no such name")) == "no such name"

@@ -12,7 +12,7 @@ from llmkube.base.http.server import serve_connection
 
 ORIGIN = ("engine", 1)
 HEADERS = b"Host: h\r\nConnection: X-Hop\r\nX-Hop: 1\r\nX-End: 2\r\nContent-Length: 2\r\n\r\n"
-POST = b"POST http://x/a?b HTTP/1.%d\r\n" + HEADERS + b"hi"
+POST = b"POST http://h/a?b HTTP/1.%d\r\n" + HEADERS + b"hi"
 CHUNKS = b"3;x=y\r\none\r\n3\r\ntwo\r\n0\r\nT: 1\r\n\r\n"
 
 

@@ -16,6 +16,7 @@ SMALL = Limits(max_head_bytes=200, max_headers=5, max_body_bytes=50)
 BAD_REQUESTS = {
     "two hosts": (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
     "no host": (b"GET / HTTP/1.1\r\nA: b\r\n\r\n", 400),
+    "another host in the target": (b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
     "two hosts in 1.0": (b"GET / HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
     "length and chunks": (POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
     "chunks and length": (POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", 400),

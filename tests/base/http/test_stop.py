@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from base.http.certificates import make_contexts
+from free_ports import free_port
 from http_lab import MemoryListener, echo, receive_all, receive_until
 from llmkube.base.errors import UserError
 from llmkube.base.http import listen
@@ -337,8 +338,8 @@ async def test_a_port_that_macos_would_share_is_taken(monkeypatch):
         await trio.lowlevel.checkpoint()
         return []  # what macOS does beside a listener on all addresses: it sees no conflict
 
-    with socket.create_server(("0.0.0.0", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("0.0.0.0", port)):
         monkeypatch.setattr(listen, "SHARES_PORTS", True)
         monkeypatch.setattr(trio, "open_tcp_listeners", bind)
         with pytest.raises(PortTakenError, match=f"--port: cannot listen on 127.0.0.1:{port}: another program"):

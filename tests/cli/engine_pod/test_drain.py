@@ -5,8 +5,10 @@ import socket
 
 import pytest
 import trio
+import trio.lowlevel
 from click.testing import CliRunner
 
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
@@ -136,9 +138,8 @@ async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypat
     """Over real sockets, with the kernel's own table: no metrics, one client, and then none."""
     monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as engine, socket.create_server(("127.0.0.1", 0)) as spare:
-        port, hooks = engine.getsockname()[1], spare.getsockname()[1]
-        spare.close()
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        port, hooks = engine.getsockname()[1], free_port()
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = engine.accept()
         with trio.fail_after(20):
@@ -159,6 +160,35 @@ async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypat
                 with contextlib.closing(client), contextlib.closing(accepted):
                     pass
                 await answered.wait()
+                nursery.cancel_scope.cancel()
+
+
+async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place(monkeypatch):
+    """300 hooks from one address wait or are closed, and one from another address is answered all the same."""
+    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        port, hooks = engine.getsockname()[1], free_port()
+        busy = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = engine.accept()
+        with contextlib.ExitStack() as stack, trio.fail_after(30):
+            async with trio.open_nursery() as nursery, open_http_client() as http:
+                await nursery.start(run_drain, Watched(port, port), hooks)
+                for _ in range(300):
+                    with contextlib.suppress(OSError):
+                        one = socket.create_connection(("127.0.0.1", hooks), 1, ("127.0.0.2", 0))
+                        stack.enter_context(contextlib.closing(one))
+                        one.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    await trio.lowlevel.checkpoint()
+                await trio.sleep(0.2)
+
+                async def end_soon():
+                    await trio.sleep(0.3)
+                    with contextlib.closing(busy), contextlib.closing(accepted):
+                        pass
+
+                nursery.start_soon(end_soon)
+                assert (await http.request("GET", f"http://127.0.0.1:{hooks}{PATH}")).status == 200
                 nursery.cancel_scope.cancel()
 
 

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import socket
 
 import httpx
 import pytest
 import trio
 from click.testing import CliRunner
 
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.job.progress_log import Gauge, run_gauge
 from llmkube.cli.main import cli
@@ -150,8 +150,7 @@ async def test_the_gauge_tells_how_far_it_is_and_nothing_else():
 
 def test_telling_ends_with_the_fetch(run, tmp_path):
     """A fetch that tells how far it is ends as one that does not, and lets go of its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     there = ("--to", tmp_path / "v" / "k", "--model-store", tmp_path / "v" / ".store")
     for _ in range(2):
         done = run("builtin://demo", *there, "--progress-port", port)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import llmkube
 from llmkube.cli.job import fetch
 from llmkube.cli.job.fetch import publish
 from llmkube.cli.main import cli
@@ -235,3 +236,39 @@ def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, sho
     assert path == "/bucket/chat/m.gguf"
     assert said.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
     assert "hush" not in done.output + (tmp_path / "log").read_text()
+
+
+def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path):
+    """A controller's Job chooses in a repository as a host does, and lists what is there when a name is wrong."""
+    demo = (Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf").read_bytes()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
+            listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
+            asked.append(self.path)
+            body = listing if self.path.startswith("/api/") else demo
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        flags = (f"--hub-endpoint=http://127.0.0.1:{server.server_port}", "--allow-private-sources=127.0.0.0/8")
+        done = run("org/repo", *flags)
+        assert done.exit_code == 0, done.output
+        assert asked[-1].endswith("/m-Q4_K_M.gguf")
+        done = run("hf.co/org/repo:Q9_X", *flags)
+        assert done.exit_code == 2
+        assert "has no Q9_X; it has m-Q2_K.gguf" in told(tmp_path)["message"]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -17,6 +17,7 @@ from llmkube.cli.view.describe import (
 )
 from llmkube.cli.view.locations import Engine, Host
 from llmkube.cli.view.output import service_wide_cells
+from llmkube.cli.view.progress import detail_of
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CRASH = condition(
@@ -171,3 +172,14 @@ def test_a_quantization_that_only_the_spec_has_is_shown():
     assert "model        chat (Q4_K_M)\n" in describe_service(Scene(service(), told), NOW)
     known = attrs.evolve(told, status=model("chat", gguf={"quantization": "Q8_0", "architecture": "llama"}).status)
     assert "as the spec says" not in describe_model(known, NOW)
+
+
+def test_a_choice_among_quantizations_is_told_after_the_download():
+    """U19: `status` and the step of `deploy` say which of several came; where there was nothing to choose, nothing."""
+    fetched = condition("Fetched", True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r")
+    found = model("chat", fetched, size="4.4 GiB")
+    assert "\n  chosen       Q4_K_M, one of 4 in o/r\n" in describe_service(Scene(service(), found), NOW)
+    assert detail_of("fetch", service(), found) == "4.4 GiB, Q4_K_M, one of 4 in o/r"
+    plain = model("chat", condition("Fetched", True, "Fetched", "the file is on host mac"), size="4.4 GiB")
+    assert "chosen" not in describe_service(Scene(service(), plain), NOW)
+    assert detail_of("fetch", service(), plain) == "4.4 GiB"

@@ -38,3 +38,21 @@ def test_changes_are_told_once():
         "x/d: New",
     ]
     assert changes(after, after) == []
+
+
+def test_a_wait_is_told_with_its_reason_and_its_beginning():
+    """U14: what waits for a server says for what and since when, once; figures that move are no change."""
+
+    def fetching(words):
+        return phases_of([service("a", condition("Available", False, "Fetching", words), phase="Pending")])
+
+    half, more = fetching("downloading: 1 B of 2 B (50 %), 1 B/s"), fetching("downloading: 2 B of 2 B (100 %), 1 B/s")
+    waits = fetching("waiting since 2026-01-01T00:00:00Z: h: refused; next attempt at 2026-01-01T00:00:05Z")
+    later = fetching("waiting since 2026-01-01T00:00:00Z: h: refused; next attempt at 2026-01-01T00:00:09Z")
+    assert changes({}, half) == ["default/a: Pending (Fetching): downloading: 1 B of 2 B (50 %), 1 B/s"]
+    assert changes(half, more) == changes(waits, later) == []
+    (told,) = changes(more, waits)
+    assert told.startswith(
+        "default/a: Pending (Fetching): waiting since 2026-01-01T00:00:00Z: h: refused; next attempt"
+    )
+    assert changes(waits, more) == ["default/a: Pending (Fetching): downloading: 2 B of 2 B (100 %), 1 B/s"]

@@ -111,6 +111,16 @@ async def test_an_old_failure_has_to_stand(autojump_clock, world):
     assert STALE_SECONDS <= trio.current_time() - began <= 2 * STALE_SECONDS
 
 
+async def test_a_change_does_not_begin_with_the_words_of_the_failure_before_it(autojump_clock, world):
+    """U15: what the engine before failed with is not shown as the change's own; believed in the end, it is."""
+    await world.say(Model, ("Fetched", "True", "Fetched", ""))
+    await world.say(InferenceService, ("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Hung", "old words"))
+    await trio.testing.wait_all_tasks_blocked()
+    health = await world.wait(changed=True, fresh=("InferenceService",))
+    assert (health.reason, health.message) == ("Hung", "old words")
+    assert set(world.steps.said) == {"fetch done", "load: waiting for the change to be looked at"}
+
+
 async def test_an_old_failure_can_go_away(autojump_clock, world):
     """What failed before the change and works after it is Ready, and not failed."""
     await world.say(Model, ("Fetched", "False", "DigestMismatch", "it has abc"))

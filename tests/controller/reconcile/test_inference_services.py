@@ -8,9 +8,7 @@ from controller.podcluster import open_pods
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-)
+from llmkube.k8s.workloads import Deployment
 from llmkube.supervisor.cluster.endpoints import service_manifest
 
 

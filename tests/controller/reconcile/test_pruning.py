@@ -16,7 +16,12 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod
+from llmkube.k8s.workloads import (
+    Deployment,
+    Job,
+    PersistentVolumeClaim,
+    Pod,
+)
 
 PRUNING = attrs.evolve(SETTINGS, prune_cache=True)
 OTHER = "hf://org/repo/other.gguf"

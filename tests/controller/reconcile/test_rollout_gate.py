@@ -11,13 +11,16 @@ from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS
 from llmkube.controller.reconcile import idleness
-from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS
+from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS, is_loading
 from llmkube.controller.render.labels import RESTARTED
 from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment
+from llmkube.runtimes.container.images import PINNED, Images
 
 IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
 BUSY = IDLE.replace("processing 0", "processing 1")
+BUNDLED = "example.org/llmkube-llama:1"
 RUNNING = {"phase": "Running", "podIP": "10.0.0.7"}
 
 
@@ -152,11 +155,11 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
 
 
 @asynccontextmanager
-async def upgraded(hands, image):
-    """Run a controller of another LLMKube in the place of the one that runs."""
+async def upgraded(hands, image=SETTINGS.image, engines=SETTINGS.images):
+    """Run a controller of another LLMKube, or with other images of engines, in the place of the one that runs."""
     hands.cluster.controller_scope.cancel()
     hands.cluster.controller_scope, hands.cluster.registry = trio.CancelScope(), CollectorRegistry()
-    settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, image=image))
+    settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, image=image, images=engines))
     async with trio.open_nursery() as nursery:
         await nursery.start(hands.cluster.run_controller, settings)
         await trio.sleep(SETTLED)
@@ -184,6 +187,30 @@ async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keye
                 assert (await images(hands), await context(hands)) == (after, True)
 
 
+@pytest.mark.parametrize("before", [{}, {"llamacpp": "example.org/mine"}])
+async def test_an_image_for_cpus_comes_with_the_next_edit(autojump_clock, before):
+    """Pods that serve with the image of before go on with it, for however long; an edit has the new one."""
+    async with open_pods() as hands:
+        async with upgraded(hands, engines=Images(before)):
+            await hands.bring_up(accelerator="cpu")
+            engine, drain = await images(hands)
+        assert engine == before.get("llamacpp", PINNED["llamacpp"])
+        async with upgraded(hands, engines=Images({**before, "llamacpp-cpu": BUNDLED})):
+            await trio.sleep(3600)
+            assert await images(hands) == [engine, drain]
+            await hands.create_service(contextSize=2048)
+            await trio.sleep(SETTLED)
+            assert (await images(hands), await context(hands)) == ([BUNDLED, drain], True)
+
+
+async def test_an_image_that_was_chosen_for_all_stacks_is_replaced_as_ever(autojump_clock):
+    """Only the name for CPUs waits for an edit: another image of the engine's own name is one that somebody wanted."""
+    async with open_pods() as hands:
+        await hands.bring_up(accelerator="cpu")
+        async with upgraded(hands, engines=Images({"llamacpp": "example.org/mine"})):
+            assert (await images(hands))[0] == "example.org/mine"
+
+
 async def test_pods_that_do_not_serve_get_the_image_of_today(autojump_clock):
     """An image that is gone from its registry keeps no service down: nothing is kept of pods that are not ready."""
     async with open_pods() as hands:
@@ -191,3 +218,14 @@ async def test_pods_that_do_not_serve_get_the_image_of_today(autojump_clock):
         await hands.roll_out(ready=0)
         async with upgraded(hands, "example.org/llmkube:next"):
             assert "example.org/llmkube:next" in await images(hands)
+
+
+@pytest.mark.parametrize(
+    ("ready", "progressing", "loading"), [(0, "True", True), (1, "True", True), (2, "True", False), (0, "False", False)]
+)
+def test_what_is_stuck_is_not_protected_for_ever(ready, progressing, loading):
+    """Pods load until all of them answer, or the rollout has passed its deadline: a drain must not wait for ever."""
+    conditions = [{"type": "Progressing", "status": progressing, "reason": "x", "message": "y"}]
+    status = {"readyReplicas": ready, "conditions": conditions}
+    live = decode(Deployment, {"metadata": {"name": "chat", "namespace": "ml"}, "status": status})
+    assert is_loading(live, 2) is loading

@@ -1,13 +1,43 @@
-"""A router that nobody serves does not look as if somebody did."""
+"""A ModelRouter becomes pods that route by it, and its status says how they and its backends do."""
 
+import json
+
+import pytest
 import trio
 
 from controller.cluster import SETTLED, open_cluster
+from controller.podcluster import open_pods
+from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
+from llmkube.controller.reconcile import router_health
+from llmkube.controller.reconcile.router_health import ASK_EVERY_SECONDS
+from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Service
+from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
+from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget
+from llmkube.router.config.written_form import decode_config
 
 KEY = Key("ml", "front")
+NAME = "front-router-proxy"
+PROVIDER = {"provider": "openai", "model": "gpt-x", "credentialsSecretRef": {"name": "openai"}}
+HYBRID = {
+    "backends": [
+        {"name": "local", "inferenceServiceRef": {"name": "chat"}},
+        {"name": "cloud", "external": PROVIDER, "tier": "cloud"},
+    ],
+    "rules": [
+        {
+            "name": "private",
+            "match": {"dataClassification": ["pii"]},
+            "route": {"backends": ["local"]},
+            "failClosed": True,
+        }
+    ],
+    "defaultRoute": "cloud",
+}
 
 
 async def apply_router(client, **spec):
@@ -16,20 +46,243 @@ async def apply_router(client, **spec):
     resource = ModelRouter.RESOURCE
     body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
     await client.apply(ModelRouter, {**body, "spec": {"backends": backends, **spec}}, field_manager="user")
+    await trio.sleep(SETTLED)
 
 
-async def test_a_router_says_that_nothing_routes_by_it(autojump_clock):
-    """Its condition is about the newest spec, and is written once for each; deleting it is quiet."""
+async def condition(client, kind):
+    return find_condition((await client.get(ModelRouter, KEY)).status.conditions, kind)
+
+
+async def phase(client):
+    await trio.sleep(SETTLED)
+    return (await client.get(ModelRouter, KEY)).status.phase
+
+
+async def config_of(client):
+    written = (await client.get(ConfigMap, Key("ml", NAME))).data["config.json"]
+    return decode_config(written.encode())
+
+
+async def run_pods(hands, answer):
+    """Have the router's Deployment ready, with one pod, and that pod's backends say this."""
+    template = (await hands.json(Deployment, NAME))["spec"]["template"]
+    status = {"phase": "Running", "podIP": "10.9.0.1"}
+    await hands.make_pod(f"{NAME}-1", template["metadata"]["labels"], status)
+    await hands.roll_out(NAME)
+    answer.append(json.dumps({"backends": [{"name": "chat", "healthy": True, "message": ""}]}))
+    await trio.sleep(ASK_EVERY_SECONDS + SETTLED)
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    """What the router's pods say of their backends: the last entry."""
+    said: list[str] = []
+
+    async def read_text(url):
+        assert url == "http://10.9.0.1:9090/backends"
+        await trio.lowlevel.checkpoint()
+        return said[-1] if said else ""
+
+    monkeypatch.setattr(router_health, "read_text", read_text)
+    return said
+
+
+async def test_without_nodes_a_router_says_so(autojump_clock):
+    """Nothing looks as if it routed; the status is written once for each spec; deleting it is quiet."""
     async with open_cluster() as cluster:
         await apply_router(cluster.client)
-        await trio.sleep(SETTLED)
         await apply_router(cluster.client, defaultRoute="chat")
         await trio.sleep(600)
-        router = await cluster.client.get(ModelRouter, KEY)
-        accepted = find_condition(router.status.conditions, "Accepted")
+        accepted = await condition(cluster.client, "Accepted")
         assert (accepted.status, accepted.reason) == ("False", "NotSupported")
-        assert accepted.observed_generation == router.metadata.generation == 2
+        assert "llmkube router -f" in accepted.message
+        assert accepted.observed_generation == 2
         assert cluster.writes.count("front") == 2
         await cluster.client.delete(ModelRouter, KEY)
         await trio.sleep(SETTLED)
         assert cluster.reconciles("modelrouter", "error") == 0
+
+
+async def test_a_router_becomes_pods_that_route_by_it(autojump_clock, answer):
+    """From the spec to Ready: config, pods, Service, what the pods may reach; then nothing is written any more."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await apply_router(hands.client)
+        config = await config_of(hands.client)
+        assert config.name == "ml/front"
+        assert config.backends["chat"].base_url == "http://chat.ml.svc.cluster.local:8080/v1"
+        assert config.backends["chat"].slots == 1
+        pod = (await hands.json(Deployment, NAME))["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["containers"][0]["args"][:3] == ["router", "-f", "/etc/llmkube/router/config.json"]
+        assert (await hands.json(Service, NAME))["spec"]["ports"][0]["targetPort"] == "http"
+        assert await hands.exists(NetworkPolicy, NAME)
+        assert not await hands.exists(PodDisruptionBudget, NAME)
+        assert await phase(hands.client) == "Provisioning"
+        await run_pods(hands, answer)
+        assert await phase(hands.client) == "Ready"
+        router = await hands.client.get(ModelRouter, KEY)
+        assert router.status.endpoint == f"http://{NAME}.ml.svc.cluster.local:8080/v1/chat/completions"
+        [backend] = router.status.backends
+        assert (backend.name, backend.tier, backend.healthy) == ("chat", "local", True)
+        before = hands.cluster.writes.copy()
+        await trio.sleep(3600)
+        assert hands.cluster.writes == before
+
+
+async def test_a_backend_that_is_down_degrades_itself_alone(autojump_clock, answer):
+    """What the pods say of a backend is in the status within seconds, and the router stays Available."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await apply_router(hands.client)
+        await run_pods(hands, answer)
+        answer.append(json.dumps({"backends": [{"name": "chat", "healthy": False, "message": "no connection"}]}))
+        await trio.sleep(ASK_EVERY_SECONDS + SETTLED)
+        assert await phase(hands.client) == "Degraded"
+        degraded = await condition(hands.client, "Degraded")
+        assert (degraded.status, degraded.message) == ("True", "chat: no connection")
+        assert (await condition(hands.client, "Available")).status == "True"
+
+
+async def test_a_missing_service_takes_nothing_else_down(autojump_clock, answer):
+    """The original fails the whole router then (defect 13); here the others serve, and it joins when it comes."""
+    async with open_pods() as hands:
+        await apply_router(hands.client, **HYBRID)
+        config = await config_of(hands.client)
+        assert config.backends["local"].missing == "there is no InferenceService chat"
+        assert config.backends["cloud"].missing == ""
+        await hands.create_model()
+        await hands.create_service()
+        await trio.sleep(SETTLED)
+        assert (await config_of(hands.client)).backends["local"].missing == ""
+        await hands.client.delete(InferenceService, Key("ml", "chat"))
+        await trio.sleep(SETTLED)
+        assert (await config_of(hands.client)).backends["local"].missing
+
+
+async def test_an_edit_replaces_no_pod(autojump_clock):
+    """Rules are taken up by the pods that run: the template stays, whatever the rules say (defect 18)."""
+    async with open_pods() as hands:
+        await apply_router(hands.client, **HYBRID)
+        before = (await hands.json(Deployment, NAME))["spec"]["template"]
+        await apply_router(hands.client, **HYBRID | {"defaultRoute": "local"})
+        assert (await config_of(hands.client)).default_backend == "local"
+        assert (await hands.json(Deployment, NAME))["spec"]["template"] == before
+
+
+async def test_keys_are_files_of_their_own(autojump_clock):
+    """Two backends of one provider have two keys (defect 15), entry by entry (defect 19), and none in the config."""
+    async with open_pods() as hands:
+        other = {**PROVIDER, "credentialsSecretRef": {"name": "team-b"}}
+        backends = [{"name": "a", "external": PROVIDER}, {"name": "b", "external": other}]
+        auth = {"keysSecretRef": {"name": "clients"}}
+        await apply_router(hands.client, backends=backends, defaultRoute="a", policy={"auth": auth})
+        pod = (await hands.json(Deployment, NAME))["spec"]["template"]["spec"]
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        sources = [one["secret"] for one in volumes["keys-backends"]["projected"]["sources"]]
+        assert [(one["name"], one["items"]) for one in sources] == [
+            ("openai", [{"key": "OPENAI_API_KEY", "path": "a"}]),
+            ("team-b", [{"key": "OPENAI_API_KEY", "path": "b"}]),
+        ]
+        assert all(one["optional"] for one in sources)
+        assert volumes["keys-teams"]["secret"] == {"secretName": "clients", "optional": True}
+        places = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+        config = await config_of(hands.client)
+        assert config.backends["a"].key_file == f"{places['keys-backends']}/a"
+        assert config.auth.keys_folder == places["keys-teams"]
+        assert "env" not in json.dumps([one for one in pod["containers"][0].get("env", []) if one["name"] != "HOME"])
+
+
+async def test_what_is_refused_serves_on_by_the_spec_before(autojump_clock, answer):
+    """All errors at once, the pods untouched, and the status says both."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        await hands.create_service()
+        await apply_router(hands.client)
+        await run_pods(hands, answer)
+        before = await config_of(hands.client)
+        classification = {"mode": "detector"}
+        policy = {"classification": classification, "auditLog": {"sink": "otlp"}}
+        await apply_router(hands.client, policy=policy)
+        accepted = await condition(hands.client, "Accepted")
+        assert (accepted.status, accepted.reason) == ("False", "Invalid")
+        assert "spec.policy.classification.mode" in accepted.message
+        assert "spec.policy.auditLog.sink" in accepted.message
+        assert "serves on by the spec before" in accepted.message
+        assert await phase(hands.client) == "Degraded"
+        assert await config_of(hands.client) == before
+
+
+async def test_replicas_are_spread_and_protected(autojump_clock):
+    """With more than one pod, one at a time may go; back at one, nothing holds a node up."""
+    async with open_pods() as hands:
+        await apply_router(hands.client, proxy={"replicas": 3})
+        assert (await hands.json(PodDisruptionBudget, NAME))["spec"]["maxUnavailable"] == 1
+        assert (await hands.json(Deployment, NAME))["spec"]["replicas"] == 3
+        await apply_router(hands.client, proxy={"replicas": 1})
+        assert not await hands.exists(PodDisruptionBudget, NAME)
+
+
+async def test_a_router_is_scraped_where_a_prometheus_operator_is(autojump_clock):
+    """Its PodMonitor comes with the kind, leads to the port that the pods have, and is written once."""
+    async with open_pods() as hands:
+        await apply_router(hands.client)
+        await hands.install_pod_monitors()
+        await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
+        monitor = await hands.json(PodMonitor, NAME)
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        template = (await hands.json(Deployment, NAME))["spec"]["template"]
+        [container] = template["spec"]["containers"]
+        assert {"name": endpoint["port"], "containerPort": 9090, "protocol": "TCP"} in container["ports"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        before = len(hands.cluster.writes)
+        await trio.sleep(600)
+        assert hands.cluster.writes[before:] == []
+
+
+async def test_a_name_that_is_taken_is_told(autojump_clock):
+    """Somebody else's Service of that name stays as it is."""
+    async with open_pods() as hands:
+        theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": "ml"}}
+        await hands.client.apply(Service, {**theirs, "spec": {"ports": [{"port": 1}]}}, field_manager="user")
+        await apply_router(hands.client)
+        degraded = await condition(hands.client, "Degraded")
+        assert degraded.status == "True"
+        assert "exists already" in degraded.message
+        assert encode(await hands.client.get(Service, Key("ml", NAME)))["spec"]["ports"][0]["port"] == 1
+
+
+async def test_an_edit_of_a_stranger_is_undone(autojump_clock):
+    """What opens the network wider than the router asks for does not stay."""
+    async with open_pods() as hands:
+        await apply_router(hands.client)
+        before = (await hands.json(NetworkPolicy, NAME))["spec"]
+        await hands.client.patch(NetworkPolicy, Key("ml", NAME), {"spec": {"egress": [{}]}}, field_manager="user")
+        await trio.sleep(SETTLED)
+        assert (await hands.json(NetworkPolicy, NAME))["spec"] == before
+
+
+async def test_a_host_s_address_is_open_while_it_serves(autojump_clock):
+    """The guide's Mac: its slice says where the pods may go, and when that is gone, so is the way."""
+    async with open_pods() as hands:
+        await hands.cluster.bring_up()
+        await apply_router(hands.client)
+        host = [{"ipBlock": {"cidr": "10.0.0.7/32"}}]
+        assert host in [rule["to"] for rule in (await hands.json(NetworkPolicy, NAME))["spec"]["egress"]]
+        for piece in (await hands.client.list(EndpointSlice, namespace="ml")).items:
+            await hands.client.delete(EndpointSlice, piece.key)
+        await trio.sleep(SETTLED)
+        assert host not in [rule["to"] for rule in (await hands.json(NetworkPolicy, NAME))["spec"]["egress"]]
+
+
+async def test_a_router_that_is_deleted_leaves_nothing_to_do(autojump_clock, answer):
+    """The garbage collector takes its objects; the controller forgets it, and asks its pods no more."""
+    async with open_pods() as hands:
+        await apply_router(hands.client)
+        await run_pods(hands, answer)
+        await hands.client.delete(ModelRouter, KEY)
+        await trio.sleep(60)
+        assert not await hands.exists(Deployment, NAME)
+        assert hands.cluster.reconciles("modelrouter", "error") == 0

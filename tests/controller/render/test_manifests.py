@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
+from controller.render.test_router_objects import router_manifests
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
 from llmkube.controller.render.manifests import deployment, kubernetes_service
 from llmkube.controller.render.model_sources import (
@@ -21,6 +22,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import ScalingMetric
 from llmkube.runtimes.plan import Placeholder
+from llmkube.runtimes.registry import container_plan_for
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PATH = "/models/0123/model.gguf"
@@ -78,6 +80,15 @@ EVERYTHING = {
     "priority": "critical",
     "endpoint": {"port": 9000, "type": "NodePort", "nodePort": 30080},
 }
+
+
+def on_nodes(group, **spec):
+    hardware = {"accelerator": "cuda", "gpu": {"enabled": True, "count": 8}}
+    service = pod_service(runtime="vllm", multiNode=group, **spec)
+    its_plan = container_plan_for(service, cluster_model("org/big", format="safetensors", hardware=hardware))
+    return deployment(service, its_plan, SETTINGS, replicas=1)
+
+
 MANIFESTS = {
     "claim": lambda: cache_claim("ml", SETTINGS),
     "claim-tuned": lambda: cache_claim("ml", TUNED),
@@ -113,6 +124,25 @@ MANIFESTS = {
     "deployment-own-claim": lambda: in_pods(pod_service(modelCache={"claimName": "mine"}), plan(), settings=TUNED),
     "deployment-draft-elsewhere": lambda: with_draft("pvc://w/a/b.gguf", "pvc://d/c/small.gguf"),
     "deployment-by-the-engine": lambda: deployment(pod_service(), plan(args=("serve",)), SETTINGS, replicas=1),
+    "group": lambda: on_nodes({"members": [{"node": "gpu-1"}, {"node": "gpu-2"}, {"node": "gpu-3"}]}),
+    "group-fabric": lambda: on_nodes(
+        {
+            "members": [
+                {
+                    "node": "spark-1",
+                    "fabric": {"address": "192.168.100.1", "socketInterface": "enp1", "ibHCA": "mlx5_0"},
+                },
+                {
+                    "node": "spark-2",
+                    "fabric": {"address": "192.168.100.2", "socketInterface": "enp2", "ibHCA": "mlx5_1"},
+                },
+            ],
+            "rdmaResource": "rdma/hca",
+            "ibGIDIndex": 3,
+            "rendezvousPort": 29600,
+        },
+        apiKeySecretRef={"name": "keys"},
+    ),
     "service": lambda: kubernetes_service(pod_service(), plan(port=8000)),
     "service-node-port": lambda: kubernetes_service(pod_service(**EVERYTHING), plan()),
     "service-odd-name": lambda: kubernetes_service(pod_service("9.chat"), plan()),
@@ -136,6 +166,11 @@ MANIFESTS = {
         pod_service(disruption={"protectAlways": True}), plan(), starting=False
     ),
     "monitor": lambda: pod_monitor(pod_service(), plan(metrics_port_name="http")),
+    "router-config": lambda: router_manifests().config,
+    "router-deployment": lambda: router_manifests().deployment,
+    "router-service": lambda: router_manifests().kubernetes_service,
+    "router-network": lambda: router_manifests().network,
+    "router-budget": lambda: router_manifests().budget,
     "monitor-renamed": lambda: pod_monitor(
         pod_service(),
         plan(metrics_port_name="metrics", hpa_metric=ScalingMetric("tgi:queue_size", exported_as="tgi_queue_size")),

@@ -154,9 +154,7 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     allowed = {"allow": frozenset(Allowance), "priority_classes": ("mine",)}
     settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, priority_class_prefix="llmkube-", **allowed))
     unused: Any = None
-    context = PodContext(
-        unused, settings, settings.workloads, unused, Informers(), PodInformers(), unused, unused, unused, unused
-    )
+    context = PodContext(unused, settings, settings.workloads, unused, Informers(), PodInformers(), *[unused] * 5)
     workload = plan_workload(context, service, model)
     facts = workload.facts
     if facts.plan is None or workload.weights is None:
@@ -169,7 +167,7 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
         weights=workload.weights.model,
         draft=workload.weights.draft,
         replicas=replicas,
-        starting=replicas > 0,
+        starting=False,
         restarted="",
     )
     made = [one for one in attrs.astuple(wanted, recurse=False) if one]

@@ -14,9 +14,13 @@ from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.wire.conditions import Verdict
-from llmkube.k8s.workloads import PodMonitor
+from llmkube.runtimes.registry import container_plan_for
 
+NO_MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml"}, "spec": {"source": "hf://o/r/m.gguf"}})
 VLLM = plan(runtime="vllm", latency_metric="vllm:e2e_request_latency_seconds")
 
 
@@ -29,6 +33,16 @@ def test_availability_is_whether_pods_can_be_scraped():
     metric = 'up{job="llmkube-inference",namespace="ml",service="chat"}'
     assert made["spec"]["indicator"] == {"bool_gauge": {"metric": metric}}
     assert objective(pod_service(), plan()) is None
+
+
+def test_a_generic_engine_is_scraped_where_its_field_says():
+    """D4: `spec.metricsPath` alone gives any image a PodMonitor; without it there is none to ask in vain."""
+    spec = {"runtime": "generic", "image": "example.org/engine:1", "containerPort": 9000}
+    [there, not_there] = [pod_service(**spec, **more) for more in ({"metricsPath": "/stats/prom"}, {})]
+    made = pod_monitor(there, container_plan_for(there, NO_MODEL))
+    [endpoint] = made["spec"]["podMetricsEndpoints"]
+    assert (endpoint["path"], endpoint["port"]) == ("/stats/prom", "http")
+    assert pod_monitor(not_there, container_plan_for(not_there, NO_MODEL)) is None
 
 
 def test_a_prometheus_selects_monitors_by_the_operators_labels():

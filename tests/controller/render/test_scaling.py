@@ -9,8 +9,10 @@ from llmkube.controller.render.scaling import autoscaler, disruption_budget
 @pytest.mark.parametrize(
     ("spec", "starting", "most"),
     [
-        ({}, True, None),
-        ({"replicas": 2}, True, 1),
+        ({}, True, 0),
+        ({}, False, None),
+        ({"replicas": 2}, True, 0),
+        ({"replicas": 2}, False, 1),
         ({"disruption": {}}, True, 0),
         ({"disruption": {}}, False, None),
         ({"disruption": {}, "replicas": 3}, False, 1),
@@ -20,7 +22,7 @@ from llmkube.controller.render.scaling import autoscaler, disruption_budget
     ],
 )
 def test_disruption_is_bounded_where_that_helps(spec, starting, most):
-    """Protected pods may not go at all, of several one at a time; for a single one there is no budget."""
+    """What loads, or is protected always, may not go; of several that have loaded one at a time; a single one may."""
     budget = disruption_budget(pod_service(**spec), plan(), starting=starting)
     assert (budget["spec"]["maxUnavailable"] if budget else None) == most
 

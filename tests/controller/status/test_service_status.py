@@ -17,7 +17,7 @@ from llmkube.controller.status.service_status import (
 )
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, SERVICE_PHASES, InferenceServiceStatus
 from llmkube.k8s.fields import wire_fields
-from llmkube.k8s.live_hosts import LiveHosts
+from llmkube.k8s.leases.live_hosts import LiveHosts
 
 TWO_HOSTS = LiveHosts({"studio": frozenset({"metal"}), "mini": frozenset({"metal"})})
 SETTINGS = ControllerSettings()

@@ -19,13 +19,14 @@ from llmkube.controller.writes.owned_objects import (
     differs_in_state_alone,
     is_subset,
 )
-from llmkube.k8s.builtins import Service
+from llmkube.k8s.builtins import ConfigMap, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ConflictError, NameTakenError
+from llmkube.k8s.extensions import HTTPRoute, LeaderWorkerSet, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, HTTPRoute, Job, PodMonitor, ServiceLevelObjective
+from llmkube.k8s.workloads import Deployment, Job, NetworkPolicy
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,10 @@ async def test_without_a_look_at_the_owner_controller_and_collector_take_turns(a
 
 
 CHAT = Key("ml", "chat")
-MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs]
+ELSEWHERE = {ConfigMap, NetworkPolicy, LeaderWorkerSet}
+"""What routers and groups of pods have, by the same class; `test_routers.py` tries a name of theirs that is taken."""
+
+MADE = [one.kind for one in PERMISSIONS if "create" in one.verbs and one.kind not in ELSEWHERE]
 EVERYTHING = {
     "replicas": 2,
     "autoscaling": {"maxReplicas": 3},

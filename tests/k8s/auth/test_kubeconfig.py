@@ -175,9 +175,11 @@ def test_a_plugin_that_asks_is_told_of_the_cluster(tmp_path):
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path, parts, words):
-    """Each mistake in a kubeconfig is a ConfigError that names the entry."""
-    with pytest.raises(ConfigError, match=words):
-        load_config(kubeconfig(tmp_path / "config", **parts))
+    """U18: each mistake in a kubeconfig is a ConfigError that names the entry and the file."""
+    path = kubeconfig(tmp_path / "config", **parts)
+    with pytest.raises(ConfigError, match=words) as failed:
+        load_config(path)
+    assert str(path) in str(failed.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "just words", "a: [", "\x00", "clusters: 7"])

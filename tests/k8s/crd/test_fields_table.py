@@ -87,6 +87,7 @@ DELIBERATE: Final = (
                "two of one name are refused"),
     Difference("ModelRouter *", "maxItems maxLength", "the cost of a rule is reckoned with the longest lists"),
     Difference("*.timeout, ModelRouter spec.proxy.*", "pattern rules", "a time span that does not parse is refused"),
+    Difference("ModelRouter spec.rules[].route.strategy", "enum", "least-loaded: one name over several engines"),
     Difference("*.sensitiveClassifications", "minItems", "unset means pii and phi; an empty list would be read so too"),
     Difference("*.allowlists[].team", "pattern", "a team with blanks around it never matches"),
     Difference("ModelRouter spec.policy.*", "rules", "what the original checks while it reconciles"),
@@ -100,6 +101,10 @@ EXTRA: Final = (
     "InferenceService spec.metricsPath",  # without it the metrics of any image are out of reach
     "InferenceService spec.multiNode",  # since September 2026, as is the next one
     "InferenceService spec.vllmConfig.pipelineParallelSize",
+    "InferenceService spec.hosts",  # without it one name is served by pods or by hosts, never by both
+    "ModelRouter spec.backends[].region",  # where the data of a request may go
+    "ModelRouter spec.policy.classification.defaultClassification",  # a request that names no class has one
+    "ModelRouter spec.policy.auth.keysSecretRef",  # clients without an issuer of tokens
     "InferenceService spec.apiKeySecretRef",  # without it clients outside the cluster have no keys of their own
 )
 """How fields begin that the original does not have."""

@@ -54,7 +54,7 @@ def test_pairs(runtime: str, model_format: str) -> None:
 def test_on_metal_no_engine_is_named_that_no_host_runs(model_format: str) -> None:
     """D12: the way out on a Mac is a GGUF file, and not a runtime that its agent refuses in the next sentence."""
     said = mismatch("llama-server", model_format, "metal")
-    assert said.endswith(f"not {model_format}: a Mac's agent serves gguf, name such a file")
+    assert said.endswith(f"not {model_format}: an agent on a Mac serves gguf: name a file of that format")
 
 
 def test_the_default_format_binds_nobody_who_fetches_alone() -> None:

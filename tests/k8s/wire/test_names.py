@@ -117,10 +117,13 @@ def test_slice_names_fit(name, host):
 def test_endpoint_url_names_port_and_path():
     """The URL spells out the cluster's domain, so that it also resolves from pods with a short search list."""
     assert (
-        endpoint_url("chat", "ml", 8080, "/v1/chat/completions")
+        endpoint_url("chat", "ml", port=8080, path="/v1/chat/completions")
         == "http://chat.ml.svc.cluster.local:8080/v1/chat/completions"
     )
-    assert endpoint_url("chat", "ml", 80, "", "corp.example") == "http://chat.ml.svc.corp.example:80"
+    assert (
+        endpoint_url("chat", "ml", port=80, path="", cluster_domain="corp.example")
+        == "http://chat.ml.svc.corp.example:80"
+    )
 
 
 @given(

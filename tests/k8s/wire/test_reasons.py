@@ -12,7 +12,7 @@ from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.service_status import count_replicas, derive_service_status, judge_service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.live_hosts import LiveHosts
+from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason, is_failing
 from llmkube.k8s.wire.service_health import State, service_health
@@ -38,7 +38,16 @@ OF_ENGINES = [
             "Loading",
             "NotAnswering",
         ),
-        *("Restarting", "Stopping", "EngineExited", "CrashLoopBackOff", "LoadStalled", "Hung", "InternalError"),
+        *(
+            "Restarting",
+            "Stopping",
+            "EngineExited",
+            "CrashLoopBackOff",
+            "LoadStalled",
+            "Hung",
+            "MetalError",
+            "InternalError",
+        ),
         *("PortTaken", "AddressMissing", "EngineNotFound", "EngineStuck", "JournalNotWritten"),
     }
 ]

@@ -139,6 +139,37 @@ def test_what_is_not_wanted_is_stopped_once_nothing_runs(phase, state):
     assert service_health(found, model()).state is state
 
 
+def edited(found, generation=2):
+    """The object after an edit, with the conditions that it had."""
+    return attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=generation))
+
+
+def seen_by_one(told):
+    """The condition, said of the first generation."""
+    return told | {"observedGeneration": 1}
+
+
+@pytest.mark.parametrize("reason", ["CrashLoopBackOff", "EngineExited", "Restarting", "InsufficientMemory"])
+def test_words_about_an_older_spec_are_not_those_of_the_newest(reason):
+    """U15: after an edit of the service or of its Model, nothing is said in the words of the engine before."""
+    old = service("chat", seen_by_one(ACCEPTED), seen_by_one(loaded(reason, "exit code 1: no memory")))
+    its_model = model("chat", seen_by_one(FETCHED))
+    assert service_health(old, its_model).message == "exit code 1: no memory"
+    for pair in ((edited(old), its_model), (old, edited(its_model))):
+        health = service_health(*pair)
+        assert (health.state, health.reason) == (WAITING, "Pending")
+        assert health.message == "waiting for the agent to look at it"
+
+
+def test_a_wait_that_an_edit_leaves_as_it_is_keeps_its_words():
+    """The agent has accepted the edit and says nothing new of the wait for memory: that is what it still waits for."""
+    accepted = ACCEPTED | {"observedGeneration": 2}
+    waits = edited(service("chat", accepted, seen_by_one(loaded("InsufficientMemory", "needs 2 GiB"))))
+    assert service_health(waits, model("chat", FETCHED)).message == "needs 2 GiB"
+    fails = edited(service("chat", accepted, seen_by_one(loaded("CrashLoopBackOff", "exit code 1"))))
+    assert service_health(fails, model("chat", FETCHED)).message == "waiting for the agent to look at it"
+
+
 def test_a_failure_about_an_older_spec_is_not_held_against_the_newest():
     """An edit ends a refusal and a crash loop until the agent has judged the new spec."""
     refused = condition("Accepted", False, "Invalid", "no") | {"observedGeneration": 1}

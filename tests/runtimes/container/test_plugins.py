@@ -1,5 +1,4 @@
 import functools
-import socket
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import trio
 import yaml
 from click.testing import CliRunner
 
+from free_ports import free_port
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.schema.validation import validate
 from llmkube.cli.main import cli
@@ -77,9 +77,7 @@ def test_options_of_a_plugin_that_make_no_sense_are_refused_by_name(tmp_path):
 @pytest.mark.e2e
 async def test_the_example_serves(tmp_path):
     """The planned command, run as it stands with its slots filled, answers its own probe and a chat."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "site").mkdir()
     (weights := tmp_path / "parrot.gguf").write_bytes(b"GGUF")
     with example_installed(tmp_path / "site"):

@@ -5,6 +5,7 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.container.weights_source import hub_repository
+from llmkube.runtimes.plan import PlanError
 from llmkube.weights.source import HubRepository
 
 
@@ -33,3 +34,9 @@ def model(status=None, **spec):
 def test_a_repository_is_known_by_its_page_as_well(source, found):
     """What a browser shows as a model's page is that model, and a file or a data set is not."""
     assert hub_repository(source) == found
+
+
+def test_an_engine_that_takes_whole_repositories_refuses_a_quantization():
+    """VLLM and its like would serve something else than what the source names."""
+    with pytest.raises(PlanError, match=r"leave :Q4_K_M out, or serve it with llama\.cpp"):
+        hub_repository("org/repo:Q4_K_M")

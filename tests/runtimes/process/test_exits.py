@@ -139,6 +139,13 @@ def test_what_a_host_short_of_memory_kills_is_suspected():
     assert classify(-15, [], memory_short=True).cause is ExitCause.SIGNAL
 
 
+def test_a_kill_for_a_signature_is_told_whatever_was_said():
+    """MacOS says why it killed; what the engine has written, or that memory was short, has nothing to do with it."""
+    for code, words in ((-9, []), (None, ["failed to allocate"])):
+        found = classify(code, words, memory_short=True, for_signature=True)
+        assert (found.cause, "codesign --force" in str(found)) == (ExitCause.BAD_SIGNATURE, True)
+
+
 def test_the_clock_before_a_line_is_not_quoted():
     """What the engine said begins with its words."""
     assert ": ggml_aligned_malloc: insufficient memory" in classify(1, CONTEXT.splitlines()).summary

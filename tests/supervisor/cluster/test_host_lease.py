@@ -4,6 +4,10 @@ import datetime
 from pathlib import Path
 
 from llmkube import __version__
+from llmkube.controller.status.model_status import no_host_message
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.codec import decode
+from llmkube.k8s.leases.live_hosts import LeaseTracker, LiveHosts
 from llmkube.k8s.wire.names import (
     ADDRESS_ANNOTATION,
     ADDRESS_REASON_ANNOTATION,
@@ -41,3 +45,19 @@ def test_what_is_not_known_does_not_stand_on_the_lease():
     assert known[MACHINE_ANNOTATION] == "mac (1)"
     assert HostReport(credential="not renewed").annotations[CREDENTIAL_ANNOTATION] == "not renewed"
     assert (known[ADDRESS_ANNOTATION], known[ADDRESS_REASON_ANNOTATION]) == ("192.0.2.1", "route")
+
+
+def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
+    """What an agent writes, a controller reads: the host is alive and serves nothing, and says until when."""
+    paths = (Path("/s"), Path("/s/store"), "llama-server")
+    settings = AgentSettings("studio", *paths, accelerators=frozenset({"metal", "cpu"}))
+    tracker = LeaseTracker()
+    for version, end, served in (("1", "", {"metal", "cpu"}), ("2", "until 18:00", set()), ("3", "", {"metal", "cpu"})):
+        manifest = lease_manifest(settings, NOW, HostReport(cordon=end).annotations)
+        manifest["metadata"]["resourceVersion"] = version
+        tracker.observe(decode(Lease, manifest), 0.0)
+        hosts = tracker.hosts
+        assert hosts == LiveHosts({"studio": frozenset(served)}, {"studio": end} if end else {})
+        assert hosts.alive("studio")
+        assert hosts.serving("metal") == ({"studio"} if served else set())
+        assert ("studio is cordoned until 18:00" in no_host_message("metal", hosts)) == bool(end)

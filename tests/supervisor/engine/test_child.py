@@ -20,7 +20,7 @@ from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.ports import Command, Shutdown
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 from waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -48,7 +48,7 @@ def command(tmp_path, code, **env):
 
 def opened(tmp_path, code, grace_seconds=5.0, shutdown=None, **env):
     cookie = secrets.token_hex(8)
-    ending = Ending(cookie, grace_seconds, shutdown or Shutdown())
+    ending = Ending(cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown())
     return open_child(command(tmp_path, code, **env, **{COOKIE_VARIABLE: cookie}), ending, log_cap_bytes=1 << 20)
 
 
@@ -138,7 +138,7 @@ async def test_a_missing_program_is_named(tmp_path):
     """A program that does not exist is an error that names it, and no process."""
     missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
     with pytest.raises(SpawnError, match="/no/such/engine"):
-        async with open_child(missing, Ending("none", 1, Shutdown()), log_cap_bytes=1):
+        async with open_child(missing, Ending("none", Grace(1, 1), Shutdown()), log_cap_bytes=1):
             raise AssertionError("it started")
 
 
@@ -178,7 +178,7 @@ async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, mo
 
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
     monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
-    ending, sampler = Ending("none", 0.2, Shutdown(), hang), Sampler(cookies=CookieScan(hang))
+    ending, sampler = Ending("none", Grace(0.2, 0.2), Shutdown(), hang), Sampler(cookies=CookieScan(hang))
     code = "import time; print('up', flush=True); time.sleep(600)"
     with trio.fail_after(10):
         async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, sampler=sampler) as child:
@@ -261,9 +261,12 @@ async def left_behind(tmp_path, code):
     return EngineRecord(cookie, "127.0.0.1", 1, 0, pid, processes.start_of(pid))
 
 
-def adopted(tmp_path, record, grace_seconds=5.0):
+def adopted(tmp_path, record, grace_seconds=5.0, shutdown=None):
     return adopt_child(
-        record, tmp_path / "log", Ending(record.cookie, grace_seconds, Shutdown()), log_cap_bytes=1 << 20
+        record,
+        tmp_path / "log",
+        Ending(record.cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown()),
+        log_cap_bytes=1 << 20,
     )
 
 
@@ -302,7 +305,9 @@ async def test_a_log_is_found_under_its_old_name_and_its_new_one(tmp_path):
     with trio.fail_after(20):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         (tmp_path / "log").rename(beside)
-        async with adopt_child(record, beside, Ending(record.cookie, 5, Shutdown()), log_cap_bytes=1 << 20) as child:
+        async with adopt_child(
+            record, beside, Ending(record.cookie, Grace(5, 5), Shutdown()), log_cap_bytes=1 << 20
+        ) as child:
             for _ in range(2):  # the second time the file has its new name already
                 child._log_path = beside
                 await child.log_to(tmp_path / "log")
@@ -327,7 +332,7 @@ async def test_who_cannot_be_looked_at_is_waited_for(tmp_path, left):
         record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
         with no_descriptors(but=left):
             with trio.move_on_after(0.2) as waited:
-                async with adopted(tmp_path, record):
+                async with adopted(tmp_path, record, shutdown=Shutdown(keep=True)):
                     raise AssertionError("it was taken over without a look")
             assert waited.cancelled_caught
             assert not processes.is_gone(record.pid)
@@ -362,3 +367,15 @@ async def test_only_the_family_that_listens_has_the_port(tmp_path):
             await first_line(other)
             assert await one.listens(port)
             assert not await other.listens(port)
+
+
+async def test_who_could_not_be_looked_at_is_ended_all_the_same(tmp_path, monkeypatch):
+    """An engine whose service goes before there is a descriptor to watch it with is not left to nobody."""
+    monkeypatch.setattr(owned, "KILL_SECONDS", 2.0)
+    with trio.fail_after(20):
+        record = await left_behind(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
+        with no_descriptors():
+            with trio.move_on_after(0.3):
+                async with adopted(tmp_path, record, grace_seconds=1.5):
+                    pass
+            assert processes.is_gone(record.pid)

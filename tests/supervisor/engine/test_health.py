@@ -337,11 +337,14 @@ async def test_a_token_is_asked_for_in_the_engines_own_way(autojump_clock, argv,
     plan = LaunchPlan(argv, (), "llamacpp", "chat")
     async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.answer, [engine.listener])
-        said = await health.Engine(http, "http://127.0.0.1:1", plan).one_token()
+        asked_engine = health.Engine(http, "http://127.0.0.1:1", plan)
+        said = await asked_engine.one_token()
         assert said.token is given
         path, field = asked
         assert engine.paths == [path]
         assert field in json.loads(engine.bodies[0])
+        refused = f"it answers {status} to a request for one token" if status >= 500 else ""
+        assert await asked_engine.token_error() == refused
         nursery.cancel_scope.cancel()
 
 

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from llmkube.supervisor.engine import child as owned
-from llmkube.supervisor.engine.launcher import EngineNotFoundError, EngineStuckError, LocalEngines
+from llmkube.supervisor.engine.launcher import EngineNotFoundError, EngineStuckError, LocalEngines, killed_at_once
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.nouns.ports import Command, Shutdown
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from waiting import until
 
@@ -46,7 +46,7 @@ async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monk
     wanted = command(tmp_path)
     told = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
     wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", told), env={"OMP_NUM_THREADS": "2"})
-    async with engines(tmp_path).open_child(wanted, Shutdown()):
+    async with engines(tmp_path).open_child(wanted, Shutdown(), Grace(0.2, 0.2)):
         with trio.fail_after(30):
             await until(lambda: wanted.log_path.exists() and "}" in wanted.log_path.read_text())
     found = json.loads(wanted.log_path.read_text())
@@ -130,7 +130,7 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
     monkeypatch.setattr(processes, "send_group", stuck)
     monkeypatch.setattr(processes, "send", lambda process, number: signals.append(number))
     with trio.fail_after(10):
-        async with first.open_child(stubborn, Shutdown()) as child:
+        async with first.open_child(stubborn, Shutdown(), Grace(0.2, 0.2)) as child:
             await until(lambda: "up" in stubborn.log_path.read_text())
     assert signal.SIGKILL in signals
     assert psutil.pid_exists(child.pid)
@@ -138,12 +138,21 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
     try:
         for agent in (first, engines(tmp_path)):
             with pytest.raises(EngineStuckError, match=rf"default/chat \(pid {child.pid}\) does not end"):
-                async with agent.open_child(stubborn, Shutdown()):
+                async with agent.open_child(stubborn, Shutdown(), Grace(0.2, 0.2)):
                     pass
-        async with first.open_child(command(tmp_path, "other"), Shutdown()) as other:
+        async with first.open_child(command(tmp_path, "other"), Shutdown(), Grace(0.2, 0.2)) as other:
             assert other.pid != child.pid
     finally:
         os.killpg(child.pid, signal.SIGKILL)
     await until(lambda: not StuckEngines(tmp_path / STUCK_FOLDER).of("default/chat"))
-    async with first.open_child(stubborn, Shutdown()) as again:
+    async with first.open_child(stubborn, Shutdown(), Grace(0.2, 0.2)) as again:
         assert again.pid != child.pid
+
+
+@pytest.mark.parametrize(
+    ("code", "platform", "told"),
+    [(-9, "darwin", True), (-9, "linux", False), (1, "darwin", False), (-6, "darwin", False)],
+)
+def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, told):
+    """SIGKILL before the first word is a code signature on macOS, and nothing known elsewhere."""
+    assert ("codesign" in killed_at_once(code, platform)) is told

@@ -24,7 +24,7 @@ SETTINGS = AgentSettings("host", Path("/s"), Path("/s/store"), "/llama-server")
 
 def stock(engine, *seen, starts, leader=0):
     left, orphans = match_processes(
-        {CHAT: entry(engine)}, SETTINGS, seen, lambda pid: starts.get(pid, ""), lambda process: process.pid == leader
+        {CHAT: entry(engine)}, SETTINGS, seen, lambda pid: starts.get(pid, ""), lambda process: leader
     )
     return left[CHAT].engine, [orphan.pid for orphan in orphans]
 
@@ -50,6 +50,15 @@ def test_a_spawn_that_was_never_recorded_is_found_by_its_cookie():
     intent = attrs.evolve(ENGINE, pid=0, started="")
     assert stock(intent, Seen(43, "cookie"), Seen(42, "cookie"), starts={42: "boot:1"}, leader=42) == (ENGINE, [])
     assert stock(intent, starts={}) == (None, [])
+
+
+def test_a_leader_that_hides_its_environment_is_found_by_its_session():
+    """Macs hide that of `/bin/sh`: a wrapper that was never recorded is adopted, and not ended as an orphan."""
+    intent = attrs.evolve(ENGINE, pid=0, started="")
+    family = (Seen(43, "cookie"), Seen(42, ""))
+    assert stock(intent, *family, starts={42: "boot:1"}, leader=42) == (ENGINE, [])
+    assert stock(ENGINE, *family, starts={42: "boot:1"}, leader=42) == (ENGINE, [])
+    assert stock(ENGINE, *family, starts={}, leader=42) == (None, [43, 42])
 
 
 @pytest.mark.parametrize(

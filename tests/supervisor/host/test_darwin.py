@@ -5,8 +5,9 @@ import sys
 import pytest
 import trio
 
-from llmkube.supervisor.host.darwin import DarwinMemory, available, working_set_of, worse
+from llmkube.supervisor.host.darwin import CAUTIOUS_SHARE, GUESS, DarwinMemory, available, working_set_of, worse
 from llmkube.supervisor.host.mach import (
+    MetalFramework,
     Pages,
     recommended_working_set,
 )
@@ -87,10 +88,10 @@ def test_the_worse_level_counts(kernels, ours, level, why):
 
 
 async def test_a_mac_is_sampled(kernel):
-    """Total, available and level come from three calls; the default GPU limit is no limit."""
-    sample = await DarwinMemory(kernel).sample()
+    """Total, available and level come from three calls, and the GPU's limit from a fourth."""
+    sample = await DarwinMemory(kernel, working_set_bytes=100 * GIB).sample()
     assert (sample.total_bytes, sample.available_bytes) == (128 * GIB, 114 * GIB)
-    assert (sample.level, sample.device_limit_bytes, sample.why) == (Level.NORMAL, None, "")
+    assert (sample.level, sample.device_limit_bytes, sample.why) == (Level.NORMAL, 100 * GIB, "")
 
 
 async def test_the_kernel_is_the_trigger(kernel):
@@ -122,15 +123,21 @@ async def test_limits_change_in_the_next_sample(kernel):
     assert (await memory.sample()).device_limit_bytes == 100_000 << 20
     del kernel.sysctls["iogpu.wired_limit_mb"]
     sample = await memory.sample()
-    assert (sample.device_limit_bytes, sample.level) == (None, Level.NORMAL)
+    assert (sample.device_limit_bytes, sample.level) == (None, Level.NORMAL)  # an Intel Mac
 
 
 @pytest.mark.parametrize(
     ("set_mib", "metal", "limit"),
-    [(0, 107 * GIB, 107 * GIB), (114_688, 107 * GIB, 112 * GIB), (None, 107 * GIB, 107 * GIB), (0, None, None)],
+    [
+        (0, 107 * GIB, 107 * GIB),
+        (114_688, 107 * GIB, 112 * GIB),
+        (None, 107 * GIB, 107 * GIB),
+        (0, None, int(CAUTIOUS_SHARE * 128 * GIB)),
+        (None, None, None),
+    ],
 )
 def test_the_gpu_has_a_limit_also_when_nobody_has_set_one(kernel, set_mib, metal, limit):
-    """What Metal recommends counts until somebody sets `iogpu.wired_limit_mb`; without Metal nobody knows."""
+    """What Metal recommends counts until somebody sets `iogpu.wired_limit_mb`; a GPU that says nothing takes less."""
     del kernel.sysctls["iogpu.wired_limit_mb"]
     if set_mib is not None:
         kernel.sysctls["iogpu.wired_limit_mb"] = struct.pack("<i", set_mib)
@@ -144,7 +151,39 @@ def test_a_machine_without_metal_says_so():
     if sys.platform == "darwin":
         pytest.skip("this machine has Metal")
     with pytest.raises(OSError, match="CoreGraphics"):
-        recommended_working_set()
+        recommended_working_set(MetalFramework())
+
+
+class FakeMetal:
+    """Metal in a session of a user, or in a daemon, where the default device is nil."""
+
+    def __init__(self, default, every):
+        self.default, self.every = default, every
+
+    def default_device(self):
+        return self.default
+
+    def all_devices(self):
+        return self.every
+
+    def working_set(self, device):
+        return device * GIB
+
+
+@pytest.mark.parametrize(("default", "every", "limit"), [(107, [], 107), (None, [107], 107), (None, [8, 107], 107)])
+def test_a_daemon_finds_the_device_in_the_list_of_all(default, every, limit):
+    """Where the default device is nil the list of all devices says what the GPU takes."""
+    assert recommended_working_set(FakeMetal(default, every)) == limit * GIB
+
+
+def test_a_mac_that_shows_no_device_says_so():
+    """Without any device the question is an error, and the guess names itself."""
+    with pytest.raises(OSError, match="shows no device"):
+        recommended_working_set(FakeMetal(None, []))
+    limit, source = DarwinMemory(FakeKernel()).device_limit(128 * GIB)
+    assert limit < 107.5 * GIB
+    assert source == GUESS
+    assert "66% of the memory, as Metal shows this process no device" in source
 
 
 async def test_swap_and_compressor_have_rates(kernel, autojump_clock):

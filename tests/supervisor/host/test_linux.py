@@ -11,21 +11,10 @@ from llmkube.supervisor.host.linux import LinuxMemory, host_available, oom_kills
 from llmkube.supervisor.host.procfs import parse_meminfo
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host.this_machine import open_host_memory
+from supervisor.host.linux_files import MEMINFO
 
 GIB, MIB = 1 << 30, 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
-MEMINFO = """\
-MemTotal:       24684084 kB
-MemFree:        20110296 kB
-MemAvailable:   23210436 kB
-Buffers:           51456 kB
-Cached:          3183584 kB
-Mapped:           322628 kB
-Shmem:            210996 kB
-CommitLimit:    12342040 kB
-HugePages_Total:       4
-Hugepagesize:       2048 kB
-"""
 PRESSURE = """\
 some avg10={some} avg60=0.12 avg300=0.34 total=190329302
 full avg10={full} avg60=0.03 avg300=0.18 total=53186261

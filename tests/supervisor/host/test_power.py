@@ -52,6 +52,14 @@ def test_a_sample_is_read_as_soon_as_its_sum_is_there():
     assert samples_of(SAMPLE * 2) == [PowerSample(watts, 5.0045)] * 2
 
 
+def test_a_system_that_writes_no_sum_gets_ours():
+    """MacOS 12 writes no line of the sum: the next header ends a sample, and the sum is that of its parts."""
+    text = SAMPLE.replace("Combined Power (CPU + GPU + ANE): 32750 mW\n", "")
+    samples = samples_of(text * 3)
+    assert len(samples) == 2
+    assert samples[0] == PowerSample({"cpu": 1.25, "gpu": 31.5, "ane": 0.0, "combined": 32.75}, 5.0045)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -14,6 +14,9 @@ from lacking import no_descriptors
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, carriers, is_gone, listens, send_group, start_of
 
+SOUGHT = f"sought-{os.getpid()}"
+"""What this worker's own processes carry: the other workers' carry theirs at the same time."""
+
 
 @contextmanager
 def running(**env):
@@ -71,8 +74,8 @@ def test_without_descriptors_nobody_is_said_to_be_gone():
 
 def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch):
     """Without a descriptor the look is an error, also when it fails at one of the processes only."""
-    with running(**{COOKIE_VARIABLE: "sought"}) as process:
-        assert [each.pid for each in carriers(COOKIE_VARIABLE)["sought"]] == [process.pid]
+    with running(**{COOKIE_VARIABLE: SOUGHT}) as process:
+        assert [each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]] == [process.pid]
         with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
             carriers(COOKIE_VARIABLE)
 
@@ -83,3 +86,63 @@ def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch)
         monkeypatch.setattr("pathlib.Path.read_bytes", read_bytes)
         with pytest.raises(OSError, match="Too many open files"):
             carriers(COOKIE_VARIABLE)
+
+
+def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch):
+    """Psutil 7.2 raises SystemError on macOS for one that is reaped while it is read: the others are found even so."""
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
+    real = psutil.Process.environ
+
+    def environ(process):
+        if process.pid == gone.pid:
+            raise SystemError("<built-in function proc_environ> returned a result with an exception set")
+        return real(process)
+
+    with running(**{COOKIE_VARIABLE: SOUGHT}) as process, running(**{COOKIE_VARIABLE: SOUGHT}) as gone:
+        monkeypatch.setattr(psutil.Process, "environ", environ)
+        assert [each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]] == [process.pid]
+        assert [each.pid for each in processes.marked(COOKIE_VARIABLE, SOUGHT)] == [process.pid]
+        assert process.pid in processes.families([os.getpid()])[os.getpid()]
+
+
+WRAPPER = """
+import subprocess, sys
+program = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+print(subprocess.Popen(program, env={"LLMKUBE_ENGINE": sys.argv[1]}, stdout=-1).stdout.readline(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def wrapped(monkeypatch, *, tells=False, terminal=None):
+    """A wrapper whose environment this Mac hides, like that of `/bin/sh`, and below it a program with our mark."""
+    argv = [sys.executable, "-c", WRAPPER, SOUGHT]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    real = psutil.Process.environ
+
+    def environ(process):
+        return ({"HOME": "/"} if tells else {}) if process.pid == wrapper.pid else real(process)
+
+    with subprocess.Popen(argv, start_new_session=True, **pipes) as wrapper:
+        try:
+            wrapper.stdout.readline()
+            monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
+            monkeypatch.setattr(psutil.Process, "environ", environ)
+            monkeypatch.setattr(psutil.Process, "terminal", lambda process: terminal)
+            yield wrapper.pid, psutil.Process(wrapper.pid).children()[0].pid
+        finally:
+            os.killpg(wrapper.pid, signal.SIGKILL)
+
+
+def test_a_wrapper_that_hides_its_environment_is_found_by_its_session(monkeypatch):
+    """It is ours, whichever mark is looked for: its own is not seen on a Mac."""
+    with wrapped(monkeypatch) as (wrapper, engine):
+        assert {each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]} == {wrapper, engine}
+        assert {each.pid for each in processes.marked(COOKIE_VARIABLE, SOUGHT)} == {wrapper, engine}
+
+
+@pytest.mark.parametrize("theirs", [{"tells": True}, {"terminal": "/dev/ttys001"}])
+def test_a_leader_that_is_not_ours_is_left_alone(monkeypatch, theirs):
+    """Who shows an environment without our mark is a stranger, and so is the shell of a terminal."""
+    with wrapped(monkeypatch, **theirs) as (_, engine):
+        assert {each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]} == {engine}

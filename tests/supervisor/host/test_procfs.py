@@ -6,19 +6,7 @@ import pytest
 from lacking import no_descriptors
 from llmkube.supervisor.host import procfs
 from llmkube.supervisor.host.procfs import parse_counter, parse_meminfo
-
-MEMINFO = """\
-MemTotal:       24684084 kB
-MemFree:        20110296 kB
-MemAvailable:   23210436 kB
-Buffers:           51456 kB
-Cached:          3183584 kB
-Mapped:           322628 kB
-Shmem:            210996 kB
-CommitLimit:    12342040 kB
-HugePages_Total:       4
-Hugepagesize:       2048 kB
-"""
+from supervisor.host.linux_files import MEMINFO
 
 
 def test_meminfo_is_read_in_bytes():

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.admission import Strategy
@@ -48,6 +49,17 @@ def kinds(orders):
 def test_a_request_is_answered_at_once(gib, order):
     """What fits is promised in the call that asks, and what does not is told why."""
     assert kinds(opened().ask(A, Need(gib * GIB), 1.0)) == [order]
+
+
+def test_what_a_model_was_given_beyond_the_default_is_not_over_the_budget():
+    """An engine of 52 GiB by its Model's 56Gi holds no more than it may, also once the field is gone; a host's does."""
+    book = opened(available=64)
+    book.follow(A, MemorySpec(hardware=Hardware(memory_budget="56Gi")), 0.0)
+    served(book, A, 52)
+    book.follow(A, MemorySpec(), 2.0)
+    assert book.look(Sample(TOTAL, 12 * GIB, Level.NORMAL)).over_bytes == 0
+    book.observe(Sample(48 * GIB, 12 * GIB, Level.NORMAL), {}, 3.0)
+    assert book.look(Sample(48 * GIB, 12 * GIB, Level.NORMAL)).over_bytes == 4 * GIB
 
 
 def test_before_the_first_look_a_request_waits_unanswered():

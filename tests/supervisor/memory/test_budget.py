@@ -61,3 +61,12 @@ def test_a_cap_of_nothing_is_refused(hardware):
     """A cap that would let nothing run is the user's mistake, and the field is named."""
     with pytest.raises(UserError, match="hardware"):
         own_cap(hardware, 32 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("word", "fraction", "gib"),
+    [(None, None, 48), ("24Gi", None, 48), ("56Gi", None, 56), ("80Gi", None, 64), ("56Gi", 0.75, 48), ("0", None, 48)],
+)
+def test_a_models_own_budget_wins_over_the_table_alone(word, fraction, gib):
+    """D3: a memoryBudget raises what a host gives by default, up to all it has; a flag and a cap of 0 stay."""
+    assert host_budget(64 * GIB, fraction).for_model(Hardware(memory_budget=word)).limit_bytes == gib * GIB

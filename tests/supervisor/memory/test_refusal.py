@@ -5,9 +5,17 @@ import pytest
 
 from llmkube.k8s.crd.placement import Hardware
 from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.refusal import Block, judge
 from llmkube.supervisor.memory.reservation import Need
 from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
+
+OPEN = attrs.evolve(EMPTY, budget=attrs.evolve(EMPTY.budget, by_default=True), available_bytes=60 * GIB)
+HELD = attrs.evolve(OPEN, available_bytes=52 * GIB)  # other programs of a host that is nobody's but the table's
+
+
+def full_of(gib):
+    return attrs.evolve(OPEN, reservations=(holds("a", gib),))
 
 
 @pytest.mark.parametrize(
@@ -20,6 +28,11 @@ from supervisor.memory.requests import EMPTY, GIB, PRESSED, busy, holds, waits
         (waits(hardware=Hardware(memory_budget="20Gi")), EMPTY, None),
         (waits(hardware=Hardware(memory_fraction=0.3)), EMPTY, Block.OWN_BUDGET),
         (waits(hardware=Hardware(memory_budget="60Gi"), gib=50), EMPTY, Block.HOST_BUDGET),
+        (waits(hardware=Hardware(memory_budget="56Gi"), gib=50), OPEN, None),
+        (waits(hardware=Hardware(memory_fraction=0.9), gib=50), OPEN, Block.HOST_BUDGET),
+        (waits(hardware=Hardware(memory_budget="80Gi"), gib=65), OPEN, Block.HOST_BUDGET),
+        (waits(hardware=Hardware(memory_budget="56Gi"), gib=50), full_of(10), Block.FULL),
+        (waits(hardware=Hardware(memory_budget="56Gi"), gib=50), HELD, Block.HEADROOM),
         (waits(gib=45, device=41), EMPTY, Block.DEVICE),
         (waits(gib=20, device=20), busy(holds("a", 21, device=21)), Block.DEVICE_FULL),
         (waits(gib=29), busy(holds("a", 20)), Block.FULL),
@@ -71,3 +84,32 @@ def test_what_nobody_can_size_is_refused_unless_guesses_are_allowed():
 def test_each_bound_has_a_sentence_of_its_own(waiting, host, words):
     """What is needed, what there is and which bound it is are in the sentence."""
     assert words in judge(waiting, host).message
+
+
+@pytest.mark.parametrize(
+    ("budget", "gib", "host", "words"),
+    [
+        ("56Gi", 58, OPEN, "58.0 GiB, more than its own budget of 56.0 GiB by Model.spec.hardware.memoryBudget"),
+        (
+            "80Gi",
+            65,
+            OPEN,
+            (
+                "65.0 GiB, more than all models on this host may take together: 64.0 GiB "
+                "(all of this host's memory, which bounds the 80.0 GiB by Model.spec.hardware.memoryBudget)"
+            ),
+        ),
+        (
+            "56Gi",
+            50,
+            attrs.evolve(EMPTY, budget=host_budget(64 * GIB, 0.75)),
+            (
+                "50.0 GiB, more than all models on this host may take together: 48.0 GiB "
+                "(75 % of 64.0 GiB by --memory-fraction, which bounds the 56.0 GiB by Model.spec.hardware.memoryBudget)"
+            ),
+        ),
+    ],
+)
+def test_what_bounds_a_models_own_budget_is_said(budget, gib, host, words):
+    """The status names the Model's word and the host's, and which of them counts."""
+    assert judge(waits(hardware=Hardware(memory_budget=budget), gib=gib), host).message == f"needs {words}"

@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.base.errors import WorldError
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.engine.child import AdoptError, SpawnError
+from llmkube.supervisor.engine.child import AdoptError, NoRoomError, SpawnError
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineNotFoundError, EngineStuckError
 from llmkube.supervisor.nouns.journal import JournalError
 from llmkube.supervisor.nouns.lifecycle import Exit, Failure, RestartPolicy, RestartState, after_failure, reason_of
@@ -72,6 +72,7 @@ def test_an_exit_says_what_happened(code, words):
         (JournalError, Reason.JOURNAL_NOT_WRITTEN),
         (AdoptError, Reason.ENGINE_EXITED),
         (SpawnError, Reason.ENGINE_NOT_FOUND),
+        (NoRoomError, Reason.NO_SPACE),
         (WorldError, Reason.ENGINE_NOT_FOUND),
     ],
 )

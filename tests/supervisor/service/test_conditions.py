@@ -1,3 +1,4 @@
+import attrs
 import pytest
 
 from llmkube.base.errors import UserError, WorldError
@@ -56,6 +57,10 @@ def test_what_is_said_of_a_service(facts, kind, statement):
         (FACTS, None),
         (FACTS.with_fetch_progress("12 %"), (False, "Fetching", "12 %")),
         (FACTS.with_file(WEIGHTS, HEADER), (True, "Fetched", "the file is on host mac")),
+        (
+            FACTS.with_file(attrs.evolve(WEIGHTS, choice="Q4_K_M, one of 4 in o/r"), HEADER),
+            (True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r"),
+        ),
         (FACTS.without_file(WorldError("gone")), (False, "FetchFailed", "gone")),
     ],
 )

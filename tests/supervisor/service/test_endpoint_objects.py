@@ -3,6 +3,7 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
+from llmkube.k8s.crd.rollout import HostReplicas
 from llmkube.k8s.errors import NameTakenError
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.endpoint_objects import all_endpoint_objects, endpoint_manifests, endpoint_objects
@@ -45,6 +46,16 @@ def test_what_the_slice_says(facts, ready):
     assert (Service in said) is (ready is not None)
     found = said.get(EndpointSlice, {}).get("endpoints")
     assert (None if found is None else [one["conditions"]["ready"] for one in found]) == ready
+
+
+@pytest.mark.parametrize("api", ["slices", "endpoints"])
+def test_beside_pods_only_a_slice_is_this_host_s(api):
+    """Service and Endpoints of a service with pods are the controller's and Kubernetes' own: neither is written."""
+    service = FACTS.wish.service
+    spec = attrs.evolve(service.spec, hosts=HostReplicas(model_ref="mac"))
+    beside = SERVING.with_wish(attrs.evolve(FACTS.wish, service=attrs.evolve(service, spec=spec)))
+    assert {slot.kind for slot in endpoint_manifests(beside, api)} == {EndpointSlice}
+    assert {slot.kind for slot in all_endpoint_objects(beside)} == {EndpointSlice}
 
 
 @pytest.mark.parametrize(("error", "ready"), [(NameTakenError("taken"), False), (UserError("no"), True)])

@@ -2,7 +2,8 @@ import attrs
 
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.ports import Shutdown
-from llmkube.supervisor.service.engine_status import EngineStatus, Leader, Outcome
+from llmkube.supervisor.service.ending import Outcome
+from llmkube.supervisor.service.engine_status import EngineStatus, Leader
 from supervisor.service.known import LOADED, LOADING
 
 SUCCESSOR = attrs.evolve(LOADED, pid=43, port=4712)

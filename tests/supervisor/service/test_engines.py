@@ -16,10 +16,13 @@ class Attempt:
     async def wait_endpoint_heard(self):
         await trio.sleep_forever()
 
-    async def run(self, *, task_status):
+    def tell_start(self, task_status):
+        self.task_status = task_status
+
+    async def run(self):
         with self.scope:
             await trio.sleep(self.load_seconds)
-            task_status.started()
+            self.task_status.started()
             await trio.sleep_forever()
 
 

@@ -64,6 +64,18 @@ def test_the_log_has_each_error_of_a_fetch_once():
     assert (first.log, second.log) == ("model not fetched", "")
 
 
+def test_a_fetch_that_waits_is_one_event():
+    """U14: it says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
+    moves = FACTS.with_fetch_progress("downloading: 5 B")
+    waits = moves.with_fetch_progress("waiting since T: h: refused; next attempt at T", "h: refused")
+    (told,) = events(moves, waits)
+    assert (told.reason, told.message) == ("FetchDelayed", "the file does not come: h: refused; it is tried again")
+    assert (told.type, told.log) == ("Warning", "fetch waits")
+    assert events(waits, waits.with_fetch_progress("waiting since T", "h: no route")) == ()
+    assert events(waits, moves) == ()
+    assert waits.without_file(WorldError("gone")).fetch_delay == ""
+
+
 def test_an_eviction_says_what_becomes_of_the_requests():
     """They may end first unless memory is urgently short."""
     gentle, urgent = (

@@ -177,3 +177,27 @@ async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial
     assert synced
     assert all(size <= len(DATA) for size in synced)
     assert synced[0] >= 300_000
+
+
+async def test_what_has_come_before_a_stall_survives_a_power_cut(partial, monkeypatch, autojump_clock):
+    """A server that sends a little at once and then nothing: the note is written without one more byte, and once."""
+    synced, real = [], type(partial).checkpoint
+
+    def checkpoint(self):
+        synced.append(self.size_bytes)
+        real(self)
+
+    async def at_once(step):
+        await trio.lowlevel.checkpoint()
+        return step()
+
+    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
+    ring = RingBuffer(RING_BYTES)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer_of(partial, ring, run_sync=at_once).run)
+        room = await ring.room()
+        room[:9000] = DATA[:9000]
+        ring.filling.move(9000)
+        await trio.sleep(60)
+        assert synced == [9000]
+        nursery.cancel_scope.cancel()

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from llmkube.weights.download.hugging_face import (
+    Choice,
     choose,
     entries_of,
     file_url,
@@ -79,9 +80,9 @@ def test_the_only_model_is_chosen():
     """A repository with one model needs no file name; projectors and matrices are no models."""
     files = {"README.md": None, "m.gguf": DATA, "mmproj-m.gguf": DATA, "imatrix.gguf": DATA}
     found = parse_listing("x", listing(files))
-    assert choose(HubRepository("o/r", "v1"), found) == HubFile("o/r", "m.gguf", "v1")
+    assert choose(HubRepository("o/r", "v1"), found) == Choice(HubFile("o/r", "m.gguf", "v1"))
     found = parse_listing("x", listing(PARTS))
-    assert choose(HubRepository("o/r"), found).parts == tuple(PARTS)
+    assert choose(HubRepository("o/r"), found).file.parts == tuple(PARTS)
 
 
 def test_several_models_are_listed_with_their_sizes():
@@ -96,6 +97,69 @@ def test_several_models_are_listed_with_their_sizes():
     assert "q4/m-00001-of-00003.gguf (8.8 KiB)" in words
     assert "hf://o/r/a-Q4.gguf@v1" in words
     assert caught.value.field == "spec.source"
+
+
+SPLIT = {f"Q8_0/m-Q8_0-{number:05d}-of-00002.gguf": gguf(100, seed=number) for number in (1, 2)}
+SEVERAL = {"m-Q2_K.gguf": DATA, "m-Q4_K_M.gguf": DATA, "m-UD-Q4_K_M.gguf": DATA, "mmproj-m-F16.gguf": DATA, **SPLIT}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "file"),
+    [
+        ("", "m-Q4_K_M.gguf"),
+        ("Q4_K_M", "m-Q4_K_M.gguf"),
+        ("q2_k", "m-Q2_K.gguf"),
+        ("UD-Q4_K_M", "m-UD-Q4_K_M.gguf"),
+        ("Q8_0", "Q8_0/m-Q8_0-00001-of-00002.gguf"),
+    ],
+)
+def test_a_quantization_is_found_among_several(quantization, file):
+    """The one that is named comes, parts together and no projector; without a name Q4_K_M, and it is said."""
+    chosen = choose(HubRepository("o/r", quantization=quantization), parse_listing("x", listing(SEVERAL)))
+    assert chosen.file.path == file
+    assert chosen.why == ("" if quantization else "Q4_K_M, one of 4 in o/r")
+    assert len(chosen.file.parts) == (2 if quantization == "Q8_0" else 1)
+
+
+@pytest.mark.parametrize("files", [SEVERAL, {"m-Q2_K.gguf": DATA}])
+def test_a_quantization_that_is_not_there_lists_what_is(files):
+    """A wrong name never leads to another file, not even to the only one."""
+    with pytest.raises(SourceNotFoundError, match=r"has no Q3_K_S; it has .*m-Q2_K\.gguf \(4\.9 KiB\)"):
+        choose(HubRepository("o/r", quantization="Q3_K_S"), parse_listing("x", listing(files)))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"a-Q4_K_M.gguf": DATA, "b-Q8_0.gguf": DATA}, {"m-Q2_K.gguf": DATA, "m-Q8_0.gguf": DATA}],
+    ids=["two models", "no Q4_K_M"],
+)
+@pytest.mark.parametrize("room_bytes", [None, 5000])
+def test_what_nobody_can_choose_is_left_to_the_user(files, room_bytes):
+    """Of two different models, or without a Q4_K_M where the memory is unknown or small, none is taken unasked."""
+    with pytest.raises(AmbiguousSourceError, match="holds 2 models; name one of them"):
+        choose(HubRepository("o/r"), parse_listing("x", listing(files)), room_bytes=room_bytes)
+
+
+SIZES = {"m-Q2_K.gguf": bytes(900), "m-Q5_K_M.gguf": bytes(1800), "m-Q8_0.gguf": bytes(1801), "m-F16.gguf": bytes(9000)}
+
+
+def test_without_the_usual_one_the_largest_that_fits_comes():
+    """A tenth of the memory is left for context and buffers; what was chosen and why is said."""
+    chosen = choose(HubRepository("o/r"), parse_listing("x", listing(SIZES)), room_bytes=2000)
+    assert chosen.file.path == "m-Q5_K_M.gguf"
+    assert chosen.why == "Q5_K_M, the largest of 4 in o/r that fits into 2.0 KiB of memory; it has no Q4_K_M"
+    two = SIZES | {"other-Q2_K.gguf": bytes(10)}
+    with pytest.raises(AmbiguousSourceError, match="holds 5 models; name one of them"):
+        choose(HubRepository("o/r"), parse_listing("x", listing(two)), room_bytes=2000)
+
+
+async def test_the_choice_is_said_while_it_comes(tmp_path, autojump_clock):
+    """Whoever reads the progress of a download learns which quantization it is, and so does who has the file."""
+    async with open_bench(tmp_path, hub(SEVERAL)) as bench:
+        found = await bench.get("o/r")
+        assert found.choice == "Q4_K_M, one of 4 in o/r"
+        assert (await bench.get("o/r")).choice == found.choice  # from the store as well
+        assert "(Q4_K_M, one of 4 in o/r)" in str([one for one in bench.seen if one.stage == "downloading"][-1])
 
 
 def test_a_repository_without_a_model_says_so():

@@ -1,6 +1,12 @@
+import datetime
+
 import pytest
 
+from llmkube.weights.download.meter import Meter
 from llmkube.weights.download.progress import Progress, Rate
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+MINUTE = datetime.timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(
@@ -14,8 +20,12 @@ from llmkube.weights.download.progress import Progress, Rate
             "downloading: 1.0 MiB of 4.0 MiB (25 %), 1.0 MiB/s, 3.00 s left",
         ),
         (
-            Progress("waiting", seconds_left=52.0, note="x asked for a pause"),
-            "waiting, 52.0 s left (x asked for a pause)",
+            Progress("waiting", seconds_left=52.0, note="x asked for a pause", since=NOON, until=NOON + MINUTE),
+            "waiting since 2026-01-01T12:00:00Z: x asked for a pause; next attempt at 2026-01-01T12:01:00Z",
+        ),
+        (
+            Progress("waiting", note="another download of the same file is under way", since=NOON),
+            "waiting since 2026-01-01T12:00:00Z: another download of the same file is under way",
         ),
     ],
 )
@@ -58,3 +68,18 @@ def test_a_new_beginning_forgets_the_old_one():
     assert rate.bytes_per_second == 5
     rate.reset()
     assert rate.bytes_per_second is None
+
+
+async def test_a_wait_began_when_the_last_byte_had_come():  # noqa: ASYNC124 - the meter reads Trio's clock
+    """U14: attempts that bring nothing leave the beginning as it is; a new byte ends the wait."""
+    now, seen = NOON, []
+    meter = Meter(seen.append, lambda: now)
+    meter.downloading(5, 10)
+    meter.waiting(60, "refused")
+    now += MINUTE
+    meter.downloading(5, 10)
+    meter.waiting(60, "refused")
+    assert (seen[-1].since, seen[-1].until) == (NOON, NOON + 2 * MINUTE)
+    meter.downloading(6, 10)
+    meter.waiting(60, "refused")
+    assert seen[-1].since == NOON + MINUTE

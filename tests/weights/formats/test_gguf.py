@@ -417,6 +417,7 @@ print(kib[0] * 1024 if kib else resource.getrusage(resource.RUSAGE_SELF).ru_maxr
 """
 
 
+@pytest.mark.ci
 def test_no_file_takes_much_memory(tmp_path):
     """A process that reads the worst file at each of the reader's bounds refuses all, and stays below 64 MiB."""
     paths = hostile_files(tmp_path, large=False)

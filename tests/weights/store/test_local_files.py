@@ -2,6 +2,7 @@
 
 import errno
 
+import psutil
 import pytest
 
 from llmkube.weights.errors import WeightsNotFoundError
@@ -13,6 +14,8 @@ def test_a_folder_that_macos_guards_is_not_blamed_on_permissions(monkeypatch):
     guarded = PermissionError(errno.EPERM, "Operation not permitted")
     assert "change its permissions" in module.unreadable(guarded)
     monkeypatch.setattr(module.sys, "platform", "darwin")
+    monkeypatch.setattr(module.sys, "executable", "/opt/python/bin/python3")  # which starts Python.app
+    assert f"allow {psutil.Process().exe()} under" in module.unreadable(guarded)
     assert "Full Disk Access" in module.unreadable(guarded)
     assert "change its permissions" in module.unreadable(PermissionError(errno.EACCES, "Permission denied"))
 

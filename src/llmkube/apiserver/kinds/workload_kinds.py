@@ -10,25 +10,31 @@ from typing import Any, Final
 from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.schema.parts import always, top_level
 from llmkube.apiserver.schema.structural import Schema
+from llmkube.k8s.builtins import PriorityClass
 from llmkube.k8s.resource import Resource
 from llmkube.k8s.workloads import WORKLOADS
 
 _ANYTHING: Final[dict[str, Any]] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _SCHEMA: Final = Schema.parse(top_level("As it came.", spec=_ANYTHING, status=always(_ANYTHING)))
+_CLASS: Final = Schema.parse(
+    top_level("A rank.", value={"type": "integer"}, preemptionPolicy={"type": "string"}, description={"type": "string"})
+)
 
 
 def _kind(resource: Resource) -> KindInfo:
     return KindInfo(
         resource=resource,
-        schema=_SCHEMA,
+        schema=_CLASS if resource == PriorityClass.RESOURCE else _SCHEMA,
         singular=resource.singular,
         list_kind=resource.list_kind,
         definition=f"io.k8s.api.{resource.group or 'core'}.{resource.version}.{resource.kind}",
         builtin=True,
-        status_subresource=True,
+        status_subresource="status" in resource.subresources,
         unconditional_update=True,
     )
 
 
-WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(_kind(resource) for resource in WORKLOADS)
-"""Pods, claims, Deployments, Jobs, autoscalers and disruption budgets."""
+WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
+    _kind(resource) for resource in (*WORKLOADS, PriorityClass.RESOURCE)
+)
+"""Pods, claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""

@@ -100,7 +100,9 @@ def _from_printer_column(column: PrinterColumn) -> Column:
         return None if not found else _as(column.type, found[0], now)
 
     about = column.description or f"Custom resource definition column (in JSONPath format): {column.json_path}"
-    return Column(column.name, cell, column.type, column.format, about, column.priority)
+    return Column(
+        column.name, cell, type=column.type, format=column.format, description=about, priority=column.priority
+    )
 
 
 def _as(kind: str, value: Any, now: datetime) -> Any:

@@ -251,14 +251,19 @@ def _find_repeats(value: Any, schema: Schema, path: str) -> Iterator[FieldError]
 
 
 def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator[FieldError]:
-    """Report the second of equal items, not the third."""
-    seen: Counter[str] = Counter()
+    """Report the second of equal items, not the third.
+
+    Of a list by keys, the first item that can have none is all that is reported (kube-apiserver 1.36).
+    """
+    by_keys, seen = schema.list_type == "map", Counter[str]()
+    for index, item in enumerate(items) if by_keys else ():
+        if item is not None and not is_object(item):
+            yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
+            return
     for index, item in enumerate(items):
         marks = item
-        if schema.list_type == "map":
-            if not is_object(item):
-                if item is not None:
-                    yield invalid(at_index(path, index), item, "must be an object for an array of list-type map")
+        if by_keys:
+            if item is None:
                 continue
             marks = {name: item[name] for name in schema.list_map_keys if name in item}
         spelled = compact(marks)

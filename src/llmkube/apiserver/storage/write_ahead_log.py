@@ -19,6 +19,7 @@ import trio
 from llmkube.apiserver.storage.encoding import StoredObject, encoded
 from llmkube.apiserver.storage.revisions import Change, Ref, Store
 from llmkube.base.errors import WorldError
+from llmkube.base.full_disk import full_disk
 from llmkube.k8s.resource import Key
 
 SCHEMA_VERSION: Final = 1
@@ -60,8 +61,9 @@ class Durable(Protocol):
 class WriteAheadLog:
     """The objects and the revision counter in one SQLite file. Synchronous; used by one thread at a time."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
+        self._path = path
 
     def load(self) -> Store:
         """Return a store with everything that was ever acknowledged and not deleted since.
@@ -70,7 +72,7 @@ class WriteAheadLog:
             JournalDamagedError: The file is damaged.
             JournalError: It cannot be read now.
         """
-        with _translated("read"):
+        with _translated("read", self._path):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise StorageDamagedError(f"the API server's database is damaged: {found}")
@@ -96,7 +98,7 @@ class WriteAheadLog:
         Raises:
             JournalError: Nothing was written.
         """
-        with _translated("write"), self._connection:
+        with _translated("write", self._path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             for place, text in rows:
                 if text is None:
@@ -119,13 +121,13 @@ def open_write_ahead_log(path: Path, *, patience_seconds: float = LOCK_PATIENCE_
         JournalError: It is from a newer version, or locked by another server.
     """
     path.touch(mode=0o600, exist_ok=True)
-    with _translated("open"):
+    with _translated("open", path):
         # Trio uses whichever worker thread is idle; the limiter in ThreadedWriteAheadLog makes it one at a time
         connection = sqlite3.connect(path, patience_seconds, isolation_level=None, check_same_thread=False)
     try:
-        with _translated("open"):
+        with _translated("open", path):
             _prepare(connection)
-        yield WriteAheadLog(connection)
+        yield WriteAheadLog(connection, path)
     finally:
         connection.close()
 
@@ -193,12 +195,13 @@ def _aside(path: Path, stamp: str, number: int) -> Path:
 
 
 @contextmanager
-def _translated(verb: str) -> Iterator[None]:
+def _translated(verb: str, path: Path | None = None) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
         kind = StorageDamagedError if code in _DAMAGED else StorageError
-        raise kind(f"cannot {verb} the API server's database: {exc}") from exc
+        why = full_disk(path.parent) if code == sqlite3.SQLITE_FULL and path is not None else str(exc)
+        raise kind(f"cannot {verb} the API server's database: {why}") from exc
     except (ValueError, TypeError) as exc:
         raise StorageDamagedError(f"the API server's database holds what it cannot decode: {exc}") from exc

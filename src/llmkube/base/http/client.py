@@ -11,8 +11,6 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from llmkube.base.http.bodies import BodyDecoder, EofBody, LengthBody, response_body
-from llmkube.base.http.bulk import receive_into
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import (
     BodyTooLargeError,
@@ -24,144 +22,18 @@ from llmkube.base.http.errors import (
 )
 from llmkube.base.http.head_memory import HeadMemory
 from llmkube.base.http.heads import FinalHeadReader, ResponseHead
-from llmkube.base.http.hub import RECEIVE_BYTES
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head, netloc
 from llmkube.base.http.pool import Origin, Pool
+from llmkube.base.http.streamed_response import BROKEN, StreamedResponse, receive_from
 
 _LIMITS = Limits(max_headers=256)
 _REFUSAL_BYTES = 1024
 _REFUSAL_SECONDS = 2.0
-_BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class _StaleError(BrokenOffError):
     """The connection ended before a byte of the answer: when it came from the pool, nothing is known to be lost."""
-
-
-class StreamedResponse:
-    """An answer whose head has come and whose body is coming.
-
-    Attributes:
-        head: The status and the headers.
-        stream: The connection, which the client that made this object manages.
-        origin: Where it goes to.
-        early: What has come after the head, and was not read yet.
-        reusable: Whether the connection can carry another exchange.
-    """
-
-    def __init__(self, head: ResponseHead, method: str, stream: trio.abc.Stream, early: bytes, origin: Origin) -> None:
-        self.head = head
-        self.stream = stream
-        self.origin = origin
-        self.early = early
-        self.reusable = False
-        self._method = method
-        self._decoder: BodyDecoder | None = None  # a proxy needs none
-        self._decoded = memoryview(b"")  # taken out of its framing, for a buffer that was too small
-
-    @property
-    def status(self) -> int:
-        """The status code."""
-        return self.head.status
-
-    @property
-    def headers(self) -> Headers:
-        """The headers as sent."""
-        return self.head.headers
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the body has come together with the head."""
-        return self.head.length is not None and len(self.early) >= self.head.length
-
-    async def receive_raw(self) -> bytes:
-        """Return the next bytes of the body with its framing, as soon as they come.
-
-        Raises:
-            BrokenOffError: The peer broke off, or its stream has ended.
-        """
-        data, self.early = self.early, b""
-        if not data:
-            data = await _receive(self.stream, self.origin)
-            if not data:
-                raise BrokenOffError(f"{netloc(self.origin)} broke off: the body ends early")
-        return data
-
-    async def receive_some(self) -> bytes:
-        """Return the next piece of the body as soon as it comes, or b"" at its clean end.
-
-        Raises:
-            BrokenOffError: The peer broke off before the end.
-            ProtocolError: The peer's framing is wrong.
-        """
-        decoder = self._decoder = self._decoder or response_body(self._method, self.head)
-        while decoder.rest is None or self.early:
-            data, self.early = self.early, b""
-            if not data:
-                data = await _receive(self.stream, self.origin)
-                if not data:
-                    self._end(decoder)
-                    return b""
-            try:
-                payload = decoder.feed(data)
-            except MalformedError as exc:
-                raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
-            if payload:
-                self._note_end(decoder)
-                return payload
-        self._note_end(decoder)
-        await trio.lowlevel.checkpoint()
-        return b""
-
-    async def receive_into(self, room: memoryview) -> int:
-        """Fill the beginning of a buffer with the next bytes of the body, and return how far; 0 at its clean end.
-
-        A body of known length goes from the connection straight into the buffer. For large ones, and in place of
-        `receive_some`, not together with it. Errors are the same.
-        """
-        decoder = self._decoder = self._decoder or response_body(self._method, self.head)
-        if isinstance(decoder, LengthBody) and decoder.missing and not self.early and not self._decoded:
-            try:
-                count = await receive_into(self.stream, room[: decoder.missing])
-            except _BROKEN as exc:
-                raise _broken_off(exc, self.origin) from exc
-            if count:
-                decoder.passed_by(count)
-                self._note_end(decoder)
-            else:
-                self._end(decoder)
-            return count
-        if not self._decoded:
-            self._decoded = memoryview(await self.receive_some())
-        count = min(len(room), len(self._decoded))
-        room[:count], self._decoded = self._decoded[:count], self._decoded[count:]
-        return count
-
-    def take_whole(self) -> bytes:
-        """Return the body of an answer that `is_whole`, which nothing has been read of.
-
-        Raises:
-            ProtocolError: The peer's framing is wrong.
-        """
-        data, self.early = self.early, b""
-        decoder = self._decoder = response_body(self._method, self.head)
-        try:
-            payload = decoder.feed(data)
-        except MalformedError as exc:
-            raise ProtocolError(f"{netloc(self.origin)} sent a {exc}") from exc
-        self._note_end(decoder)
-        return payload
-
-    def _note_end(self, decoder: BodyDecoder) -> None:
-        """The body was read to its end, nothing came after it, and the peer keeps the connection."""
-        self.reusable = decoder.rest == b"" and self.head.keep_alive and not isinstance(decoder, EofBody)
-
-    def _end(self, decoder: BodyDecoder) -> None:
-        try:
-            decoder.feed_eof()
-        except MalformedError as exc:
-            raise BrokenOffError(f"{netloc(self.origin)} broke off: {exc}") from exc
 
 
 @attrs.frozen
@@ -301,7 +173,7 @@ class HttpClient:
                 return await self._exchange(pooled, origin, method, head, body, switching=switching)
         try:
             fresh = await self._connect(*origin)
-        except (OSError, *_BROKEN) as exc:
+        except (OSError, *BROKEN) as exc:
             raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
         return await self._exchange(fresh, origin, method, head, body, switching=switching)
 
@@ -321,7 +193,7 @@ class HttpClient:
         try:
             try:
                 await stream.send_all(head + body)
-            except _BROKEN:
+            except BROKEN:
                 sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
             try:
                 answer, early = await self._receive_head(stream, origin, switching=switching)
@@ -341,7 +213,7 @@ class HttpClient:
         self, stream: trio.abc.Stream, origin: Origin, *, switching: bool
     ) -> tuple[ResponseHead, bytes]:
         try:
-            data = await _receive(stream, origin)
+            data = await receive_from(stream, origin)
         except BrokenOffError as exc:
             raise _StaleError(str(exc)) from exc
         if not data:
@@ -351,7 +223,7 @@ class HttpClient:
             return found
         reader = FinalHeadReader(_LIMITS, switching=switching)
         while (found := reader.feed(data)) is None:
-            data = await _receive(stream, origin)
+            data = await receive_from(stream, origin)
             if not data:
                 raise BrokenOffError(f"{netloc(origin)} closed the connection in the head of its answer")
         return found
@@ -376,17 +248,6 @@ async def _beginning(answer: StreamedResponse) -> bytes:
         while len(begun) < _REFUSAL_BYTES and (piece := await answer.receive_some()):
             begun += piece
     return begun[:_REFUSAL_BYTES]
-
-
-async def _receive(stream: trio.abc.Stream, origin: Origin) -> bytes:
-    try:
-        return bytes(await stream.receive_some(RECEIVE_BYTES))
-    except _BROKEN as exc:
-        raise _broken_off(exc, origin) from exc
-
-
-def _broken_off(exc: Exception, origin: Origin) -> BrokenOffError:
-    return BrokenOffError(f"{netloc(origin)} broke off: {exc.__cause__ or exc}")
 
 
 def _split(url: str) -> tuple[Origin, str]:

@@ -237,7 +237,14 @@ class Connection:
         keep_alive = head.keep_alive and not self._stopping
         if isinstance(below_tls(self._stream), HubStream):
             answer = self._answer = StreamExchange(
-                head, body, self._stream, self._limits, scope=self._scope, keep_alive=keep_alive, stamp=self._stamp
+                head,
+                body,
+                self._stream,
+                self._limits,
+                scope=self._scope,
+                keep_alive=keep_alive,
+                stamp=self._stamp,
+                peer=self.peer_host,
             )
             await self._handle(answer)
         else:
@@ -250,6 +257,7 @@ class Connection:
                     scope=nursery.cancel_scope,
                     keep_alive=keep_alive,
                     stamp=self._stamp,
+                    peer=self.peer_host,
                 )
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 await self._handle(answer)

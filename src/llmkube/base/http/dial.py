@@ -1,9 +1,11 @@
 """How connections are made: plain or under TLS, straight or through a proxy. The one module that dials."""
 
 import base64
+import errno
+import re
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -21,9 +23,42 @@ Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 """Opens a connection to a host and port, or raises OSError."""
 
 
+_UNREACHABLE: Final = "unreachable: no route leads there from this machine"
+_REASONS: Final[Mapping[int, str]] = {
+    errno.ECONNREFUSED: "connection refused: nothing listens there",
+    errno.ETIMEDOUT: "no answer: it is off, or a firewall drops what is sent to it",
+    errno.EHOSTUNREACH: _UNREACHABLE,
+    errno.ENETUNREACH: _UNREACHABLE,
+}
+_TRIED: Final = re.compile(r"Error connecting to \('([^']+)'")
+"""How Trio names the address in an error's text, where it is not to be had otherwise."""
+
+
 async def dial(host: str, port: int) -> trio.SocketStream:
-    """Open a plain connection, to whichever address of the host answers first; raises OSError."""
-    return await trio.open_tcp_stream(host, port)
+    """Open a plain connection, to whichever address of the host answers first.
+
+    Raises:
+        OSError: None did; it says of each address why, and Trio's errors of all attempts are its cause.
+    """
+    try:
+        return await trio.open_tcp_stream(host, port)
+    except OSError as error:
+        if error.__cause__ is None:
+            raise
+        raise OSError(why_not_connected(error)) from error.__cause__
+
+
+def why_not_connected(error: OSError) -> str:
+    """Return why each address did not answer; Trio's own words only say that all attempts have failed."""
+    tried = error.__cause__.exceptions if isinstance(error.__cause__, ExceptionGroup) else ()
+    return "; ".join(_why(each) for each in tried) or str(error)
+
+
+def _why(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    reason = _REASONS.get(number or 0)
+    address = _TRIED.search(str(error))
+    return f"{address[1]}: {reason}" if address and reason else str(error)
 
 
 class ProxyError(OSError):

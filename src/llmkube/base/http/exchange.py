@@ -60,6 +60,7 @@ class StreamExchange:
         complete: The answer is on the wire, to its clean end.
         keep_alive: The client may send another request after this answer.
         stamp: Header lines that the answer carries beside its own.
+        peer: The address that the request comes from; "" when there is none.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class StreamExchange:
         scope: trio.CancelScope,
         keep_alive: bool,
         stamp: bytes = b"",
+        peer: str = "",
     ) -> None:
         self.head = head
         self.body = body
@@ -80,6 +82,7 @@ class StreamExchange:
         self.complete = False
         self.keep_alive = keep_alive
         self.stamp = stamp
+        self.peer = peer
         self._stream = stream
         self._hub_stream = stream if isinstance(stream, HubStream) else None
         self._limits = limits

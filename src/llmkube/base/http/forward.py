@@ -9,12 +9,13 @@ from typing import Final
 import trio
 
 from llmkube.base.http.bodies import ChunkedEnd, LengthEnd
-from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BrokenOffError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import without_access_control
 from llmkube.base.http.message import netloc, status_allows_body
 from llmkube.base.http.pool import Origin
+from llmkube.base.http.streamed_response import StreamedResponse
 
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 

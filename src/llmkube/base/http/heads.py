@@ -12,7 +12,7 @@ import httptools
 
 from llmkube.base.http.errors import MalformedError
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import Headers, encode_lines, origin_form, path_of
+from llmkube.base.http.message import Headers, authority_of, encode_lines, origin_form, path_of
 
 _Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
 
@@ -193,6 +193,10 @@ class HeadReader:
         hosts = len(headers.get_all("host"))
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise MalformedError(400, f"a request needs exactly one Host header, this one has {hosts}")
+        target = self._seen.target.decode("ascii")
+        named, host = authority_of(target), headers.get("host")
+        if named is not None and host is not None and named.lower() != host.lower():
+            raise MalformedError(400, "the request line names another host than the Host header")
         if version == "1.0" and "transfer-encoding" in headers:
             raise MalformedError(400, "HTTP/1.0 has no Transfer-Encoding")
         return RequestHead(
@@ -201,7 +205,7 @@ class HeadReader:
             length=_length(headers),
             chunked=_is_chunked(headers),
             method=method,
-            target=self._seen.target.decode("ascii"),
+            target=target,
             version=version,
         )
 

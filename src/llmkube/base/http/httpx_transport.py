@@ -7,10 +7,11 @@ from typing import Final
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
-from llmkube.base.http.client import HttpClient, StreamedResponse, Upgraded
+from llmkube.base.http.client import HttpClient, Upgraded
 from llmkube.base.http.dial import Connect, ProxyDialer, TlsDialer, dial, keep_alive
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
 from llmkube.base.http.message import netloc
+from llmkube.base.http.streamed_response import StreamedResponse
 
 _OURS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}

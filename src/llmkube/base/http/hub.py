@@ -23,6 +23,7 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, 
 
 from llmkube.base.http.bulk import BulkReceiveStream
 from llmkube.base.http.dial import dial
+from llmkube.base.http.tls import TlsStream
 
 RECEIVE_BYTES: Final = 64 * 1024
 
@@ -194,6 +195,8 @@ class Hub:
     """All sockets in one epoll set, told of each change once (edge-triggered)."""
 
     def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise NotImplementedError("only Linux has epoll")
         self._epoll = select.epoll()
         self._streams: dict[int, HubStream] = {}
 
@@ -202,7 +205,8 @@ class Hub:
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         hub_stream = self._streams[sock.fileno()] = HubStream(self, sock)
-        self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
+        if sys.platform == "linux":
+            self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)
         return hub_stream
 
     async def connect(self, host: str, port: int) -> trio.abc.Stream:
@@ -219,10 +223,13 @@ class Hub:
 
     def close(self) -> None:
         """Close the set."""
-        self._epoll.close()
+        if sys.platform == "linux":
+            self._epoll.close()
 
     async def run(self, scope: trio.CancelScope) -> None:
         """Wake the tasks whose sockets are ready, until the scope is cancelled."""
+        if sys.platform != "linux":
+            return
         ends = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
         with scope:
             while True:
@@ -251,6 +258,8 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
 
 def below_tls(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return the connection that a stream is, or runs over."""
+    if isinstance(stream, TlsStream):
+        return stream.transport
     return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
 
 

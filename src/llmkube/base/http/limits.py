@@ -15,6 +15,7 @@ class Limits:
         max_early_bytes: What a client may send ahead while its request is being answered. Above it the connection
             is not read, so that a disconnect shows only at the next write.
         max_connections: Connections at a time; one that waits for its client makes room for the next one.
+        max_connections_per_peer: Of one address; what it opens beyond is closed at once. None where all are one crowd.
         idle_seconds: Waiting for the first byte of a request.
         head_seconds: From the first byte of a request to the end of its head, however slowly it drips in.
         body_stall_seconds: Between two pieces of a request body, and for a body whatever its size.
@@ -30,6 +31,7 @@ class Limits:
     max_bodies_bytes: int = 256 * 1024 * 1024
     max_early_bytes: int = 64 * 1024
     max_connections: int = 1024
+    max_connections_per_peer: int | None = None
     idle_seconds: float = 75.0
     head_seconds: float = 10.0
     body_stall_seconds: float = 30.0

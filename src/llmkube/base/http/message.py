@@ -31,7 +31,7 @@ HOP_BY_HOP = frozenset(
 
 
 def _freeze(items: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in items)
+    return tuple(items)
 
 
 def _folded(items: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -50,7 +50,7 @@ class Headers:
 
     @_names.default
     def _fold_names(self) -> tuple[str, ...]:
-        return tuple(name.lower() for name, _ in self._items)
+        return tuple([name.lower() for name, _ in self._items])
 
     @classmethod
     def of(cls, mapping: Mapping[str, str]) -> Self:
@@ -89,7 +89,7 @@ class Headers:
 
     def with_(self, name: str, value: str) -> Self:
         """Return a copy in which this is the only line with this name; it comes last."""
-        return type(self)((*self.without(name), (name, value)))
+        return type(self)((*self.lines_without((name.lower(),)), (name, value)))
 
     def with_value(self, name: str, value: str) -> Self:
         """Return a copy in which the first line with this name, which there must be, has another value."""
@@ -125,6 +125,13 @@ def origin_form(target: str) -> str:
     cut = re.search(r"[/?]", authority_and_path)
     rest = authority_and_path[cut.start() :] if cut else ""
     return rest if rest.startswith("/") else f"/{rest}"
+
+
+def authority_of(target: str) -> str | None:
+    """Return the host, and the port where there is one, that an absolute target names; None for another target."""
+    if target.startswith("/") or "://" not in target:
+        return None
+    return re.split(r"[/?]", target.partition("://")[2], maxsplit=1)[0]
 
 
 def path_of(target: str) -> str:

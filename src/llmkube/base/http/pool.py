@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import attrs
 import trio
 
-from llmkube.base.http.hub import HubStream
+from llmkube.base.http.hub import HubStream, below_tls
 
 Origin = tuple[str, int]
 """A host and a port."""
@@ -77,6 +77,7 @@ class Pool:
 
 def _is_quiet(stream: trio.abc.Stream) -> bool:
     """Whether nothing came on an idle connection: not its end, and no late words that would pass for an answer."""
+    stream = below_tls(stream)
     if isinstance(stream, HubStream):
         return stream.quiet
     return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())

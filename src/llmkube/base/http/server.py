@@ -128,6 +128,10 @@ class _Connections:
             async with trio.open_nursery() as nursery:
                 async for stream in arrivals:
                     connection = Connection(self.service, stream)
+                    if self._has_its_share(connection.peer_host):
+                        await trio.aclose_forcefully(stream)
+                        self.places.release()
+                        continue
                     self._live[connection] = connection.peer_host
                     nursery.start_soon(self._serve, connection)
                 shield.deadline = trio.current_time() + limits.drain_seconds
@@ -143,6 +147,10 @@ class _Connections:
         finally:
             del self._live[connection]
             self.places.release()
+
+    def _has_its_share(self, peer: str) -> bool:
+        share = self.service.limits.max_connections_per_peer
+        return share is not None and sum(each == peer for each in self._live.values()) >= share
 
     def _longest_waiting(self, count: int) -> Sequence[Connection]:
         """Return whom to ask for room: idle before half a request, of the peer with the most of them, the oldest."""

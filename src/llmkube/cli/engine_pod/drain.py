@@ -47,7 +47,10 @@ LOOK_SECONDS: Final = 1.0
 ASK_SECONDS: Final = 2.0
 """How long the engine may take to show its metrics; one that takes longer is busy."""
 
-_LIMITS: Final = Limits(max_connections=64, max_head_bytes=8192, max_body_bytes=0, drain_seconds=1.0)
+_LIMITS: Final = Limits(
+    max_connections=128, max_connections_per_peer=8, max_head_bytes=8192, max_body_bytes=0, drain_seconds=1.0
+)
+"""A hook keeps its connection until the engine may end: a pod that asks like one must not take the kubelet's place."""
 
 Seen = Literal["gone", "idle", "busy"]
 """What a look at an engine finds: nothing listens there, it has no request, or it may have one."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from llmkube.cli.job.termination_message import told_gguf
 from llmkube.weights.errors import FetchError, FileSetError
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.source import part_names
+from llmkube.weights.split_names import part_names
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import prune
 from llmkube.weights.store.index import records

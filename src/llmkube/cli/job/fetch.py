@@ -46,6 +46,7 @@ from llmkube.weights.download.fetch import WeightsFile, fetch
 from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
 from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.picked_files import pick
 from llmkube.weights.source import (
     BucketFile,
     Builtin,
@@ -56,9 +57,8 @@ from llmkube.weights.source import (
     Source,
     WebFile,
     parse_source,
-    part_names,
-    pick,
 )
+from llmkube.weights.split_names import part_names
 from llmkube.weights.store.blobs import DIGEST, Store, open_store
 from llmkube.weights.store.cache import remove_unreferenced
 from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names

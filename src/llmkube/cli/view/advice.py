@@ -48,6 +48,7 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.ENGINE_EXITED: _LOGS,
     Reason.HUNG: _LOGS,
     Reason.LOAD_STALLED: f"{_LOGS}; a smaller --context-size loads faster",
+    Reason.METAL_ERROR: f"{_LOGS}; a smaller --context-size takes less of the GPU's memory",
     Reason.INTERNAL_ERROR: _REPORT,
     Reason.ENGINE_NOT_FOUND: "install llama-server on the host, or tell the agent where it is with --llama-server",
     Reason.ENGINE_STUCK: "the kernel does not end the engine's process: restart the host",

@@ -11,6 +11,7 @@ from llmkube.base.units import format_duration
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import advice, refused
 from llmkube.cli.view.locations import Engine, Host
+from llmkube.cli.view.progress import choice_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
@@ -78,6 +79,7 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         *(("no effect", words) for words in without_effect(service)),
         *(("update", words) for words in update(service) if not last_error(service, scene.model)),
         ("model", _model_line(service, scene.model)),
+        *(("chosen", words) for words in filter(None, [choice_of(scene.model) if scene.model is not None else ""])),
         ("runtime", _runtime_line(service, scene.model)),
         *(("host", words) for words in host_lines(scene)),
         *(("memory", words) for words in filter(None, [scene.memory])),

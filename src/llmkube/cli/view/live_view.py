@@ -50,10 +50,11 @@ def is_terminal() -> bool:
 
 async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str]]) -> Never:
     """Keep a text on the terminal up to date until cancelled; what is longer than the screen loses its end."""
-    from rich.console import Console  # noqa: PLC0415 - see above
     from rich.live import Live  # noqa: PLC0415 - see above
 
-    console = Console(highlight=False, soft_wrap=True)
+    from llmkube.cli.view.consoles import open_console  # noqa: PLC0415 - see above
+
+    console = open_console(highlight=False, soft_wrap=True)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             version = changed.version

@@ -1,25 +1,25 @@
-"""Tables for people, in kubectl's manner: no frames, two spaces between columns, the same in a terminal and a pipe."""
+"""Tables for people, in kubectl's manner: no frames, two spaces between columns, the same in a terminal and a pipe.
+
+What only `-o wide` and `status` show is imported when it is shown: a `list` does not wait for it.
+"""
 
 import contextlib
 import datetime
-import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 
 import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_age
+from llmkube.cli.line_breaks import broken
 from llmkube.cli.program_name import runnable
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.service_health import State, service_health, unready
 from llmkube.k8s.wire.times import parse_timestamp
-from llmkube.runtimes.llama_fields import context_of
-from llmkube.weights.source import Builtin, LocalFile, parse_source
 
 NOTHING = "<none>"
 SEPARATOR = "  "
@@ -48,9 +48,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int |
     return "\n".join(aligned(line, widths) for line in lines)
 
 
-def line_width() -> int | None:
-    """Return how wide a line of standard output may be: a terminal's width, and any in a pipe or a file."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def line_width(*, err: bool = False) -> int | None:
+    """Return how wide a line of standard output (or error) may be: a terminal's width, and any in a pipe or a file."""
+    return shutil.get_terminal_size().columns if (sys.stderr if err else sys.stdout).isatty() else None
 
 
 def _narrowed(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
@@ -89,24 +89,9 @@ def say(text: str) -> None:
         click.echo(text)
 
 
-def flowing(text: str) -> str:
-    """Return text for standard output: on a terminal its long lines break between words, elsewhere they stay whole.
-
-    What is broken goes on below the last column that the line has.
-    """
-    text = runnable(printable(text))
-    width = line_width()
-    if width is None:
-        return text
-    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
-
-
-def _broken(line: str, width: int) -> str:
-    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:width])]
-    hanging = columns[-1] if columns and columns[-1] <= width * 2 // 3 else 0
-    return textwrap.fill(
-        line, width=width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * hanging
-    )
+def flowing(text: str, *, err: bool = False) -> str:
+    """Return text for standard output (or error): long lines break between words on a terminal, and stay elsewhere."""
+    return broken(runnable(printable(text)), line_width(err=err))
 
 
 def printable(text: str) -> str:
@@ -148,6 +133,8 @@ def context_in_effect(service: InferenceService, model: Model | None) -> int | N
     facts, spec = model.status.gguf if model is not None else None, service.spec
     if not spec.context_size or spec.runtime != "llamacpp":
         return spec.context_size or None
+    from llmkube.runtimes.llama_fields import context_of  # noqa: PLC0415 - see above
+
     return context_of(spec, facts.context_length if facts else None)
 
 
@@ -193,6 +180,8 @@ def model_wide_cells(model: Model) -> tuple[str, ...]:
 
 def shown_source(text: str) -> str:
     """Return a source for people to see: without a password, and without a query, which may be a signature."""
+    from llmkube.weights.source import Builtin, LocalFile, parse_source  # noqa: PLC0415 - see above
+
     try:
         source = parse_source(text)
     except UserError:

@@ -8,13 +8,20 @@ from llmkube.cli.view.output import printable, reason_of
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.service_health import STEPS
+from llmkube.k8s.wire.conditions import FETCHED, find_condition
+from llmkube.k8s.wire.service_health import STEPS, unready
+
+
+def choice_of(model: Model) -> str:
+    """Return which of several quantizations the file is; empty where there was nothing to choose."""
+    fetched = find_condition(model.status.conditions, FETCHED)
+    return fetched.message.partition(": ")[2] if fetched is not None and fetched.status == "True" else ""
 
 
 def detail_of(step: str, service: InferenceService, model: Model | None) -> str:
     """Return what is worth knowing about a step that is done."""
     if step == "fetch" and model is not None:
-        return model.status.size
+        return ", ".join(part for part in (model.status.size, choice_of(model)) if part)
     if step == "load" and model is not None and model.status.gguf is not None:
         facts = model.status.gguf
         return ", ".join(part for part in (facts.architecture, facts.quantization) if part)
@@ -41,15 +48,35 @@ class Stopwatch:
         self.since = now
 
 
-Phases = Mapping[Key, tuple[str, str]]
+@attrs.frozen
+class Phase:
+    """Where a service stands by the controller's word: the agent reports faster, and both would tell each step twice.
+
+    Attributes:
+        name: The phase.
+        reason: Why it does not serve, as a word; empty when it does, or when the phase says it.
+        waits: Whether what it needs does not move.
+        words: The reason in words. Figures change in them all the time, so that they make no change of their own.
+    """
+
+    name: str
+    reason: str
+    waits: bool = False
+    words: str = attrs.field(default="", eq=False)
+
+
+Phases = Mapping[Key, Phase]
 
 
 def phases_of(services: Iterable[InferenceService]) -> Phases:
-    """Return each service's phase, and why it is not on its way to serve if it is not.
+    """Return where each service stands."""
+    return {service.key: _phase_of(service) for service in services}
 
-    Both by the controller's word: the agent reports faster, and a pair of both would show each step twice.
-    """
-    return {service.key: (service.status.phase or "New", reason_of(service)) for service in services}
+
+def _phase_of(service: InferenceService) -> Phase:
+    why = unready(service)
+    words = why.message.partition("\n")[0] if why is not None else ""
+    return Phase(service.status.phase or "New", reason_of(service), words.startswith("waiting since "), words)
 
 
 def changes(before: Phases, after: Phases) -> list[str]:
@@ -59,6 +86,7 @@ def changes(before: Phases, after: Phases) -> list[str]:
         if key not in after:
             lines.append(f"{key}: gone")
         elif before.get(key) != after[key]:
-            phase, reason = after[key]
-            lines.append(f"{key}: {phase}" + (f" ({printable(reason)})" if reason else ""))
+            phase = after[key]
+            words = [phase.name, *([f" ({printable(phase.reason)})"] if phase.reason else [])]
+            lines.append(f"{key}: {''.join(words)}" + (f": {printable(phase.words)}" if phase.words else ""))
     return lines

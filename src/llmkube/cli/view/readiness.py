@@ -53,6 +53,7 @@ class Readiness:
     applied: bool = True
     watch: Stopwatch = attrs.field(factory=lambda: Stopwatch(trio.current_time()))
     last: str = ""
+    _before: Health | None = None
     _failing_since: float | None = None
     _ready_since: float | None = None
 
@@ -72,11 +73,17 @@ class Readiness:
             # After a change only the file's step is sure: for a moment it is still the old engine that is loaded.
             arrived = health.done == len(STEPS)
             self._show_done(min(health.done, 1 if self.changed else len(STEPS) - 1), service, model)
-            self.last = self.detail(service, model, health)
+            self.last = self._told(service, model, health)
             if not arrived:
                 self.display.going_on(STEPS[health.done], self.last)
             with trio.move_on_after(SETTLE_SECONDS if health.failing or arrived else STALE_SECONDS):
                 await self.followed.changed.wait_newer(version)
+
+    def _told(self, service: InferenceService, model: Model | None, health: Health) -> str:
+        """Return what is shown of a wait; not in the words of a failure that the change may have ended."""
+        before = self._before = self._before or health
+        old = self.changed and health.failing and (before.reason, before.message) == (health.reason, health.message)
+        return "waiting for the change to be looked at" if old else self.detail(service, model, health)
 
     def _is_final(self, health: Health, now: float) -> bool:
         arrived = health.state in {State.READY, State.STOPPED}

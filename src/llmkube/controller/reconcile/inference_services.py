@@ -9,11 +9,12 @@ from llmkube.controller.informers import Informers
 from llmkube.controller.phase_changes import PhaseChanges
 from llmkube.controller.reconcile.pod_services import PodServices
 from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.host_part import HostPart, judge_host_part, unknown_host_part
 from llmkube.controller.status.service_status import derive_service_status
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import timestamp
 
@@ -44,19 +45,49 @@ class ServiceReconciler:
         model = self.informers.models.get(model_key)
         if model is None and self.informers.models.is_unreadable(model_key):
             return  # there is a Model, but this version cannot read it: that is not the same as none
+        if not self.informers.models.is_known:
+            return  # its arrival wakes every service
         if self.in_pods is None:
-            await self._reconcile_on_hosts(cached, model)
-        elif self.settings.is_for_hosts(model) if model is not None else self.in_pods.is_empty(cached):
-            await self.in_pods.retire(cached)
-            await self._reconcile_on_hosts(cached, model)
+            on_hosts = cached.on_hosts
+            await self._reconcile_on_hosts(on_hosts, model if on_hosts is cached else self._model_of(on_hosts))
         else:
-            await self.in_pods.reconcile(cached, model)
+            await self._reconcile_where_it_belongs(cached, model, self.in_pods)
+
+    async def _reconcile_where_it_belongs(
+        self, cached: InferenceService, model: Model | None, in_pods: PodServices
+    ) -> None:
+        if not in_pods.is_known and (model is None or cached.spec.hosts is not None):
+            return  # whether there are pods of it says where it belongs
+        if cached.spec.hosts is not None:
+            await in_pods.reconcile(cached, model, self._host_part(cached.on_hosts))
+        elif self.settings.is_for_hosts(model) if model is not None else in_pods.is_empty(cached):
+            await in_pods.retire(cached)
+            await self._reconcile_on_hosts(cached, model)
+        elif in_pods.is_known:
+            await in_pods.reconcile(cached, model)
+
+    @property
+    def _hosts_are_known(self) -> bool:
+        reports = (self.informers.slices.cache, self.informers.host_claims.cache, self.hosts.leases)
+        return all(one.synced.is_set() for one in reports)
+
+    def _model_of(self, service: InferenceService) -> Model | None:
+        return self.informers.models.get(Key(service.key.namespace, service.spec.model_ref))
+
+    def _host_part(self, service: InferenceService) -> HostPart:
+        if not self._hosts_are_known:
+            return unknown_host_part(service)
+        slices, holders = self.informers.slices_of(service.key), self.informers.holders(service.key)
+        live = self.hosts.tracker.hosts
+        return judge_host_part(service, self._model_of(service), slices, live, holders=holders, settings=self.settings)
 
     async def _reconcile_on_hosts(self, cached: InferenceService, model: Model | None) -> None:
         if model is not None and not self.settings.is_for_hosts(model):
             self.writer.forget(cached.key)
             return
-        now, newest = self.utcnow(), self.writer.newest(cached)
+        if not self._hosts_are_known:
+            return
+        now, newest = self.utcnow(), self.writer.newest(cached).on_hosts
         status = derive_service_status(
             newest,
             model,

@@ -14,7 +14,7 @@ from llmkube.controller.status.model_status import derive_model_status
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
@@ -50,7 +50,8 @@ class ModelReconciler:
         if FINALIZER in cached.metadata.finalizers:
             await self._free(cached)  # the answer wakes it again
         elif self.in_pods is not None and not self.settings.is_for_hosts(cached):
-            await self.in_pods.reconcile(cached)
+            if self.in_pods.is_known:
+                await self.in_pods.reconcile(cached)
         else:
             if self.in_pods is not None:
                 await self.in_pods.release(cached)
@@ -65,6 +66,8 @@ class ModelReconciler:
         if not self.settings.is_for_hosts(cached) or cached.metadata.deletion_timestamp:
             self.writer.forget(cached.key)
             return
+        if not self.hosts.leases.synced.is_set():
+            return  # its arrival wakes every Model
         newest = self.writer.newest(cached)
         status = derive_model_status(newest, self.hosts.tracker.hosts, now=self.utcnow())
         if await self.writer.write(cached, status):

@@ -6,12 +6,13 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.informers import JOB_LABEL
+from llmkube.controller.reconcile.cache_claims import ensure_namespace_claim
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.workload_plans import user_of
 from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
-from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim
+from llmkube.controller.render.storage import CACHE_CLAIM
 from llmkube.controller.status.inspection import is_known
 from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, read_fetched
 from llmkube.controller.status.pod_model_status import derive_supplied_status
@@ -19,12 +20,10 @@ from llmkube.controller.status.revalidation import is_from_old_volume, revalidat
 from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
 from llmkube.controller.writes.status_writer import StatusWriter
-from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
-from llmkube.k8s.rbac import Permission
+from llmkube.k8s.errors import NameTakenError, NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value
+from llmkube.k8s.wire.names import label_value
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import VolumeSource
@@ -34,11 +33,6 @@ CLAIM_POLL_SECONDS: Final = 10.0
 
 PRUNING_POLL_SECONDS: Final = 10.0
 """Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
-
-PERMISSIONS: Final = (
-    # The one that a Model names by `pvc://`; the namespace's own for weights is made when it is missing.
-    Permission(PersistentVolumeClaim, frozenset({"get", "create"})),
-)
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +69,11 @@ class PodModels:
             self.context.queues.models.add_after(cached.key, CLAIM_POLL_SECONDS)
         if await self.writer.write(cached, status):
             self.context.phase_changes.tell(newest, status)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all is known that says how weights reach pods, and for whom."""
+        return self.context.informers.services.is_known and self.context.pods.make_models
 
     async def release(self, model: Model) -> None:
         """End the Jobs of a Model that a host serves now."""
@@ -131,7 +130,7 @@ class PodModels:
         elif self.context.is_pruning(model.key.namespace):
             self.context.queues.models.add_after(model.key, PRUNING_POLL_SECONDS)
         else:
-            await self._ensure_cache(model.key.namespace)
+            await ensure_namespace_claim(self.context, model.key.namespace)
             await self.context.owned.jobs.ensure(wanted)
         return ""
 
@@ -181,14 +180,6 @@ class PodModels:
         selector = f"{JOB_LABEL}={job.key.name}"
         pods = await self.context.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
         return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)
-
-    async def _ensure_cache(self, namespace: str) -> None:
-        manifest = cache_claim(namespace, self.context.workloads)
-        claim = decode(PersistentVolumeClaim, manifest)
-        try:
-            await self.context.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
-        except AlreadyExistsError:
-            return
 
 
 def _is_lost(supply: Supply, seen: Seen) -> bool:

@@ -5,13 +5,17 @@ from typing import Any
 
 import attrs
 
+from llmkube.controller.reconcile.cache_claims import ensure_service_claim
 from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.priority_classes import priority_obstacle
 from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload
+from llmkube.controller.render.group import group_name
 from llmkube.controller.render.monitoring import objective_name, objective_obstacle
-from llmkube.controller.render.storage import fetches_itself
+from llmkube.controller.render.storage import names_own_cache
 from llmkube.controller.service_record import Weights, WorkloadPlan
 from llmkube.controller.status.gpu_queue import GpuQueue, Waiting
+from llmkube.controller.status.host_part import HostPart
 from llmkube.controller.status.pod_service_status import (
     WAITING_FOR_GPU,
     ServiceFacts,
@@ -26,12 +30,12 @@ from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, RE
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ApiError, NameTakenError
+from llmkube.k8s.errors import NameTakenError
+from llmkube.k8s.extensions import LeaderWorkerSet
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, service_name
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.wire.times import timestamp
-from llmkube.k8s.workloads import Deployment
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 
@@ -43,11 +47,13 @@ class PodServices:
     writer: StatusWriter[InferenceService]
     gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
 
-    async def reconcile(self, cached: InferenceService, model: Model | None) -> None:
-        """Have a service's pods made, and say how they do."""
+    async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
+        """Have a service's pods made, and say how they do, and hosts beside them."""
+        if cached.spec.multi_node is not None and not self.context.optional.has_looked(LeaderWorkerSet):
+            return  # the answer wakes every service
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
         facts = await self._make_pods(cached, workload)
-        facts = self._observe(cached, facts)
+        facts = attrs.evolve(self._observe(cached, facts), hosts=part)
         key, newest, now = cached.key, self.writer.newest(cached), self.context.utcnow()
         self._queue_up(newest, facts)
         position = self.gpu_queue.position(key)
@@ -61,6 +67,11 @@ class PodServices:
         for owned, name in self._owned(key):
             await owned.remove(Key(key.namespace, name), uid)
         self.forget(key)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all is known that a service in pods needs; until then each stays as it is."""
+        return self.context.pods.make_services
 
     def is_empty(self, service: InferenceService) -> bool:
         """Whether a service has no pods of ours: without a Model nothing else says where it belongs."""
@@ -107,26 +118,39 @@ class PodServices:
         """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
         wanted = await due_manifests(self.context, service, plan, weights)
+        await ensure_service_claim(self.context, service, weights)
         if wanted.autoscaler is None and owned.autoscalers.knows(key):
             await owned.autoscalers.remove(key, uid)  # first, or it would bring back what is scaled down here
         if self.context.records[key].deferred_since is not None:
             await self._scale(service)
         else:
-            await owned.deployments.ensure(wanted.deployment)
+            await self._replace_workload(service, wanted.deployment, group=plan.group is not None)
         await owned.kubernetes_services.ensure(wanted.kubernetes_service)
-        if wanted.autoscaler is not None:
+        if wanted.autoscaler is not None and owned.autoscalers.informer.is_known:
             await owned.autoscalers.ensure(wanted.autoscaler)
-        if wanted.budget is not None or owned.budgets.knows(key):
-            await self._ensure_or_remove(owned.budgets, wanted.budget, key, uid)
+        if owned.budgets.informer.is_known and (wanted.budget is not None or owned.budgets.knows(key)):
+            await owned.budgets.ensure_or_remove(wanted.budget, key, uid)
         if wanted.monitor is not None or owned.monitors.knows(key):
-            await self._apply_optional(owned.monitors, wanted.monitor, key, uid)
+            await self.context.optional.apply(owned.monitors, wanted.monitor, key, uid)
         if wanted.route is not None or owned.routes.knows(key):
-            await self._apply_optional(owned.routes, wanted.route, key, uid)
+            await self.context.optional.apply(owned.routes, wanted.route, key, uid)
         named = Key(key.namespace, objective_name(service))
         for old in self.context.pods.objectives_by_service.keys(key) - {named}:
-            await self._apply_optional(owned.objectives, None, old, uid)
+            await self.context.optional.apply(owned.objectives, None, old, uid)
         if wanted.objective is not None or owned.objectives.knows(named):
-            await self._apply_optional(owned.objectives, wanted.objective, named, uid)
+            await self.context.optional.apply(owned.objectives, wanted.objective, named, uid)
+
+    async def _replace_workload(self, service: InferenceService, manifest: dict[str, Any], *, group: bool) -> None:
+        """Write what makes the pods; one of another kind that made them before goes first: both need the GPUs."""
+        owned, key, uid = self.context.owned, service.key, service.metadata.uid
+        named = Key(key.namespace, group_name(key.name))
+        if group:
+            await owned.deployments.remove(key, uid)
+            await owned.groups.ensure(manifest)
+            return
+        if owned.groups.knows(named):
+            await self.context.optional.apply(owned.groups, None, named, uid)
+        await owned.deployments.ensure(manifest)
 
     async def _hold(self, service: InferenceService) -> None:
         """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
@@ -148,51 +172,30 @@ class PodServices:
         if live.spec.replicas != replicas:
             version = {"resourceVersion": live.metadata.resource_version}
             patch = {"metadata": version, "spec": {"replicas": replicas}}
-            await self.context.client.patch(Deployment, live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
-
-    async def _ensure_or_remove(
-        self, owned: OwnedObjects[Any], manifest: dict[str, Any] | None, key: Key, uid: str
-    ) -> None:
-        if manifest is None:
-            await owned.remove(key, uid)
-        else:
-            await owned.ensure(manifest)
-
-    async def _apply_optional(
-        self, owned: OwnedObjects[Any], manifest: dict[str, Any] | None, key: Key, uid: str
-    ) -> None:
-        """Do the same of a kind that not every cluster has; that it was uninstalled fails no service."""
-        if not owned.informer.cache.synced.is_set():
-            return
-        try:
-            await self._ensure_or_remove(owned, manifest, key, uid)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            missing = error
-        else:
-            return
-        if await self.context.optional.serves(owned.kind):
-            raise missing
-        owned.informer.uninstalled.set()
+            await self.context.client.patch(type(live), live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
         """Return the fields that would have an effect if the cluster, or the engine, had what they ask for."""
         found, spec, pods = [], service.spec, self.context.pods
+        if spec.autoscaling is not None and not pods.autoscalers.is_known:
+            found.append("spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; its /readyz says why)")
+        if spec.disruption is not None and not pods.budgets.is_known:
+            found.append("spec.disruption (the controller cannot list PodDisruptionBudgets; its /readyz says why)")
+        found.append(priority_obstacle(self.context, service, deployment_of(self.context, service)))
         if spec.slo is not None:
             obstacle = objective_obstacle(service, plan) if plan is not None else ""
-            missing = "" if pods.objectives.cache.synced.is_set() else "spec.slo (Pyrra is not installed here)"
+            missing = "" if pods.objectives.is_known else "spec.slo (Pyrra is not installed here)"
             found.append(obstacle or missing)
             if spec.slo.latency_threshold and spec.slo.indicator != "latency":
                 found.append("spec.slo.latencyThreshold (needs spec.slo.indicator latency)")
         if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
-            there = pods.routes.cache.synced.is_set()
+            there = pods.routes.is_known
             found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
         if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
             found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} has no metric of its requests)")
         if plan is not None and plan.resources.shared and not self.context.workloads.shared_gpu_selector:
             found.append("spec.resources.gpuSharing.mode (the controller runs without --shared-gpu-node)")
-        if fetches_itself(service) and plan is not None and not has_to_fetch(self.context, service, plan):
+        if names_own_cache(service) and plan is not None and not has_to_fetch(self.context, service, plan):
             found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
         return tuple(text for text in found if text)
 
@@ -209,6 +212,7 @@ class PodServices:
         return (
             *((one, key.name) for one in by_name),
             *((owned.objectives, one.name) for one in self.context.pods.objectives_by_service.keys(key)),
+            (owned.groups, group_name(key.name)),
             (owned.kubernetes_services, service_name(key.name)),
         )
 

@@ -8,16 +8,19 @@ import trio
 
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.idleness import are_idle
+from llmkube.controller.reconcile.priority_classes import find_prefix
 from llmkube.controller.render.drain import Kept
+from llmkube.controller.render.group import group_name
 from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
 from llmkube.controller.render.manifests import Manifests, render_manifests
 from llmkube.controller.service_record import Weights
 from llmkube.controller.status.pod_service_status import desired_replicas
 from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, waits_for_idle
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.extensions import Workload
+from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.wire.times import timestamp
-from llmkube.k8s.workloads import Deployment
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 IDLE_POLL_SECONDS: Final = 5.0
@@ -62,10 +65,20 @@ async def due_manifests(
     return wanted
 
 
-def deployment_of(context: PodContext, service: InferenceService) -> Deployment | None:
-    """Return the Deployment of a service, if there is one of its own."""
-    live = context.owned.deployments.get(service.key)
+def deployment_of(context: PodContext, service: InferenceService) -> Workload | None:
+    """Return what makes the pods of a service, if there is one of its own: a Deployment, or a LeaderWorkerSet."""
+    live: Workload | None
+    if service.spec.multi_node is not None:
+        live = context.owned.groups.get(Key(service.key.namespace, group_name(service.key.name)))
+    else:
+        live = context.owned.deployments.get(service.key)
     return live if live is not None and is_controlled_by(live, service.metadata.uid) else None
+
+
+def is_loading(live: Workload, replicas: int) -> bool:
+    """Whether pods load that may still come: what is stuck must not hold up the drain of its node for ever."""
+    progress = [one for one in live.status.conditions if one.type == "Progressing"]
+    return live.status.ready_replicas < replicas and not any(one.status == "False" for one in progress)
 
 
 def _manifests(
@@ -74,19 +87,19 @@ def _manifests(
     """Return the objects of a service, rendered anew only when something that they are made from has changed."""
     live = deployment_of(context, service)
     replicas = desired_replicas(service, live)
-    # Where nothing is protected, the same manifests stay when pods begin to answer.
-    starting = service.spec.disruption is not None and (live.status.ready_replicas if live else 0) < replicas
+    starting = live is None or is_loading(live, replicas)
     meta = service.metadata
     kept = _kept(live)
     if kept is not None and plan.key_check is not None:  # what asks for keys is renewed with LLMKube
         kept = attrs.evolve(kept, image=context.workloads.image)
     template = live.metadata.annotations.get(TEMPLATE, "") if live is not None and kept is not None else ""
-    made_from = meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted
+    settings = attrs.evolve(context.workloads, priority_class_prefix=find_prefix(context, service, live))
+    classes = settings.priority_class_prefix
+    made_from = meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted, classes
     render = partial(
         render_manifests,
         service,
-        plan,
-        context.workloads,
+        settings=settings,
         weights=weights.model,
         draft=weights.draft,
         replicas=replicas,
@@ -95,18 +108,21 @@ def _manifests(
     )
 
     def make() -> Manifests:
-        same = render(kept=kept) if kept is not None else None
-        if same is not None and same.deployment["metadata"]["annotations"][TEMPLATE] == template:
-            return same
-        return render()
+        images = (plan.image, plan.image_before) if plan.image_before else (plan.image,)
+        for image in images if kept is not None else ():
+            same = render(plan=attrs.evolve(plan, image=image), kept=kept)
+            if same.deployment["metadata"]["annotations"][TEMPLATE] == template:
+                return same
+        return render(plan=plan)
 
     return context.records[service.key].manifests.get((*made_from, kept, template), make)
 
 
-def _kept(live: Deployment | None) -> Kept | None:
+def _kept(live: Workload | None) -> Kept | None:
     """Return what pods that serve have of ours: if nothing else is to change, they keep it.
 
-    An upgrade of LLMKube, or a policy about replacing pods, would else load models anew.
+    An upgrade of LLMKube, or a policy about replacing pods, would else load models anew; so would an image that is
+    named for CPUs (`image_before`).
     """
     if live is None or not live.status.ready_replicas:
         return None

@@ -1,51 +1,47 @@
-"""A ModelRouter is checked by its definition and stored; nothing routes by it yet, and its status says so."""
+"""A ModelRouter is served by pods of ours; where there are no nodes, `llmkube up` runs it in its own process."""
 
 import datetime
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import attrs
-import trio
 
 from llmkube.controller.informer import Informer
+from llmkube.controller.reconcile.pod_routers import PodRouters
+from llmkube.controller.status.router_status import not_routed
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.rbac import FOLLOW, Permission
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.conditions import AVAILABLE, Statement, settle
+from llmkube.k8s.wire.times import timestamp
 
-ACCEPTED: Final = "Accepted"
-NOT_SUPPORTED: Final = "NotSupported"
-PERMISSIONS: Final = (Permission(ModelRouter, FOLLOW),)
+PERMISSIONS: Final = (Permission(ModelRouter, FOLLOW | {"get"}),)
 
-_MESSAGE: Final = "this version of LLMKube stores routers and runs none: clients have to ask the services themselves"
+_NO_PODS: Final = "there are no nodes here that could run its pods: `llmkube router -f FILE` runs a router by itself"
 
 
 @attrs.frozen(eq=False)
 class RouterReconciler:
-    """Look after all routers: the status says that none of them runs."""
+    """Look after all routers; `in_pods` is None where no pods are."""
 
     routers: Informer[ModelRouter]
     writer: StatusWriter[ModelRouter]
     utcnow: Callable[[], datetime.datetime]
+    in_pods: PodRouters | None = None
 
     async def reconcile(self, key: Key) -> None:
-        """Write a router's status."""
-        await trio.lowlevel.checkpoint()
+        """Bring one router in line."""
         cached = self.routers.get(key)
-        if cached is None:
+        if cached is None or cached.metadata.deletion_timestamp:
             self.writer.forget(key)
-        elif not self.routers.is_unreadable(key):
-            await self.writer.write(cached, derive_router_status(self.writer.newest(cached), now=self.utcnow()))
-
-
-def derive_router_status(router: ModelRouter, *, now: datetime.datetime) -> dict[str, Any]:
-    """Return a router's status.
-
-    Args:
-        router: The router as observed.
-        now: The time of a condition that flips here.
-    """
-    said = [Statement(kind, holds=False, reason=NOT_SUPPORTED, message=_MESSAGE) for kind in (ACCEPTED, AVAILABLE)]
-    generation = router.metadata.generation
-    return {"phase": "Failed", "conditions": settle(said, router.status.conditions, generation=generation, now=now)}
+            if self.in_pods is not None:
+                self.in_pods.forget(key)
+            return
+        if self.routers.is_unreadable(key):
+            return
+        now = self.utcnow()
+        if self.in_pods is None:
+            await self.writer.write(cached, not_routed(self.writer.newest(cached), _NO_PODS, now=now))
+        elif self.in_pods.is_known:
+            status = await self.in_pods.reconcile(cached, self.writer.newest, now=now)
+            await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)})

@@ -15,7 +15,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, HOST_LABEL
 
@@ -35,7 +35,8 @@ class SliceReconciler:
         await trio.lowlevel.checkpoint()
         piece = self.informers.slices.get(key)
         host = piece.metadata.labels.get(HOST_LABEL, "") if piece else ""
-        if piece is None or not is_in_service(piece) or self.hosts.tracker.hosts.alive(host):
+        hosts_known = self.hosts.leases.synced.is_set()  # else their arrival wakes every slice
+        if piece is None or not hosts_known or not is_in_service(piece) or self.hosts.tracker.hosts.alive(host):
             return
         # A host that comes back renews its Lease before it says again where its engines are, but the two watches may
         # tell us the other way round.

@@ -35,10 +35,12 @@ RENDERED: Final = (
     "spec.endpoint.type",
     "spec.extraVolumeMounts",
     "spec.extraVolumes",
+    "spec.hosts",
     "spec.imagePullSecrets",
     "spec.maxPodLifetimeIdleTimeoutSeconds",
     "spec.maxPodLifetimeSeconds",
     "spec.modelCache",
+    "spec.multiNode",
     "spec.nodeSelector",
     "spec.podAnnotations",
     "spec.podLabels",
@@ -58,10 +60,17 @@ RENDERED: Final = (
 """Paths of a service's fields that take effect in the objects of the controller, and not in the container's plan."""
 
 
+_NO_GROUPS: Final = (
+    "spec.multiNode needs LeaderWorkerSets, and this cluster serves none to the controller: install "
+    "https://lws.sigs.k8s.io, or leave it out and use a node with enough GPUs"
+)
+
+
 def plan_workload(context: PodContext, service: InferenceService, model: Model) -> WorkloadPlan:
     """Return what the pods of a service are, or why there can be none yet."""
     drafts = tuple(context.informers.models.get(Key(service.key.namespace, name)) for name in drafts_of(service))
-    made_from = (service.metadata.uid, service.metadata.generation, model, drafts)
+    groups = context.pods.groups.is_known
+    made_from = (service.metadata.uid, service.metadata.generation, model, drafts, groups)
     return context.records[service.key].workload.get(made_from, lambda: _plan_workload(context, service, model))
 
 
@@ -74,7 +83,7 @@ def plan_container(context: PodContext, service: InferenceService, model: Model)
 
 def user_of(context: PodContext, service: InferenceService, model: Model) -> User:
     """Return how a service wants the weights of a Model; one that cannot be planned is taken to want the file."""
-    own = fetches_itself(service)
+    own = fetches_itself(service, context.workloads)
     if service.spec.model_ref != model.key.name:  # it is the draft, and that is always a file
         return User(fetches_itself=own)
     plan = plan_container(context, service, model)
@@ -107,6 +116,8 @@ def _plan_workload(context: PodContext, service: InferenceService, model: Model)
     plan = plan_container(context, service, model)
     if isinstance(plan, PlanError):
         return WorkloadPlan(ServiceFacts(model=_verdict_on(model), refusal=str(plan)))
+    if plan.group is not None and not context.pods.groups.is_known:
+        return WorkloadPlan(ServiceFacts(model=_verdict_on(model), plan=plan, refusal=_NO_GROUPS))
     if refusals := service_refusals(service.spec, context.workloads):
         said = refusal_message(refusals)
         return WorkloadPlan(ServiceFacts(model=_verdict_on(model), plan=plan, refusal=said, refusal_reason=NOT_ALLOWED))
@@ -148,11 +159,18 @@ def _find_weights(
     if verdict.phase != "Ready" and verdict.reason != NOT_BOUND:  # many a claim is bound once there is a pod
         return verdict, Storage()
     path = weights_path(model, supply)
+    mode = context.workloads.cache_access_mode
+    if plan.group is not None and supply.by == "job" and mode != "ReadWriteMany":
+        raise PlanError(
+            f"{model.spec.source} is fetched onto the namespace's volume, which is {mode}: "
+            "pods on several nodes need workloads.cache.accessMode ReadWriteMany, or a repository that vLLM fetches",
+            field="Model.spec.source",
+        )
     if path:
         return verdict, serving_storage(service, model, path, context.workloads)
     if plan.uses_weights:
         raise PlanError(
-            f"{model.spec.source} names no single file, and {plan.runtime} is handed one: name it in "
+            f"{model.spec.source} names no single file, and {plan.runtime} needs one: name it in "
             "Model.spec.files, or set skipModelInit for an engine that fetches for itself",
             field="Model.spec.source",
         )

@@ -11,12 +11,16 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Object, Resource
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value
 from llmkube.k8s.wire.owners import controller_reference
+from llmkube.runtimes.container.group import WORKER_INDEX
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 """Label by which the controller finds what it has made, and nothing else."""
 
 MODEL_LABEL: Final = "inference.llmkube.dev/model"
 RUNTIME_LABEL: Final = "inference.llmkube.dev/runtime"
+
+ROUTER_LABEL: Final = "inference.llmkube.dev/model-router"
+"""Label with the name of a ModelRouter on its objects and pods."""
 
 DIGEST: Final = "inference.llmkube.dev/applied"
 """Annotation with the hash of the manifest: a field that is left out of a new one shows by nothing else."""
@@ -46,6 +50,11 @@ def service_labels(service: InferenceService, *, model: str, runtime: str) -> di
         MODEL_LABEL: label_value(model),
         RUNTIME_LABEL: runtime,
     }
+
+
+def answering_selector(service: InferenceService, *, group: bool) -> dict[str, str]:
+    """Return what selects the pods of a service that answer: of a group over several nodes the first alone."""
+    return {**pod_selector(service), **({WORKER_INDEX: "0"} if group else {})}
 
 
 def pod_selector(service: InferenceService) -> dict[str, str]:

@@ -5,11 +5,13 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.render.drain import Kept, drain_seconds
+from llmkube.controller.render.group import group_name, group_spec, leader_plan, worker_plan
 from llmkube.controller.render.labels import (
     DRAIN_SECONDS,
     OUR_IMAGE,
     RESTARTED,
     TEMPLATE,
+    answering_selector,
     digest,
     owned_manifest,
     pod_selector,
@@ -23,6 +25,7 @@ from llmkube.controller.render.storage import Storage, draft_storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.extensions import LeaderWorkerSet
 from llmkube.k8s.wire.names import service_name
 from llmkube.k8s.workloads import Deployment
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
@@ -33,11 +36,11 @@ PROGRESS_SECONDS: Final = 3600
 _NO_STORAGE: Final = Storage()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class Manifests:
     """The objects that a service shall have; None where it shall have none."""
 
-    deployment: dict[str, Any]
+    deployment: dict[str, Any]  # a LeaderWorkerSet, where several nodes serve it together
     kubernetes_service: dict[str, Any]
     autoscaler: dict[str, Any] | None
     budget: dict[str, Any] | None
@@ -75,13 +78,13 @@ def render_manifests(
         service, plan, settings, replicas=replicas, storage=weights, draft=draft, restarted=restarted, kept=kept
     )
     return Manifests(
-        pods,
-        kubernetes_service(service, plan),
-        autoscaler(service, plan),
-        disruption_budget(service, plan, starting=starting),
-        pod_monitor(service, plan, settings.monitor_labels) if settings.pod_monitors else None,
-        objective(service, plan, settings.monitor_labels),
-        route(service, plan),
+        deployment=pods,
+        kubernetes_service=kubernetes_service(service, plan),
+        autoscaler=autoscaler(service, plan),
+        budget=disruption_budget(service, plan, starting=starting),
+        monitor=pod_monitor(service, plan, settings.monitor_labels) if settings.pod_monitors else None,
+        objective=objective(service, plan, settings.monitor_labels),
+        route=route(service, plan),
     )
 
 
@@ -115,12 +118,11 @@ def deployment(
     settings = attrs.evolve(settings, image=kept.image)
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
-    template = pod_template(
-        service, plan, storage, draft_storage(storage, draft), settings, drain_seconds=kept.drain_seconds
-    )
+    volumes = storage, draft_storage(storage, draft)
+    template = pod_template(service, leader_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
     if restarted:
         template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
-    spec = {
+    spec: dict[str, Any] = {
         "replicas": replicas,
         "selector": {"matchLabels": pod_selector(service)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
@@ -128,9 +130,14 @@ def deployment(
         **({"revisionHistoryLimit": history} if history is not None else {}),
         "template": template,
     }
+    resource, name, made_of = Deployment.RESOURCE, service.key.name, template
+    if plan.group is not None:
+        worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
+        spec = group_spec(service, template, worker, replicas=replicas)
+        resource, name, made_of = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    manifest = owned_manifest(Deployment.RESOURCE, service, service.key.name, labels, {"spec": spec})
-    manifest["metadata"]["annotations"][TEMPLATE] = digest(template)
+    manifest = owned_manifest(resource, service, name, labels, {"spec": spec})
+    manifest["metadata"]["annotations"][TEMPLATE] = digest(made_of)
     manifest["metadata"]["annotations"] |= {OUR_IMAGE: kept.image, DRAIN_SECONDS: str(kept.drain_seconds)}
     if restarted:
         manifest["metadata"]["annotations"][RESTARTED] = restarted
@@ -144,5 +151,6 @@ def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[s
     if endpoint.node_port is not None and endpoint.type != "ClusterIP":
         port["nodePort"] = endpoint.node_port
     labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    spec = {"type": endpoint.type, "ports": [port], "selector": pod_selector(service)}
+    selector = answering_selector(service, group=plan.group is not None)
+    spec = {"type": endpoint.type, "ports": [port], "selector": selector}
     return owned_manifest(Service.RESOURCE, service, service_name(service.key.name), labels, {"spec": spec})

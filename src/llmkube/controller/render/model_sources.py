@@ -13,6 +13,7 @@ import attrs
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.names import MAX_LABEL
 from llmkube.weights.errors import SourceError, WeightsError
+from llmkube.weights.picked_files import pick
 from llmkube.weights.source import (
     BucketFile,
     HubRepository,
@@ -21,9 +22,8 @@ from llmkube.weights.source import (
     Source,
     VolumeSource,
     parse_source,
-    part_names,
-    pick,
 )
+from llmkube.weights.split_names import part_names
 
 CACHE_FOLDER: Final = "/models"
 

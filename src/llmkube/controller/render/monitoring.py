@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from llmkube.controller.render.labels import MODEL_LABEL, RUNTIME_LABEL, owned_manifest, pod_selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.extensions import PodMonitor, ServiceLevelObjective
 from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
-from llmkube.k8s.workloads import PodMonitor, ServiceLevelObjective
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 JOB: Final = "llmkube-inference"

@@ -11,7 +11,7 @@ reaches out of the container or out of the namespace is the operator's to give, 
 | `tokens` | credentials for the API server: projected tokens and certificates of the pod's account |
 | `root` | the user root, where a field asks for it; an image's own user is the image's matter |
 | `privileged` | privileges, capabilities, unconfined profiles, kernel parameters |
-| `hostNamespaces` | the node's own network, from which the kubelet sends a probe that names a host |
+| `hostNamespaces` | the node's own network: of a probe that names a host, and of a group's `fabric` |
 | `controlPlane` | tolerating the taints that keep pods off the control plane |
 | `priorityClasses` | PriorityClasses by name, besides those that stand for `spec.priority` |
 
@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.settings import Allowance, WorkloadSettings
+from llmkube.controller.settings import PRIORITY_CLASS_PREFIXES, Allowance, WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec
 
@@ -87,6 +87,7 @@ def service_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> 
     """Return what a service's pods may not have, in the order of the spec's fields; empty when all may be."""
     found = (
         *_probe_refusals(spec),
+        *_fabric_refusals(spec),
         *_priority_refusals(spec, settings),
         *_toleration_refusals(spec.tolerations, "spec.tolerations"),
         *_annotation_refusals(spec.pod_annotations),
@@ -251,9 +252,17 @@ def _probe_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
                               Allowance.HOST_NAMESPACES)  # fmt: skip
 
 
+def _fabric_refusals(spec: InferenceServiceSpec) -> Iterator[Refusal]:
+    for number, member in enumerate(spec.multi_node.members if spec.multi_node is not None else ()):
+        if member.fabric is not None:
+            yield Refusal(f"spec.multiNode.members[{number}].fabric", "puts the pod into the network of its node",
+                          Allowance.HOST_NAMESPACES)  # fmt: skip
+
+
 def _priority_refusals(spec: InferenceServiceSpec, settings: WorkloadSettings) -> Iterator[Refusal]:
-    name, prefix = spec.priority_class_name, settings.priority_class_prefix
-    if not name or (prefix and name in {f"{prefix}{priority}" for priority in PRIORITIES}):
+    name, given = spec.priority_class_name, settings.priority_class_prefix
+    prefixes = PRIORITY_CLASS_PREFIXES if given is None else (given,) if given else ()
+    if not name or name in {f"{prefix}{priority}" for prefix in prefixes for priority in PRIORITIES}:
         return
     if not any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.priority_classes):
         allowed = ", ".join(settings.priority_classes) or "none"

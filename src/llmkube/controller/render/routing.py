@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from llmkube.controller.render.labels import owned_manifest, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.extensions import HTTPRoute
 from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.wire.names import service_name
-from llmkube.k8s.workloads import HTTPRoute
 from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
 

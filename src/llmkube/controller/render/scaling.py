@@ -5,6 +5,7 @@ from typing import Any, Final
 from llmkube.controller.render.labels import owned_manifest, pod_selector, service_labels
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ScalingMetric
+from llmkube.k8s.crd.rollout import Disruption
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, PodDisruptionBudget
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
@@ -48,7 +49,9 @@ def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict
 
 
 def disruption_budget(service: InferenceService, plan: ContainerPlan, *, starting: bool) -> dict[str, Any] | None:
-    """Return the budget of a service; None for a single pod without a wish for protection.
+    """Return the budget of a service; None for a single pod that has loaded, unless it is protected always.
+
+    What loads is protected unless the spec says otherwise: a pod that is moved meanwhile begins again.
 
     Node autoscalers and `kubectl drain` heed it. An annotation on the pods could say the same, but adding one to the
     template replaces the pods that it shall protect.
@@ -56,10 +59,10 @@ def disruption_budget(service: InferenceService, plan: ContainerPlan, *, startin
     Args:
         service: The service.
         plan: What its container is.
-        starting: Not all of its replicas have answered yet.
+        starting: Not all of its replicas have answered yet, and they may still.
     """
-    disruption = service.spec.disruption
-    protected = disruption is not None and (disruption.protect_always or (disruption.protect_startup and starting))
+    disruption = service.spec.disruption or Disruption()
+    protected = disruption.protect_always or (disruption.protect_startup and starting)
     scaling = service.spec.autoscaling
     most = scaling.max_replicas if scaling else service.spec.replicas
     if not protected and most <= 1:

@@ -4,12 +4,15 @@
 |---|---|---|
 | `http(s)://`, `hf://`, `org/repo`, `s3://`, `builtin://` | a Job, into the namespace's claim | `/models/<key>/` |
 | the same, with `modelCache` of the service | an init container, into a volume of the pod's own | `/models/<key>/` |
+| the same, with `--cache-mode perService` | an init container, into a claim of the service | `/models/<key>/` |
 | `pvc://CLAIM/PATH` | a user, before | `/model-source/PATH` |
 | `oci://IMAGE` | the kubelet, as a volume (Kubernetes 1.35) | `/model-source/` and the Model's first file |
 | `file://PATH`, an absolute path | a user, on every node; only below `host_paths` | `/model-source/NAME` |
 """
 
+import hashlib
 import posixpath
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -20,6 +23,7 @@ from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.wire.owners import controller_reference
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.weights.source import (
     ImageSource,
@@ -29,6 +33,9 @@ from llmkube.weights.source import (
 
 CACHE_CLAIM: Final = "llmkube-model-cache"
 """The claim that all Models of a namespace share."""
+
+_SERVICE_CLAIM: Final = "-model-cache"
+_MAX_NAME: Final = 253
 
 DRAFT_FOLDER: Final = "/draft-source"
 """Where a draft lies that is on another volume than the model."""
@@ -47,25 +54,23 @@ class Storage:
 
 def cache_claim(namespace: str, settings: WorkloadSettings) -> dict[str, Any]:
     """Return the claim of a namespace; it has no owner, so that weights outlive the Models that brought them."""
-    storage_class = {"storageClassName": settings.cache_storage_class} if settings.cache_storage_class else {}
-    return {
-        "apiVersion": PersistentVolumeClaim.RESOURCE.api_version,
-        "kind": PersistentVolumeClaim.RESOURCE.kind,
-        "metadata": {
-            "name": CACHE_CLAIM,
-            "namespace": namespace,
-            "labels": {
-                "app.kubernetes.io/name": "llmkube-model-cache",
-                "app.kubernetes.io/managed-by": CONTROLLER_FIELD_MANAGER,
-                "app.kubernetes.io/part-of": "llmkube",
-            },
-        },
-        "spec": {
-            "accessModes": [settings.cache_access_mode],
-            "resources": {"requests": {"storage": settings.cache_size}},
-            **storage_class,
-        },
-    }
+    return _claim({"name": CACHE_CLAIM, "namespace": namespace}, settings)
+
+
+def service_claim(service: InferenceService, settings: WorkloadSettings) -> dict[str, Any]:
+    """Return the claim of a service, which goes with it; of the name that the Go implementation gives it."""
+    name = service_claim_name(service.key.name)
+    owners = [controller_reference(service)]
+    return _claim({"name": name, "namespace": service.key.namespace, "ownerReferences": owners}, settings)
+
+
+def service_claim_name(service: str) -> str:
+    """Return the name of the claim that is a service's own."""
+    name = f"{service}{_SERVICE_CLAIM}"
+    if len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(service.encode()).hexdigest()[:16]
+    return f"{service[: _MAX_NAME - len(digest) - 1 - len(_SERVICE_CLAIM)].rstrip('-.')}-{digest}{_SERVICE_CLAIM}"
 
 
 def serving_storage(service: InferenceService, model: Model, path: str, settings: WorkloadSettings) -> Storage:
@@ -73,7 +78,7 @@ def serving_storage(service: InferenceService, model: Model, path: str, settings
     volume = source_volume(model)
     if volume is not None:
         return _mounted(path, volume, SOURCE_FOLDER)
-    if not fetches_itself(service):
+    if not fetches_itself(service, settings):
         # Read-only for the container, not for the volume: a Job on the same node may be writing to it.
         claim = {"claimName": CACHE_CLAIM}
         return _mounted(path, {"name": "models", "persistentVolumeClaim": claim}, CACHE_FOLDER)
@@ -121,14 +126,42 @@ def source_volume(model: Model) -> dict[str, Any] | None:
     return None
 
 
-def fetches_itself(service: InferenceService) -> bool:
+def fetches_itself(service: InferenceService, settings: WorkloadSettings) -> bool:
     """Whether a service's pods fetch the weights into a volume of their own, and not the Model's Job."""
+    return settings.cache_per_service or names_own_cache(service)
+
+
+def names_own_cache(service: InferenceService) -> bool:
+    """Whether a service says where its own weights are kept, whatever the operator says of all services."""
     cache = service.spec.model_cache
     return cache is not None and (cache.persistence == "Ephemeral" or bool(cache.claim_name))
 
 
+def _claim(metadata: Mapping[str, Any], settings: WorkloadSettings) -> dict[str, Any]:
+    storage_class = {"storageClassName": settings.cache_storage_class} if settings.cache_storage_class else {}
+    return {
+        "apiVersion": PersistentVolumeClaim.RESOURCE.api_version,
+        "kind": PersistentVolumeClaim.RESOURCE.kind,
+        "metadata": {
+            **metadata,
+            "labels": {
+                "app.kubernetes.io/name": "llmkube-model-cache",
+                "app.kubernetes.io/managed-by": CONTROLLER_FIELD_MANAGER,
+                "app.kubernetes.io/part-of": "llmkube",
+            },
+        },
+        "spec": {
+            "accessModes": [settings.cache_access_mode],
+            "resources": {"requests": {"storage": settings.cache_size}},
+            **storage_class,
+        },
+    }
+
+
 def _own_volume(service: InferenceService) -> dict[str, Any]:
     cache = service.spec.model_cache
+    if not names_own_cache(service):
+        return {"name": "models", "persistentVolumeClaim": {"claimName": service_claim_name(service.key.name)}}
     if cache is not None and cache.claim_name:
         return {"name": "models", "persistentVolumeClaim": {"claimName": cache.claim_name}}
     limit = service.spec.resources.ephemeral_storage

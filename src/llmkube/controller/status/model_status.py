@@ -15,7 +15,7 @@ import datetime
 from typing import Any, Final
 
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.live_hosts import LiveHosts
+from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, FETCHED, PROGRESSING, Statement, Verdict, current, settle
 from llmkube.k8s.wire.reasons import Reason
 
@@ -37,7 +37,7 @@ def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
         return Verdict("Failed", fetched.reason, fetched.message)
     accelerator = accelerator_of(model)
     if not hosts.serving(accelerator):
-        return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator))
+        return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
         return Verdict("Pending", "Pending", "waiting for a host to fetch it, which happens once a service uses it")
     if model.spec.source.startswith(_LOCAL_PREFIXES):
@@ -45,9 +45,12 @@ def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
     return Verdict("Downloading", "DownloadStarted", fetched.message)
 
 
-def no_host_message(accelerator: str) -> str:
-    """Say that no host serves an accelerator, and what would help."""
-    return f"no live host serves accelerator {accelerator}; start `llmkube agent --accelerator {accelerator}` on one"
+def no_host_message(accelerator: str, hosts: LiveHosts) -> str:
+    """Say that no host serves an accelerator, and what would help, or when a host that serves nothing now will."""
+    none = f"no live host serves accelerator {accelerator}"
+    if hosts.cordons:
+        return f"{none}; " + ", ".join(f"{host} is cordoned {end}" for host, end in sorted(hosts.cordons.items()))
+    return f"{none}; start `llmkube agent --accelerator {accelerator}` on one"
 
 
 def judge_quantization(model: Model, found: str) -> Statement:

@@ -9,7 +9,7 @@
 | `pvc://`, the claim is bound | Ready | PVCModelReady |
 | a path on the nodes, below a folder that is allowed | Ready | NodePath |
 | `oci://`, with the file that the engine is given | Ready | ImageVolume |
-| every service fetches into a volume of its own | Ready | WorkloadResolved |
+| every service has a volume of its own, and fetches into that | Ready | WorkloadResolved |
 | the weights of this very source are on the namespace's claim | Ready | ModelReady |
 | the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
 | the Job's pod cannot start | Pending | ImagePullBackOff, Unschedulable, … |
@@ -70,7 +70,8 @@ def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
     if supply.by == "image":
         return Verdict("Ready", "ImageVolume", "the kubelet mounts it into each pod that serves it")
     if supply.by == "pods":
-        return Verdict("Ready", "WorkloadResolved", "each pod fetches it into a volume of its own")
+        early = "; spec.prefetch has no effect, for each service has a volume of its own" if model.spec.prefetch else ""
+        return Verdict("Ready", "WorkloadResolved", f"each pod fetches it into a volume of its own{early}")
     if supply.by == "claim":
         return _judge_claim(model, seen.claim)
     return _judge_job(model, seen)

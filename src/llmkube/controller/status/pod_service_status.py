@@ -33,12 +33,14 @@ import attrs
 from llmkube.controller.render.labels import pod_selector
 from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.host_part import HostPart, both, judge_both
 from llmkube.controller.status.pod_model_status import NOT_BOUND
 from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
 from llmkube.controller.status.service_status import PRIORITY_WEIGHTS, Replicas, resolve_mode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.errors import NameTakenError
+from llmkube.k8s.extensions import HTTPRoute, Workload
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
@@ -52,7 +54,7 @@ from llmkube.k8s.wire.conditions import (
     settle,
 )
 from llmkube.k8s.wire.names import endpoint_url, service_name
-from llmkube.k8s.workloads import Deployment, HTTPRoute, Pod
+from llmkube.k8s.workloads import Pod
 from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
@@ -82,6 +84,7 @@ class ServiceFacts:
         deployment: Its Deployment, if there is one of ours.
         route: Its HTTPRoute, if there is one of ours.
         pods: Its pods.
+        hosts: Its replicas on hosts, where hosts serve it beside the pods.
     """
 
     model: Verdict | None = None
@@ -92,9 +95,10 @@ class ServiceFacts:
     passing: bool = False
     unmet: tuple[str, ...] = ()
     deferred: str = ""
-    deployment: Deployment | None = None
+    deployment: Workload | None = None
     route: HTTPRoute | None = None
     pods: tuple[Pod, ...] = ()
+    hosts: HostPart | None = None
 
     @property
     def no_gpu(self) -> str:
@@ -102,7 +106,7 @@ class ServiceFacts:
         return lacks(self.pods, self.plan.resources.gpu_resource) if self.plan else ""
 
 
-def desired_replicas(service: InferenceService, deployment: Deployment | None) -> int:
+def desired_replicas(service: InferenceService, deployment: Workload | None) -> int:
     """Return how many pods there shall be: an autoscaler's choice stands while there is one."""
     if service.spec.suspend or not service.spec.replicas:
         return 0
@@ -114,7 +118,7 @@ def desired_replicas(service: InferenceService, deployment: Deployment | None) -
     return max(service.spec.replicas, scaling.min_replicas)
 
 
-def count_pods(service: InferenceService, deployment: Deployment | None) -> Replicas:
+def count_pods(service: InferenceService, deployment: Workload | None) -> Replicas:
     """Count by what the Deployment says of itself."""
     desired = desired_replicas(service, deployment)
     if deployment is None:
@@ -168,13 +172,16 @@ def derive_pod_status(
     queued = verdict.phase == WAITING_FOR_GPU and position > 0
     if queued:
         verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
-    statements = _statements(service, facts, verdict, replicas)
+    counted = both(replicas, facts.hosts)
+    overall = judge_both(verdict, counted, facts.hosts)
+    failed = "Failed" in (verdict.phase, facts.hosts.verdict.phase if facts.hosts is not None else "")
+    statements = _statements(service, facts, overall, counted, failed=failed)
     return {
-        "phase": verdict.phase,
+        "phase": overall.phase,
         "replicas": replicas.running,
         "selector": ",".join(f"{name}={value}" for name, value in pod_selector(service).items()),
-        "readyReplicas": replicas.ready,
-        "desiredReplicas": replicas.desired,
+        "readyReplicas": counted.ready,
+        "desiredReplicas": counted.desired,
         "endpoint": _endpoint(service, facts.plan, settings),
         "modelReady": facts.model is not None and facts.model.phase == "Ready",
         "mode": resolve_mode(service.spec),
@@ -251,7 +258,7 @@ def _refused_pods(phase: str, words: str) -> Verdict:
     return Verdict(phase, POD_SECURITY, message)
 
 
-def _standstill(deployment: Deployment | None) -> Condition | None:
+def _standstill(deployment: Workload | None) -> Condition | None:
     """Return why a rollout does not go on: no ReplicaSet could be made, or nothing has moved for its deadline."""
     if deployment is None or deployment.status.observed_generation < deployment.metadata.generation:
         return None
@@ -260,7 +267,7 @@ def _standstill(deployment: Deployment | None) -> Condition | None:
 
 
 def _statements(
-    service: InferenceService, facts: ServiceFacts, verdict: Verdict, replicas: Replicas
+    service: InferenceService, facts: ServiceFacts, verdict: Verdict, replicas: Replicas, *, failed: bool
 ) -> list[Statement]:
     """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
@@ -274,7 +281,7 @@ def _statements(
     return [
         Statement(AVAILABLE, available, "InferenceReady" if available else unavailable, message),
         Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing", WAITING_FOR_GPU}, reason, message),
-        Statement(DEGRADED, bool(wrong) or phase == "Failed", wrong_reason if wrong else reason, wrong or message),
+        Statement(DEGRADED, bool(wrong) or failed, wrong_reason if wrong else reason, wrong or message),
         Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
         Statement(ACCEPTED, not wrong, wrong_reason if wrong else ACCEPTED, wrong or "the spec can be served"),
         _honoured(facts, ignored),
@@ -321,5 +328,11 @@ def _gateway(service: InferenceService, facts: ServiceFacts) -> dict[str, Any]:
 def _endpoint(service: InferenceService, plan: ContainerPlan | None, settings: ControllerSettings) -> str:
     endpoint, key = service.spec.endpoint, service.key
     path = (plan.endpoint_path if plan else "") or endpoint.path
-    url = endpoint_url(service_name(key.name), key.namespace, endpoint.port, path, settings.cluster_domain)
+    url = endpoint_url(
+        service_name(key.name),
+        key.namespace,
+        port=endpoint.port,
+        path=path,
+        cluster_domain=settings.cluster_domain,
+    )
     return url.replace("http://", f"{plan.scheme}://", 1) if plan else url

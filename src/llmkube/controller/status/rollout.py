@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.extensions import Workload
 from llmkube.k8s.wire.times import parse_timestamp
-from llmkube.k8s.workloads import Deployment, Pod
+from llmkube.k8s.workloads import Pod
 
 
 def waits_for_idle(service: InferenceService) -> bool:
@@ -33,7 +34,7 @@ def edit_patience_seconds(service: InferenceService) -> float:
 
 
 def aged_in_seconds(
-    service: InferenceService, live: Deployment, pods: Sequence[Pod], now: datetime.datetime
+    service: InferenceService, live: Workload, pods: Sequence[Pod], now: datetime.datetime
 ) -> float | None:
     """Return how long until the oldest pod of a service is to be replaced for its age.
 

@@ -35,7 +35,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.live_hosts import LiveHosts
+from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
@@ -134,7 +134,7 @@ def judge_service(
             return Verdict("Progressing", Reason.NO_HOST, _too_few_hosts(desired, ready, serving))
         return Verdict("Progressing", "Creating", f"{ready} of {desired} replicas ready")
     if not serving:
-        return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator_of(model)))
+        return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator_of(model), hosts))
     return _judge_start(service, model, hosts, holders)
 
 
@@ -247,7 +247,7 @@ def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:
     if settings.gateway_url:
         return f"{settings.gateway_url.rstrip('/')}{path}"
     name, namespace = service_name(service.key.name), service.key.namespace
-    return endpoint_url(name, namespace, SERVICE_PORT, path, settings.cluster_domain)
+    return endpoint_url(name, namespace, port=SERVICE_PORT, path=path, cluster_domain=settings.cluster_domain)
 
 
 def _unpublished(service: InferenceService) -> Condition | None:

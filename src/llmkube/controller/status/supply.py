@@ -26,12 +26,14 @@ Bringer = Literal["nothing", "runtime", "claim", "node", "image", "pods", "job"]
 
 _SOURCE: Final = "Model.spec.source"
 
+_PREFETCH: Final = "Model.spec.prefetch"
+
 _TOLERATIONS: Final = "Model.spec.prefetchTolerations"
 
 _BY_FETCHING: Final = (
     "Model.spec.files",
     "Model.spec.mmproj",
-    "Model.spec.prefetch",  # and prefetchTolerations
+    _PREFETCH,  # and prefetchTolerations
     "Model.spec.refreshPolicy",
     "Model.spec.sha256",
     "Model.spec.sourceSecretRef",
@@ -62,7 +64,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     Args:
         model: The Model.
         users: How each service that refers to it wants them.
-        settings: Which paths on nodes may be named.
+        settings: Which paths on nodes may be named, and where weights are kept.
     """
     fetchers = [user for user in users if not user.brings_weights]
     brought = bool(users) and not fetchers and not model.spec.prefetch
@@ -87,6 +89,8 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
         return Supply("nothing", "SourceUnsupported", message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
         return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
+    if settings.cache_per_service:
+        return Supply("pods")  # also before there is a service: no other volume would be looked at
     if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
         return Supply("pods")
     refusals = fetch_refusals(model.spec, settings)
@@ -102,7 +106,7 @@ def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[
         paths: Those that have none by the container's plan, which does not know that.
     """
     if supply.by in ("job", "pods"):
-        kept = (_TOLERATIONS,) if supply.by == "pods" else ()  # pods tolerate what their service says
+        kept = (_TOLERATIONS, _PREFETCH) if supply.by == "pods" else ()  # pods tolerate what their service says
         return tuple(path for path in paths if path in kept or not path.startswith((_SOURCE, *_BY_FETCHING)))
     if supply.by == "image":
         paths = tuple(path for path in paths if path not in ("Model.spec.files", "Model.spec.mmproj"))

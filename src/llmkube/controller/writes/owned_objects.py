@@ -173,6 +173,10 @@ class OwnedObjects(Generic[T]):
         patch = {"metadata": {"resourceVersion": live.metadata.resource_version, "labels": labels}}
         await self.client.patch(self.kind, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
+    async def ensure_or_remove(self, manifest: dict[str, Any] | None, key: Key, owner_uid: str) -> None:
+        """Write the object that is wanted, or delete this owner's if none is."""
+        await (self.remove(key, owner_uid) if manifest is None else self.ensure(manifest))
+
     async def remove(self, key: Key, owner_uid: str) -> None:
         """Delete the object if it is there and this owner's, or what we have set of it if another program shares it.
 
@@ -202,7 +206,7 @@ class OwnedObjects(Generic[T]):
         wanted = manifest["metadata"]["ownerReferences"][0]
         owner = await self.client.get(self.owner, Key(manifest["metadata"]["namespace"], wanted["name"]))
         if owner.metadata.uid != wanted["uid"]:
-            raise ConflictError(f"{wanted['kind']} {owner.key} is another one by now")
+            raise ConflictError(f"{wanted['kind']} {owner.key} was deleted and made anew meanwhile")
 
     async def _read_unseen(self, key: Key, refusal: ConflictError) -> T:
         """Return what the cache lacks: it lags behind, our label was removed, or the object has another owner."""

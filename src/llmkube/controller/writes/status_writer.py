@@ -22,7 +22,8 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model, ModelStatus
-from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterStatus
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.crd.router_status import ModelRouterStatus
 from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key

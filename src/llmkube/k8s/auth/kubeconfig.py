@@ -11,7 +11,7 @@ import os
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import yaml
@@ -34,6 +34,9 @@ from llmkube.k8s.auth.config import (
 
 _EXEC_API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 _EXEC_CONFIG_EXTENSION = "client.authentication.k8s.io/exec"
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where PyYAML has it: every command reads a kubeconfig."""
 
 
 def read_service_account(directory: Path, environ: Mapping[str, str]) -> ClusterConfig:
@@ -100,7 +103,7 @@ class File:
             ConfigError: It cannot be read, or is no mapping in YAML.
         """
         try:
-            entries = yaml.safe_load(path.read_text("utf-8"))
+            entries = yaml.load(path.read_text("utf-8"), Loader=_LOADER)  # noqa: S506 - both are safe
         except (yaml.YAMLError, OSError, ValueError) as error:
             raise ConfigError(f"kubeconfig {path} cannot be read: {error}") from error
         if not isinstance(entries, Mapping):
@@ -176,16 +179,16 @@ class Section:
 
 def _find(files: Sequence[File], what: str, name: str) -> Section:
     """Return one entry of `clusters`, `contexts` or `users`: the first file that has it wins."""
+    read = ", ".join(str(file.path) for file in files)
     if not name:
-        raise ConfigError(f"the context names no {what}")
+        raise ConfigError(f"kubeconfig {read}: the context names no {what}")
     for file in files:
         if (found := file.named(what).get(name)) is None:
             continue
         entries = found.get(what) or {}
         if not isinstance(entries, Mapping):
-            raise ConfigError(f"kubeconfig: {what} {name!r} is not a mapping")
-        return Section(f"kubeconfig {what} {name!r}", entries, file.path.absolute().parent)
-    read = ", ".join(str(file.path) for file in files)
+            raise ConfigError(f"kubeconfig {file.path}: {what} {name!r} is not a mapping")
+        return Section(f"{what} {name!r} of kubeconfig {file.path}", entries, file.path.absolute().parent)
     raise ConfigError(f"kubeconfig {read} has no {what} {name!r}")
 
 

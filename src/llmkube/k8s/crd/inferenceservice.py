@@ -15,7 +15,7 @@ from llmkube.k8s.crd.meta import (
     ObjectMeta,
 )
 from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
-from llmkube.k8s.crd.rollout import SLO, Disruption, ModelCache, MultiNode, RolloutPolicy
+from llmkube.k8s.crd.rollout import SLO, Disruption, HostReplicas, ModelCache, MultiNode, RolloutPolicy
 from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
     PersonaPlexConfig,
@@ -26,7 +26,7 @@ from llmkube.k8s.crd.serving import (
     VLLMConfig,
 )
 from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, SchemaFacts, WireForm, field, received
-from llmkube.k8s.resource import Key, Resource
+from llmkube.k8s.resource import Keyed, Resource
 
 POD_RUNTIMES: Final = (
     "llamacpp", "vllm", "tgi", "personaplex", "generic", "sglang", "triton", "llamacpp-router"
@@ -158,7 +158,10 @@ class InferenceServiceSpec:
     slo: SLO | None = field("Service level objective, for Pyrra.")
 
     # Where
-    multi_node: MultiNode | None = field("Serves one model over several nodes; refused: no runtime does.")
+    hosts: HostReplicas | None = field("Hosts that serve the same name beside the pods; unset means none.")
+    multi_node: MultiNode | None = field(
+        "Serves one model over several nodes by a LeaderWorkerSet; runtime vllm alone."
+    )
     endpoint: EndpointSpec = field("How clients reach the service.", EndpointSpec)
     api_key_secret_ref: APIKeySecretRef | None = field(
         "Secret with the API keys of clients: the engine answers only requests that show one of them."
@@ -236,7 +239,7 @@ class InferenceServiceStatus:
 
 
 @attrs.frozen(kw_only=True)
-class InferenceService:
+class InferenceService(Keyed):
     """A Model being served under a name."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -268,6 +271,10 @@ class InferenceService:
     wire: WireForm = received()
 
     @property
-    def key(self) -> Key:
-        """The service's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)
+    def on_hosts(self) -> "InferenceService":
+        """The service as hosts are to serve it: where pods serve it too, with the Model and the number for hosts."""
+        part = self.spec.hosts
+        if part is None:
+            return self
+        spec = attrs.evolve(self.spec, model_ref=part.model_ref, replicas=part.replicas, autoscaling=None)
+        return attrs.evolve(self, spec=spec)

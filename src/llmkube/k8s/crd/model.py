@@ -8,16 +8,17 @@ import attrs
 from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
 from llmkube.k8s.crd.placement import Hardware, ModelResources
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, WireForm, field, received
-from llmkube.k8s.resource import Key, Resource
+from llmkube.k8s.resource import Keyed, Resource
 
 FORMATS: Final = ("gguf", "mlx", "safetensors", "pytorch", "custom")
 REFRESH_POLICIES: Final = ("IfNotPresent", "OnChange")
 MODEL_PHASES: Final = ("Pending", "Downloading", "Copying", "Ready", "Failed")
 
 SOURCE_PATTERN: Final = (
-    r"^(https?|file|pvc|hf|s3|oci|builtin)://.+$"  # a URL
+    r"^(https?|file|pvc|hf|s3|oci|builtin|ollama)://.+$"  # a URL; Ollama's are refused by a rule, with the way out
     r"|^/.*\S$"  # an absolute path, which may have spaces in it
     r"|^[a-zA-Z0-9][\w./-]+(@[\w./-]+)?$"  # org/repo, perhaps at a revision
+    r"|^[a-zA-Z0-9][\w.-]*/[\w./-]+:[\w.-]+(@[\w./-]+)?$"  # and a quantization of it
 )
 
 
@@ -27,13 +28,18 @@ class ModelSpec:
 
     RULES: ClassVar = (
         Rule(
+            "!self.source.startsWith('ollama://')",
+            "source is in Ollama's own library, which LLMKube does not fetch from: name the same model as GGUF at "
+            "Hugging Face, such as ORG/REPO:Q4_K_M",
+        ),
+        Rule(
             "!has(self.mmproj) || (has(self.files) && self.files.size() > 0)",
             "mmproj is a file of the repository that files are fetched from: name the files too",
         ),
     )
     source: str = field(
         "Where the weights come from: a URL (http, https, file, pvc, hf, s3, oci, builtin), an absolute path, "
-        "or a Hugging Face repository as org/repo or org/repo@revision.",
+        "or a Hugging Face repository as org/repo, org/repo@revision or org/repo:Q4_K_M.",
         REQUIRED,
         pattern=SOURCE_PATTERN,
     )
@@ -105,7 +111,7 @@ class ModelStatus:
 
 
 @attrs.frozen(kw_only=True)
-class Model:
+class Model(Keyed):
     """Weights that services can refer to by name."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -125,8 +131,3 @@ class Model:
     spec: ModelSpec
     status: ModelStatus = field("What is known of the weights.", ModelStatus)
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The Model's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)

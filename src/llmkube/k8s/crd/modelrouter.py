@@ -5,39 +5,34 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.inferenceservice import GatewayStatus
 from llmkube.k8s.crd.meta import (
     DECIMAL,
     DURATION,
     GROUP,
     VERSION,
-    Condition,
     LocalObjectReference,
     ObjectMeta,
 )
 from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
+from llmkube.k8s.crd.router_policy import DATA_CLASS, MOST_CLASSES, NAME_CHARACTERS, ROUTER_NAME, RouterPolicy
+from llmkube.k8s.crd.router_status import ModelRouterStatus
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, WireForm, field, received
-from llmkube.k8s.resource import Key, Resource
+from llmkube.k8s.resource import Keyed, Resource
 
 DATA_PLANES: Final = ("Proxy", "Gateway")
 DEFAULT_ROUTES: Final = ("Static", "BackendNameMatch")
 PROVIDERS: Final = ("anthropic", "openai", "bedrock", "vertex_ai", "litellm")
-ROUTE_STRATEGIES: Final = ("primary-fallback", "weighted", "shadow")
-ROUTER_PHASES: Final = ("Pending", "Provisioning", "Ready", "Degraded", "Failed")
+ROUTE_STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 SENSITIVE: Final = ("pii", "phi")
 """Data classes that stay local when spec.policy.classification.sensitiveClassifications is unset."""
 LOCAL: Final = "local"
 CLOUD: Final = "cloud"
 TIERS: Final = (LOCAL, CLOUD)
 
-_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
-_NAME_CHARACTERS: Final = 63
 # The cost of a rule is reckoned with the longest lists and texts that the schema admits
 _MOST_BACKENDS: Final = 64
 _MOST_RULES: Final = 64
 _MOST_ROUTED: Final = 16
-_MOST_CLASSES: Final = 16
-_CLASS: Final = SchemaFacts(min_length=1, max_length=_NAME_CHARACTERS)
 _TIME_LIMITS: Final = (
     Rule(
         f"!self.matches('{DURATION}') || (duration(self) >= duration('100ms') && duration(self) <= duration('30m'))",
@@ -99,7 +94,7 @@ class Backend:
             ".tier",
         ),
     )
-    name: str = field("Name that rules refer to.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
+    name: str = field("Name that rules refer to.", REQUIRED, pattern=ROUTER_NAME, max_length=NAME_CHARACTERS)
     inference_service_ref: LocalObjectReference | None = field(
         "InferenceService in the router's namespace.", atomic=True
     )
@@ -109,8 +104,14 @@ class Backend:
         "without a url is cloud whatever this says.",
         enum=TIERS,
     )
+    region: str | None = field(
+        "Where the data goes, such as eu; a request whose header x-llmkube-region names regions reaches no backend "
+        "without one of them.",
+        min_length=1,
+        max_length=NAME_CHARACTERS,
+    )
     display_name: str | None = field("Model id that clients see; unset means name.", min_length=1)
-    capabilities: tuple[str, ...] = field("Tags that rules can ask for.", (), max_items=32, items=_CLASS)
+    capabilities: tuple[str, ...] = field("Tags that rules can ask for.", (), max_items=32, items=DATA_CLASS)
     weight: int | None = field("Share of the requests under strategy weighted.", minimum=0)
     timeout: str | None = field("Longest wait for the first byte of an answer.", **_TIME)
     health_check: HealthCheck | None = field("How the backend is probed.")
@@ -138,15 +139,15 @@ class Match:
     data_classification: tuple[str, ...] = field(
         "Data classes, of which the request has one; upper and lower case are the same.",
         (),
-        max_items=_MOST_CLASSES,
-        items=_CLASS,
+        max_items=MOST_CLASSES,
+        items=DATA_CLASS,
     )
     models: tuple[str, ...] = field(
         "Patterns (* and ?) of which the request's model fits one.", (), max_items=64, items=SchemaFacts(min_length=1)
     )
     headers: Mapping[str, str] = field("Headers with these values.", dict)
     required_capabilities: tuple[str, ...] = field(
-        "Tags that a backend of the route must have, all of them.", (), max_items=32, items=_CLASS
+        "Tags that a backend of the route must have, all of them.", (), max_items=32, items=DATA_CLASS
     )
     task_complexity: str | None = field("Complexity that the request declares.", enum=("simple", "moderate", "complex"))
     latency_slo_ms: int | None = field("Latency that the request may take, in ms.", minimum=1, name="latencySLOMs")
@@ -162,7 +163,7 @@ class Route:
         REQUIRED,
         min_items=1,
         max_items=_MOST_ROUTED,
-        items=SchemaFacts(min_length=1, max_length=_NAME_CHARACTERS),
+        items=SchemaFacts(min_length=1, max_length=NAME_CHARACTERS),
     )
     strategy: str = field("How a backend is chosen.", "primary-fallback", enum=ROUTE_STRATEGIES)
     wire: WireForm = received()
@@ -172,7 +173,7 @@ class Route:
 class RouterRule:
     """One rule; the first that matches decides."""
 
-    name: str = field("Name in logs and metrics.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
+    name: str = field("Name in logs and metrics.", REQUIRED, pattern=ROUTER_NAME, max_length=NAME_CHARACTERS)
     match: Match = field("Conditions that the request meets all of; none means every request.", Match)
     route: Route = field("Where the request goes.", REQUIRED)
     fail_closed: bool | None = field("Refuses when no backend of the route can answer, and never falls through.")
@@ -180,101 +181,7 @@ class RouterRule:
     wire: WireForm = received()
 
 
-# -- policy -----------------------------------------------------------------------------------------------------------
-
-
-@attrs.frozen(kw_only=True)
-class Classification:
-    """How the data class of a request is found, and which classes are sensitive."""
-
-    mode: str = field("What decides the class.", "header-only", enum=("header-only", "detector", "hybrid"))
-    header_key: str | None = field("Header with the class; unset means x-llmkube-classification.", min_length=1)
-    sensitive_classifications: tuple[str, ...] = field(
-        "Classes that stay local or are refused; unset means pii and phi.",
-        (),
-        min_items=1,
-        max_items=_MOST_CLASSES,
-        items=_CLASS,
-    )
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class AuditLog:
-    """Where decisions are written down."""
-
-    RULES: ClassVar = (Rule("self.sink != 'file' || has(self.filePath)", "sink file needs a filePath"),)
-    sink: str = field("Where entries go.", "stdout", enum=("stdout", "file", "otlp"))
-    file_path: str | None = field("File for sink file.", min_length=1)
-    include_request_body: bool | None = field("Writes requests down as a whole.")
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class JWT:
-    """How tokens of clients are checked."""
-
-    provider: str = field("Name of the issuer, for people.", REQUIRED, min_length=1)
-    issuer: str = field("Issuer that tokens must name.", REQUIRED, min_length=1)
-    jwks_uri: str = field("URL of the issuer's keys.", REQUIRED, min_length=1, name="jwksURI")
-    team_claim: str = field("Claim with the team.", REQUIRED, min_length=1)
-    header_key: str | None = field("Header that carries the team on; unset means x-llmkube-team.", min_length=1)
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class Allowlist:
-    """Models that a team may use."""
-
-    team: str = field("Value of the team claim.", REQUIRED, min_length=1, max_length=253, pattern=r"^\S(.*\S)?$")
-    models: tuple[str, ...] = field("Models; none means all.", (), items=SchemaFacts(min_length=1))
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class Auth:
-    """Who may ask, and for what."""
-
-    RULES: ClassVar = (
-        Rule(
-            "!has(self.allowlists) || self.allowlists.size() == 0 || has(self.jwt)",
-            "allowlists need a jwt, which tells the team",
-        ),
-    )
-    jwt: JWT | None = field("How tokens of clients are checked.")
-    allowlists: tuple[Allowlist, ...] = field(
-        "Models per team; once there is one, a team without may use none.", (), list_map_keys=("team",)
-    )
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class Budget:
-    """Most tokens or dollars within a time window."""
-
-    RULES: ClassVar = (
-        Rule("has(self.maxTokens) || has(self.maxUSD)", "a budget needs maxTokens or maxUSD"),
-        Rule("(self.scope == 'rule') == has(self.ruleName)", "ruleName goes with scope rule", ".ruleName"),
-    )
-    name: str = field("Name of the budget.", REQUIRED, pattern=_NAME, max_length=_NAME_CHARACTERS)
-    scope: str = field("What shares the budget.", REQUIRED, enum=("router", "rule", "team"))
-    rule_name: str | None = field("Rule that the budget is for.", max_length=_NAME_CHARACTERS)
-    header_key: str | None = field("Header with the team, for scope team; unset means x-llmkube-team.", min_length=1)
-    max_tokens: int | None = field("Most tokens in a window.", minimum=1, format="int64")
-    max_usd: str | None = field("Most dollars in a window, as a decimal number.", pattern=DECIMAL, name="maxUSD")
-    window_seconds: int = field("Length of the window in seconds.", 3600, minimum=1)
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class RouterPolicy:
-    """What holds for all rules."""
-
-    classification: Classification | None = field("How the data class of a request is found.")
-    budgets: tuple[Budget, ...] = field("Limits for tokens and dollars.", (), max_items=64, list_map_keys=("name",))
-    auth: Auth | None = field("Who may ask, and for what.")
-    audit_log: AuditLog | None = field("Where decisions are written down.")
-    wire: WireForm = received()
+# -- what routes -------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
@@ -366,7 +273,7 @@ class ModelRouterSpec:
     )
     rules: tuple[RouterRule, ...] = field("Rules; the first that matches decides.", (), max_items=_MOST_RULES)
     default_route: str | None = field(
-        "Backend for requests that no rule matches; unset refuses them.", max_length=_NAME_CHARACTERS
+        "Backend for requests that no rule matches; unset refuses them.", max_length=NAME_CHARACTERS
     )
     default_route_strategy: str = field(
         "Static takes defaultRoute; BackendNameMatch first looks for a backend by the request's model.",
@@ -383,46 +290,7 @@ class ModelRouterSpec:
 
 
 @attrs.frozen(kw_only=True)
-class BackendStatus:
-    """What is known of one backend."""
-
-    name: str = field("Name of the backend.", REQUIRED)
-    tier: str = field("Where the data goes.", "")
-    address: str = field("URL that requests are sent to.", "")
-    healthy: bool | None = field("The backend can be used.")
-    message: str = field("Why it cannot.", "")
-    last_probe_time: str | None = field("When it was last looked at.", format="date-time")
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class BudgetStatus:
-    """How much of one budget is used."""
-
-    name: str = field("Name of the budget.", REQUIRED)
-    tokens_used: int | None = field("Tokens in the current window.", format="int64")
-    usd_used: str = field("Dollars in the current window.", "")
-    utilization: str = field("Share that is used, as a decimal number.", "")
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class ModelRouterStatus:
-    """How routing goes."""
-
-    phase: str = field("Where the router stands.", "", enum=ROUTER_PHASES)
-    conditions: tuple[Condition, ...] = field("Statements about the router, one per type.", (), list_map_keys=("type",))
-    endpoint: str = field("URL that clients use.", "")
-    active_rules: int | None = field("Rules that are in force.")
-    backends: tuple[BackendStatus, ...] = field("What is known of each backend.", ())
-    budget_utilization: tuple[BudgetStatus, ...] = field("How much of each budget is used.", ())
-    gateway: GatewayStatus | None = field("How an AI gateway exposes the router.")
-    last_updated: str | None = field("When the status last changed.", format="date-time")
-    wire: WireForm = received()
-
-
-@attrs.frozen(kw_only=True)
-class ModelRouter:
+class ModelRouter(Keyed):
     """One endpoint in front of local and external models."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -444,8 +312,3 @@ class ModelRouter:
     spec: ModelRouterSpec
     status: ModelRouterStatus = field("How routing goes.", ModelRouterStatus)
     wire: WireForm = received()
-
-    @property
-    def key(self) -> Key:
-        """The router's namespace and name."""
-        return Key(self.metadata.namespace, self.metadata.name)

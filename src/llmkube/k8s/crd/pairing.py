@@ -69,6 +69,6 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
         fitting = [name for name in HOST_ENGINES if model_format in READS[name]]
         if not fitting:
-            return f"{said}: a Mac's agent serves gguf, name such a file"
+            return f"{said}: an agent on a Mac serves gguf: name a file of that format"
         others = " or ".join(fitting)
     return f"{said}: set that format, or spec.runtime to {others}"

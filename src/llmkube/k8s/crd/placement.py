@@ -93,7 +93,7 @@ class Hardware:
     )
     gpu: GPU | None = field("GPU count, offload and split.")
     memory_budget: str | None = field(
-        "Memory cap of the serving process; wins over memoryFraction.",
+        "Memory cap of the serving process; wins over memoryFraction, and over a host agent's budget by default.",
         pattern=QUANTITY,
         max_length=_QUANTITY_CHARACTERS,
         rules=(POSITIVE,),

@@ -61,12 +61,26 @@ class Member:
 
 @attrs.frozen(kw_only=True)
 class MultiNode:
-    """One model over several nodes, as the Go implementation writes it; no program of ours runs such a group."""
+    """One model over several nodes, as the Go implementation writes it: the first node answers, the others compute."""
 
     members: tuple[Member, ...] = field("The nodes, the first of which answers.", REQUIRED, min_items=1, max_items=64)
     rdma_resource: str | None = field("Extended resource that each member requests.", min_length=1)
     ib_gid_index: int | None = field("Index of the RoCE address, as NCCL counts.", minimum=0, name="ibGIDIndex")
     rendezvous_port: int | None = field("Port of the first contact.", minimum=1, maximum=65535)
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class HostReplicas:
+    """Replicas on hosts beside those in pods: clients find both behind the one Service."""
+
+    model_ref: str = field(
+        "Name of the Model for hosts in the same namespace, such as the same weights for metal.",
+        REQUIRED,
+        min_length=1,
+        max_length=NAME_BYTES,
+    )
+    replicas: int = field("How many hosts serve it, besides spec.replicas pods.", 1, minimum=0, maximum=10)
     wire: WireForm = received()
 
 
@@ -84,7 +98,7 @@ class RolloutPolicy:
 class Disruption:
     """When node autoscalers must leave the pods alone."""
 
-    protect_startup: bool = field("Protects pods until the service is Ready.", True)
+    protect_startup: bool = field("Protects pods while they load, also where disruption is not given.", True)
     protect_always: bool | None = field("Protects pods all the time.")
     wire: WireForm = received()
 

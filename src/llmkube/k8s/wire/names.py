@@ -60,6 +60,9 @@ ADDRESS_REASON_ANNOTATION: Final = "inference.llmkube.dev/address-reason"
 CREDENTIAL_ANNOTATION: Final = "inference.llmkube.dev/credential"
 """Annotation on a host's Lease: what is wrong with the host's credential, and what mends it."""
 
+CORDON_ANNOTATION: Final = "inference.llmkube.dev/cordon"
+"""Annotation on a host's Lease: its owner has taken it back, until when; it then lists no accelerator."""
+
 ADDRESSES_ANNOTATION: Final = "inference.llmkube.dev/addresses"
 """Annotation on a host's ServiceAccount: the networks in which its engines may be, as CIDRs with commas between."""
 
@@ -177,7 +180,7 @@ def claim_name(namespace: str, isvc_name: str, slot: int) -> str:
     return f"claim.{namespace}.{kept}-{digest}.{slot}"
 
 
-def endpoint_url(service: str, namespace: str, port: int, path: str, cluster_domain: str = "cluster.local") -> str:
+def endpoint_url(service: str, namespace: str, *, port: int, path: str, cluster_domain: str = "cluster.local") -> str:
     """Return the URL at which a client in the cluster reaches a Service; `path` begins with a slash or is empty."""
     return f"http://{service}.{namespace}.svc.{cluster_domain}:{port}{path}"
 

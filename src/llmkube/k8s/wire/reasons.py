@@ -70,6 +70,7 @@ class Reason(enum.StrEnum):
     CRASH_LOOP = "CrashLoopBackOff", Meaning.RETRIED
     LOAD_STALLED = "LoadStalled", Meaning.RETRIED
     HUNG = "Hung", Meaning.RETRIED
+    METAL_ERROR = "MetalError", Meaning.RETRIED
     INTERNAL_ERROR = "InternalError", Meaning.RETRIED
     PORT_TAKEN = "PortTaken", Meaning.HOST
     ADDRESS_MISSING = "AddressMissing", Meaning.HOST
@@ -88,6 +89,7 @@ class Reason(enum.StrEnum):
     FIELDS_IGNORED = "FieldsIgnored", Meaning.FINE
     NOT_PLANNED = "NotPlanned", Meaning.PASSING
     NAME_TAKEN = "NameTaken", Meaning.USER
+    BACKENDS_UNAVAILABLE = "BackendsUnavailable", Meaning.RECOVERING
 
     # UpToDate, Published, MemoryPressure, of a host
     UP_TO_DATE = "UpToDate", Meaning.FINE

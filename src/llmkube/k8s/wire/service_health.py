@@ -111,7 +111,8 @@ def _judged(service: InferenceService, model: Model | None) -> Health:
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
         return _failing(accepted, 0)
-    if service.spec.suspend or service.spec.replicas == 0:
+    on_hosts = service.spec.hosts.replicas if service.spec.hosts is not None else 0
+    if service.spec.suspend or service.spec.replicas + on_hosts == 0:
         return _stopping(service)
     available = current(service.status.conditions, AVAILABLE, service.metadata.generation)
     if available is not None and available.status == "False" and available.reason == Reason.NO_HOST:
@@ -145,7 +146,8 @@ def model_health(model: Model) -> Health:
 def host_failure(service: InferenceService, model: Model | None) -> Condition | None:
     """Return the condition of an agent that says why this spec fails on its host; None while waiting may be enough.
 
-    While the file is on its way, what the engine did with the file before it counts for nothing.
+    While the file is on its way, or the agent has not looked at the newest Model, what the engine did with the file
+    before it counts for nothing.
     """
     generation = service.metadata.generation
     accepted = current(service.status.conditions, ACCEPTED, generation)
@@ -154,6 +156,8 @@ def host_failure(service: InferenceService, model: Model | None) -> Condition | 
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation) if model is not None else None
     if fetched is not None and fetched.status == "False":
         return fetched if is_failing(fetched.reason, unknown=True) else None
+    if model is not None and _is_edited(model):
+        return None
     loaded = current(service.status.conditions, LOADED, generation)
     if loaded is not None and loaded.status == "False" and is_failing(loaded.reason, unknown=False):
         return loaded
@@ -161,8 +165,31 @@ def host_failure(service: InferenceService, model: Model | None) -> Condition | 
     return published if published is not None and published.status == "False" else None
 
 
+def _is_edited(model: Model) -> bool:
+    """Whether no agent has looked at the newest spec of a Model that one has looked at before."""
+    conditions, generation = model.status.conditions, model.metadata.generation
+    return find_condition(conditions, FETCHED) is not None and current(conditions, FETCHED, generation) is None
+
+
+def _is_news(loaded: Condition, service: InferenceService, model: Model) -> bool:
+    """Whether what an agent says of an engine that does not serve is about the newest specs.
+
+    A wait may go on as it was once the agent has looked at an edit; a failure is that of the spec before.
+    """
+    if _is_edited(model):
+        return False
+    generation = service.metadata.generation
+    if current([loaded], LOADED, generation) is not None:
+        return True
+    accepted = current(service.status.conditions, ACCEPTED, generation)
+    looked_at = accepted is not None and accepted.status == "True"
+    return looked_at and not is_failing(loaded.reason, unknown=True) and loaded.reason != Reason.RESTARTING
+
+
 def is_reported_by_host(service: InferenceService) -> bool:
     """Whether an agent looks after the service: then its conditions say how it does."""
+    if service.spec.hosts is not None and service.status.selector:  # it looks after some replicas, beside pods
+        return False
     loaded = find_condition(service.status.conditions, LOADED)
     return loaded is not None and loaded.reason != Reason.RELEASED
 
@@ -198,7 +225,7 @@ def _on_host(service: InferenceService, model: Model, *, looked_at: bool) -> Hea
     if fetched is not None and not done:
         return _of(fetched, State.WAITING, 0)
     loaded = find_condition(service.status.conditions, LOADED)  # also about an older spec: it is what runs
-    if loaded is None or (loaded.status == "True" and not looked_at):
+    if loaded is None or not (looked_at if loaded.status == "True" else _is_news(loaded, service, model)):
         return Health(State.WAITING, done, Reason.PENDING, "waiting for the agent to look at it")
     if loaded.status == "True":
         return _of_update(service) or _of_replicas(service, loaded)

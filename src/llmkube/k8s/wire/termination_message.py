@@ -19,6 +19,9 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 MAX_BYTES: Final = 4096
 """What the kubelet keeps of it; the rest is cut off, and what is left is no JSON."""
 
+REACHED: Final = "ok"
+"""What `llmkube reach` tells of an address at which the right host answers."""
+
 _NOT_A_MESSAGE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, DecodeError)
 
 
@@ -71,7 +74,15 @@ def parse_fetched(text: str) -> Fetched | None:
         gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
         files = tuple(str(name) for name in said.get("files") or ())
         sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
-        return Fetched(_below(str(said["path"])), int(said["sizeBytes"]), sha256, gguf, files, etag, kept)
+        return Fetched(
+            path=_below(str(said["path"])),
+            size_bytes=int(said["sizeBytes"]),
+            sha256=sha256,
+            gguf=gguf,
+            files=files,
+            etag=etag,
+            kept=kept,
+        )
     except _NOT_A_MESSAGE:
         return None
 
@@ -81,6 +92,14 @@ def parse_failure(text: str) -> tuple[str, str] | None:
     try:
         said = json.loads(text)
         return str(said["reason"]), str(said["message"])
+    except _NOT_A_MESSAGE:
+        return None
+
+
+def parse_tried(text: str) -> str | None:
+    """Return what `llmkube reach` tells of an address; None when the message is not one of ours."""
+    try:
+        return str(json.loads(text)["result"])
     except _NOT_A_MESSAGE:
         return None
 

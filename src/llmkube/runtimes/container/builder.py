@@ -26,7 +26,7 @@ from llmkube.runtimes.container.container_plan import (
     Variable,
 )
 from llmkube.runtimes.container.gpu import stack_of
-from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.container.images import CPU, Images
 from llmkube.runtimes.container.weights_source import SOURCE, hub_repository, is_mounted, parsed_source
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import Placeholder, PlanError
@@ -295,6 +295,7 @@ class ContainerBuilder:
         probes: Probes,
         image: str = "",
         image_key: str = "",
+        on_cpu: bool = False,
         command: tuple[str, ...] = (),
         extra_args: bool = True,
         endpoint_path: str = "",
@@ -310,6 +311,7 @@ class ContainerBuilder:
             probes: The runtime's; those of the service are merged into them.
             image: The runtime's own image where `images` has none pinned.
             image_key: The runtime whose image it uses; empty for its own.
+            on_cpu: Whether an image for CPUs alone may serve it.
             command: The runtime's entrypoint; empty leaves the image's.
             extra_args: Whether the command line ends with `spec.extraArgs`.
             endpoint_path: What the engine answers; empty for OpenAI's paths by `spec.mode`.
@@ -331,11 +333,13 @@ class ContainerBuilder:
         if spec.metrics_path:
             self.honour("spec.metricsPath")
             metrics_port_name, further = metrics_port_name or PORT_NAME, {**further, "metrics_path": spec.metrics_path}
-        stack = stack_of(self.model.spec) if self.resources.on_gpu else ""
+        image_key = image_key or self.runtime.name
+        stack = CPU if on_cpu else stack_of(self.model.spec) if self.resources.on_gpu else ""
         return ContainerPlan(
             runtime=self.runtime.name,
             container_name=container_name,
-            image=spec.image or self.images.choose(image_key or self.runtime.name, stack, default=image),
+            image=spec.image or self.images.choose(image_key, stack, default=image),
+            image_before=self.images.before(image_key, stack) if on_cpu and not spec.image else "",
             port=port,
             command=spec.command or command,
             args=tuple(self.line.argv),

@@ -219,6 +219,25 @@ class KeyCheck:
     engine_port: int
 
 
+@attrs.frozen
+class Group:
+    """Processes on several nodes that serve one model together; the first of them answers.
+
+    Attributes:
+        size: How many, the first among them.
+        leader: The further arguments of the first.
+        workers: Those of the others.
+        leader_env: The further variables of the first.
+        worker_env: Those of the others.
+    """
+
+    size: int
+    leader: tuple[str, ...]
+    workers: tuple[str, ...]
+    leader_env: tuple[Variable, ...] = ()
+    worker_env: tuple[Variable, ...] = ()
+
+
 @attrs.frozen(kw_only=True)
 class ContainerPlan:
     """The serving container of one InferenceService, and what its pod needs for it.
@@ -234,6 +253,7 @@ class ContainerPlan:
         env: The environment, each name once, the user's last.
         probes: How a kubelet asks the container.
         resources: What a replica requests.
+        image_before: The image that pods which serve may go on with; empty: the same.
         needs_model_init: The weights must be fetched before the container starts. False: the engine fetches for
             itself, or is content with what is mounted (`uses_weights`).
         draft_model: Name of the Model that `Placeholder.DRAFT` stands for; empty when there is none.
@@ -252,6 +272,7 @@ class ContainerPlan:
             folder /tmp that it may write to.
         key_check: Who asks clients for their keys there, in the engine's place; None when the engine listens there.
         shared_memory: The engine's processes talk through `/dev/shm`, which needs more than a container's 64 MiB.
+        group: How pods on several nodes serve it together; None where one pod does.
         not_honoured: Paths of fields that were given but have no effect on this path.
 
     The words of `command`, `args` and `post_start` and the values of `env` may be slots; `render_words`, `render_hook`
@@ -261,6 +282,7 @@ class ContainerPlan:
     runtime: str
     container_name: str
     image: str
+    image_before: str = ""
     port: int
     extra_ports: tuple[tuple[str, int], ...] = ()
     command: tuple[str, ...] = ()
@@ -282,6 +304,7 @@ class ContainerPlan:
     any_user: bool = False
     key_check: KeyCheck | None = None
     shared_memory: bool = False
+    group: Group | None = None
     not_honoured: tuple[str, ...] = ()
 
     @property

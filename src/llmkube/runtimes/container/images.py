@@ -22,6 +22,7 @@ _OLLAMA: Final = "ollama/ollama:0.24.0"
 
 PINNED: Final[Mapping[str, str]] = {
     "llamacpp": f"{_LLAMA}-{_LLAMA_BUILD}",
+    "llamacpp-cpu": f"{_LLAMA}-{_LLAMA_BUILD}",  # the chart names our own image here (`bundled_engine`)
     "llamacpp-cuda": f"{_LLAMA}-cuda13-{_LLAMA_BUILD}",
     "llamacpp-rocm": f"{_LLAMA}-rocm-{_LLAMA_BUILD}",
     "llamacpp-vulkan": f"{_LLAMA}-vulkan-{_LLAMA_BUILD}",
@@ -40,7 +41,13 @@ PINNED: Final[Mapping[str, str]] = {
     "ollama-cuda": _OLLAMA,
     "ollama-rocm": f"{_OLLAMA}-rocm",
 }
-"""By runtime and compute stack (`cuda`, `rocm`, `vulkan`, `intel`; nothing for a CPU)."""
+"""By runtime and compute stack (`cuda`, `rocm`, `vulkan`, `intel`); nothing where no GPU is asked for.
+
+`llamacpp-cpu` is for pods of which it is known that the bundled engine serves them.
+"""
+
+CPU: Final = "cpu"
+"""The compute stack of those."""
 
 _WITHOUT_IMAGE: Final = frozenset({"personaplex", "generic"})
 """Runtimes of which we know no image."""
@@ -78,7 +85,7 @@ class Images:
 
         Args:
             runtime: Its name, or that of the one whose image it uses.
-            stack: `cuda`, `rocm`, `vulkan`, `intel`, or empty for a CPU.
+            stack: `cuda`, `rocm`, `vulkan`, `intel`, `cpu`, or empty where no GPU is asked for.
             default: What a runtime that is not pinned here brings itself.
 
         Raises:
@@ -93,6 +100,19 @@ class Images:
             on = f" on {stack}" if stack else ""
             raise PlanError(f"there is no image of ours for {runtime}{on}: name one", field=_FIXED)
         return self._mirrored(image)
+
+    def before(self, runtime: str, stack: str) -> str:
+        """Return the image that pods have had if the one for their stack was named later; empty where it is the same.
+
+        What serves with it need not be replaced for that alone.
+
+        Args:
+            runtime: As for `choose`.
+            stack: As for `choose`.
+        """
+        key = f"{runtime}-{stack}"
+        others = {name: image for name, image in self.overrides.items() if name != key}
+        return "" if key not in self.overrides else attrs.evolve(self, overrides=others).choose(runtime, stack)
 
     def _mirrored(self, image: str) -> str:
         if not self.registry:

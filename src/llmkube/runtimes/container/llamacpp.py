@@ -7,6 +7,7 @@ import attrs
 
 from llmkube.runtimes.arguments import CommandLine, flags_in
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
+from llmkube.runtimes.container.bundled_engine import can_serve
 from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
@@ -110,7 +111,8 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
         )
     if isinstance(source, HubFile):
         return ["--hf-repo", source.repository, "--hf-file", literal(source.path)]
-    return ["--hf-repo", source.name]
+    quantization = f":{source.quantization}" if source.quantization else ""
+    return ["--hf-repo", literal(source.name + quantization)]
 
 
 def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> ContainerPlan:
@@ -136,6 +138,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> C
         port=port,
         probes=Probes.http("/health"),
         image_key="llamacpp",
+        on_cpu=can_serve(spec, builder.model.spec, builder.resources, (*line.argv, *spec.extra_args)),
         hpa_metric=metric,
         busy_metrics=_BUSY,
         draft_model=draft_model,

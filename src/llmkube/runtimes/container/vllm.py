@@ -5,16 +5,19 @@ from typing import Final
 
 import attrs
 
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.serving import VLLMConfig, VLLMSpeculative
 from llmkube.runtimes.arguments import flag_of
 from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_repositories
-from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
+from llmkube.runtimes.container.container_plan import ContainerPlan, Group, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import check_parallel
-from llmkube.runtimes.plan import Placeholder
+from llmkube.runtimes.container.group import LEADER_ADDRESS, PATH, RANK, check_group, variables
+from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8000
+# The module knows no --headless, which all nodes of a group but the first are started with
+GROUP_COMMAND: Final = ("vllm", "serve")
 # `vllm serve` wants the model as its first word; the module takes --model, in every version
 COMMAND: Final = ("python3", "-m", "vllm.entrypoints.openai.api_server")
 
@@ -54,7 +57,9 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     repository = builder.repository()
     # without --served-model-name vLLM goes by the repository's name, which clients of such a one have learned
     names = tuple(dict.fromkeys((*builder.names(), *said, *((repository.name,) if repository else ()))))
-    line.argv += ["--model", repository.name if repository else builder.weights()]
+    group = _group(builder.spec)
+    model = repository.name if repository else builder.weights()
+    line.argv += [model] if group is not None else ["--model", model]
     if repository and repository.revision != DEFAULT_REVISION:
         line.argv += ["--revision", repository.revision]
     port = builder.port(PORT)
@@ -83,13 +88,29 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     return builder.finish(
         container_name="vllm",
         port=port,
-        command=COMMAND,
+        command=COMMAND if group is None else GROUP_COMMAND,
         probes=Probes.http("/health"),
         hpa_metric=ScalingMetric("vllm:num_requests_running"),
         latency_metric="vllm:e2e_request_latency_seconds",
         busy_metrics=("vllm:num_requests_running", "vllm:num_requests_waiting"),
         shared_memory=builder.resources.gpu_count > 1,
+        group=group,
         model_id=builder.name,
+    )
+
+
+def _group(spec: InferenceServiceSpec) -> Group | None:
+    """Return what the processes on several nodes are told: who is the first, which one each is, how many there are."""
+    wish = spec.multi_node
+    if wish is None:
+        return None
+    check_group(spec, wish)
+    first, second, *_ = wish.members
+    address = literal(first.fabric.address) if first.fabric and first.fabric.address else LEADER_ADDRESS
+    port = ("--master-port", str(wish.rendezvous_port)) if wish.rendezvous_port else ()
+    meet = ("--nnodes", str(len(wish.members)), "--master-addr", address, *port, "--node-rank", f"$({RANK})")
+    return Group(
+        len(wish.members), meet, (*meet, "--headless"), variables(spec, wish, first), variables(spec, wish, second)
     )
 
 
@@ -115,7 +136,11 @@ def _names_said(service: InferenceService) -> tuple[tuple[str, ...], InferenceSe
 
 def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
     """Share each layer among all GPUs, unless the Model wants one after the other, or the service says how many."""
-    count, gpu = builder.resources.gpu_count, builder.model.spec.hardware.gpu
+    wish, gpu = builder.spec.multi_node, builder.model.spec.hardware.gpu
+    if wish is not None:
+        _share_among_nodes(builder, config, len(wish.members))
+        return
+    count = builder.resources.gpu_count
     strategy = gpu.sharding.strategy if gpu and gpu.sharding else "layer"
     size, path = config.tensor_parallel_size, f"{_PATH}.tensorParallelSize"
     stages, stages_path = config.pipeline_parallel_size, f"{_PATH}.pipelineParallelSize"
@@ -134,6 +159,31 @@ def _add_parallelism(builder: ContainerBuilder, config: VLLMConfig) -> None:
         builder.honour(_STRATEGY)
         if stages is None and strategy == "pipeline" and (left := count // (size or 1)) > 1:
             builder.line.default("--pipeline-parallel-size", "-pp", value=left)
+
+
+def _share_among_nodes(builder: ContainerBuilder, config: VLLMConfig, nodes: int) -> None:
+    """Share each layer among the GPUs of a node, and the layers among the nodes, unless the service says otherwise."""
+    total = builder.resources.gpu_count * nodes
+    if not total:
+        raise PlanError(f"{PATH} needs a GPU on each node: ask for the number on one node", field="spec.resources.gpu")
+    stages = config.pipeline_parallel_size or (total // config.tensor_parallel_size if config.tensor_parallel_size
+                                               else nodes)  # fmt: skip
+    size = config.tensor_parallel_size or max(1, total // stages)
+    if size * stages != total:
+        raise PlanError(
+            f"{size} GPUs to a layer and {stages} stages are {size * stages} GPUs, and {nodes} nodes with "
+            f"{builder.resources.gpu_count} each have {total}: all of them have to be used",
+            field=f"{_PATH}.{'tensorParallelSize' if config.tensor_parallel_size else 'pipelineParallelSize'}",
+        )
+    for path, flag, short, value, given in (
+        (f"{_PATH}.tensorParallelSize", "--tensor-parallel-size", "-tp", size, config.tensor_parallel_size),
+        (f"{_PATH}.pipelineParallelSize", "--pipeline-parallel-size", "-pp", stages, config.pipeline_parallel_size),
+    ):
+        if given is not None:
+            builder.line.add(path, flag, value)
+        else:
+            builder.line.default(flag, short, value=value)
+    builder.honour(_STRATEGY)
 
 
 def _add_cache_type(builder: ContainerBuilder, config: VLLMConfig) -> None:

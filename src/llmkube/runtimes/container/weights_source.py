@@ -1,39 +1,30 @@
 """What a Model's source means to an engine: a repository that it can fetch by itself, or files that it is handed."""
 
-import urllib.parse
 from typing import Final
 
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.errors import SourceError
-from llmkube.weights.source import HubRepository, ImageSource, LocalFile, Source, VolumeSource, WebFile, parse_source
+from llmkube.weights.source import HubRepository, ImageSource, LocalFile, Source, VolumeSource, parse_source
 
 SOURCE: Final = "Model.spec.source"
-
-_HUB_HOSTS: Final = frozenset({"huggingface.co", "www.huggingface.co", "hf.co"})
-_NO_MODELS: Final = ("datasets", "spaces")
 
 
 def hub_repository(source: str) -> HubRepository | None:
     """Return the Hugging Face repository that a source names as a whole, a web page's address included; None if none.
 
     Raises:
-        PlanError: The source is malformed.
+        PlanError: The source is malformed, or names one quantization.
     """
     parsed = parsed_source(source)
-    if isinstance(parsed, HubRepository):
-        return parsed
-    if not isinstance(parsed, WebFile) or parsed.url.host not in _HUB_HOSTS:
+    if not isinstance(parsed, HubRepository):
         return None
-    steps = [urllib.parse.unquote(step) for step in parsed.url.path.split("/") if step]
-    match steps:
-        case [owner, name] | [owner, name, "tree", "main"]:
-            text = f"{owner}/{name}"
-        case [owner, name, "tree", revision]:
-            text = f"{owner}/{name}@{revision}"
-        case _:
-            return None
-    page = parsed_source(text)
-    return page if isinstance(page, HubRepository) and owner not in _NO_MODELS else None
+    if parsed.quantization:
+        raise PlanError(
+            f"this engine takes a repository as a whole, and {parsed.redacted} names one GGUF file of it; leave "
+            f":{parsed.quantization} out, or serve it with llama.cpp",
+            field=SOURCE,
+        )
+    return parsed
 
 
 def is_mounted(source: Source) -> bool:

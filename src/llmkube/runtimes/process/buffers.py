@@ -1,4 +1,4 @@
-"""What llama.cpp says that it has allocated: its log's lines `… buffer size = N MiB`, as components.
+"""What llama.cpp says that it has allocated, `… buffer size = N MiB`, as components; and what its GPU may hold.
 
 The lines are there at `--verbosity 4`. A model that is loaded again after a sleep writes them again: hand `reported`
 the lines of one load.
@@ -22,6 +22,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "compute": "compute buffer",
     "output": "output buffer",
 }
+_DEVICE_LIMIT: Final = re.compile(r"recommendedMaxWorkingSetSize\s*=\s*(?P<size>\d{1,9}(?:\.\d{1,6})?) MB", re.ASCII)
 _ON_HOST: Final = re.compile(r"CPU(_\w+)?|BLAS|\w+_Host")
 
 
@@ -38,6 +39,12 @@ def parse_buffer(line: str) -> Component | None:
     name = "repacked weights" if buffer.endswith("_REPACK") else _NAMES.get(kind, "recurrent state")
     place = Place.HOST if _ON_HOST.fullmatch(buffer) else Place.DEVICE
     return Component(name, place, round(float(found["size"]) * (1 << 20)))
+
+
+def device_limit(lines: Iterable[str]) -> int | None:
+    """Return what Metal has told an engine that its GPU may hold, in bytes: ggml writes it with millions of them."""
+    found = [size for line in lines if (said := _DEVICE_LIMIT.search(line)) and (size := float(said["size"]))]
+    return round(max(found) * 1_000_000) if found else None
 
 
 def reported(lines: Iterable[str]) -> tuple[Component, ...]:

@@ -23,6 +23,8 @@ class ExitCause(StrEnum):
     BAD_ADDRESS = "BadAddress"
     OUT_OF_MEMORY = "OutOfMemory"
     MEMORY_KILL = "MemoryKill"
+    METAL_ERROR = "MetalError"
+    BAD_SIGNATURE = "BadSignature"
     MISSING_LIBRARY = "MissingLibrary"
     BAD_SETTING = "BadSetting"
     CRASH = "Crash"
@@ -123,6 +125,15 @@ _RULES: Final = (
     ),
 )
 
+SIGN_AGAIN: Final = "install it again, or sign it with `codesign --force --sign - FILE`"
+"""What mends a program whose code signature macOS does not accept, as after a copy over the file."""
+
+_METAL: Final = re.compile(r"command buffer \d+ failed with status|backend is in error state")
+"""What ggml says when the GPU has failed: each request gets 500 from then on, and `/health` says 200
+(ggml-metal-context.m, llama.cpp issue 20306)."""
+
+_METAL_MEMORY: Final = re.compile(r"OutOfMemory|insufficient memory", re.IGNORECASE)
+
 _CRASHES: Final = frozenset(
     {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS}
 )
@@ -133,7 +144,14 @@ _STAMP: Final = re.compile(r"^\s*\d+(\.\d+)+\s+[A-Z]\s+")
 _MAX_SAID: Final = 240
 
 
-def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, memory_short: bool = False) -> Diagnosis:
+def classify(
+    code: int | None,
+    lines: Sequence[str],
+    *,
+    memory_kills: int = 0,
+    memory_short: bool = False,
+    for_signature: bool = False,
+) -> Diagnosis:
     """Say why an engine ended by itself.
 
     Args:
@@ -141,7 +159,11 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
         lines: Its last lines, oldest first.
         memory_kills: How many processes the kernel has killed for lack of memory where the engine ran, while it ran.
         memory_short: Whether the host was short of memory when it was last looked at; macOS counts no such kills.
+        for_signature: Whether the kernel has said that it ended it because of its code signature; only macOS does.
     """
+    if for_signature:
+        said = "macOS has killed it, as the code signature of its program or of a library is not valid"
+        return Diagnosis(ExitCause.BAD_SIGNATURE, said, SIGN_AGAIN)
     killed = _killed(memory_kills, memory_short)
     if code == -signal.SIGKILL:
         return killed or Diagnosis(
@@ -161,6 +183,18 @@ def classify(code: int | None, lines: Sequence[str], *, memory_kills: int = 0, m
     if code == 0:
         return Diagnosis(ExitCause.UNKNOWN, "it ended with exit code 0, as after a request to stop")
     return Diagnosis(ExitCause.UNKNOWN, "")
+
+
+def metal_error(lines: Sequence[str]) -> Diagnosis | None:
+    """Return what has failed on the GPU, by the lines that an engine has written; None where nothing has."""
+    failed = next((line for line in lines if _METAL.search(line)), None)
+    if failed is None:
+        return None
+    memory = next((line for line in lines if _METAL_MEMORY.search(line)), None)
+    if memory is not None:
+        said = f"there was not enough memory for the GPU: {_shown(memory)}"
+        return Diagnosis(ExitCause.OUT_OF_MEMORY, said, _LESS_MEMORY)
+    return Diagnosis(ExitCause.METAL_ERROR, f"a command of the GPU has failed: {_shown(failed)}")
 
 
 def _killed(memory_kills: int, memory_short: bool) -> Diagnosis | None:

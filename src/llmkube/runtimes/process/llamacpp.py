@@ -37,6 +37,7 @@ from llmkube.runtimes.llama_fields import (
     vain_context,
 )
 from llmkube.runtimes.llama_flags import (
+    Said,
     given_by,
     parse_help,
     parse_switches,
@@ -68,6 +69,8 @@ _HONOURED_ELSEWHERE: Final = frozenset(
     {
         "spec.modelRef",
         "spec.runtime",
+        "spec.hosts.modelRef",
+        "spec.hosts.replicas",
         "spec.replicas",
         "spec.suspend",
         "spec.priority",
@@ -99,12 +102,18 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
     Raises:
         PlanError: The field that stands in the way, and what to do about it.
     """
+    _read(isvc, model, allowances)
+
+
+def _read(
+    isvc: InferenceService, model: Model, allowances: Allowances
+) -> tuple[InferenceService, Model, tuple[Said, ...], tuple[tuple[str, str], ...]]:
+    """Return what the objects say, read as fields, with the extra arguments and the environment; or refuse it."""
     isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
     check_fields(spec)
     draft_of(spec)
-    read_extra_args(spec.extra_args, allowances)
-    plan_environment(spec.env, allowances)
+    return isvc, model, read_extra_args(spec.extra_args, allowances), plan_environment(spec.env, allowances)
 
 
 def plan(
@@ -125,11 +134,9 @@ def plan(
     Raises:
         PlanError: As `check`, and when extraArgs has a flag that the engine does not know.
     """
-    check(isvc, model, allowances)
-    isvc, model = read_as_fields(isvc, model)
+    isvc, model, said, env = _read(isvc, model, allowances)
     spec = isvc.spec
     context = context_of(spec, gguf.context_length)
-    said = read_extra_args(spec.extra_args, allowances)
     given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
     names, unheard = _names(alias, spec, engine)
@@ -165,7 +172,7 @@ def plan(
     line.argv += render_extra_args([each for each in said if each.flag not in _WRITTEN], engine)
     return LaunchPlan(
         argv=tuple(line.argv),
-        env=plan_environment(spec.env, allowances),
+        env=env,
         runtime=RUNTIME,
         alias=alias,
         weights_identity=weights.identity if draft is None else f"{weights.identity} {draft.identity}",

@@ -19,7 +19,7 @@ from llmkube.base.errors import LLMKubeError, WorldError
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.host_monitor import HostMonitor
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import Cache, is_older, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, host_id

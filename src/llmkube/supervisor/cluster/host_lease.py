@@ -33,6 +33,7 @@ from llmkube.k8s.wire.names import (
     ADDRESS_ANNOTATION,
     ADDRESS_REASON_ANNOTATION,
     AGENT_VERSION_ANNOTATION,
+    CORDON_ANNOTATION,
     CREDENTIAL_ANNOTATION,
     ENGINE_ANNOTATION,
     HOST_LABEL,
@@ -84,6 +85,7 @@ class HostReport:
     machine: str = ""
     budget_bytes: int = 0
     credential: str = ""
+    cordon: str = ""
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -100,7 +102,8 @@ class HostReport:
             ADDRESS_REASON_ANNOTATION: self.reach.problem or self.reach.why,
             CREDENTIAL_ANNOTATION: self.credential,
         }
-        return {name: value for name, value in said.items() if value}
+        known = {name: value for name, value in said.items() if value}
+        return known | {CORDON_ANNOTATION: self.cordon, ACCELERATORS_ANNOTATION: ""} if self.cordon else known
 
 
 def lease_manifest(
@@ -149,6 +152,7 @@ class HostLease:
         credential: What is wrong with this host's credential; told while it still counts.
         on_accepted: Told after each renewal.
         on_refused: Told when the API server does not know who asks.
+        cordon: Until when this host serves nothing; empty while it serves.
     """
 
     client: Client
@@ -165,6 +169,7 @@ class HostLease:
     credential: Callable[[], str] = lambda: ""
     on_accepted: Callable[[], None] = lambda: None
     on_refused: Callable[[], None] = lambda: None
+    cordon: Callable[[], str] = lambda: ""
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
     _missed: int = 0  # renewals in a row that failed, or that the host slept through
@@ -302,7 +307,8 @@ class HostLease:
             self.reach.value,
             self.ports.machine,
             budget_bytes,
-            self.credential(),
+            credential=self.credential(),
+            cordon=self.cordon(),
         )
         manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
         while True:

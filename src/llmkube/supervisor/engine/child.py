@@ -18,23 +18,27 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.base.full_disk import full_disk, is_full
+from llmkube.base.waiting import wait_any
 from llmkube.supervisor.engine.key_file import write_keys
 from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
 from llmkube.supervisor.engine.process_stats import EngineProcess, Sampler
 from llmkube.supervisor.host import processes
+from llmkube.supervisor.host.exit_events import UNKNOWN_END, Ended
 from llmkube.supervisor.host.linux import oom_kills
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
-from llmkube.supervisor.nouns.ports import Command, Shutdown
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 
 log = structlog.get_logger(__name__)
 
 FAMILY_SECONDS = 0.1
 """Between two looks at processes that have left their session and were asked to end."""
 
-KILL_SECONDS = 5.0
-"""How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so."""
+KILL_SECONDS = 10.0
+"""How long the kernel may take to end a process after KILL; one in uninterruptible sleep is left, and said so. To give
+back 373 GiB of a GPU takes macOS 4 s (oMLX issue 2184)."""
 
 NOTE_SECONDS = 2.0
 """How long it may take to write that down."""
@@ -45,6 +49,12 @@ AGAIN_SECONDS = 1.0
 
 class SpawnError(WorldError):
     """The program could not be started at all."""
+
+
+class NoRoomError(WorldError):
+    """The disk has no room for what an engine needs beside its process: its log, its keys."""
+
+    reason = "NoSpace"
 
 
 class AdoptError(WorldError):
@@ -66,9 +76,11 @@ class OwnedProcess:
     _sampler: Sampler
     _kills_before: int = attrs.field(factory=oom_kills)
     _engine: EngineProcess | None = None
+    _killed_for_memory: int = 0
+    work_seen: Callable[[], None] = lambda: None
 
     async def wait(self) -> Exit:
-        """Return how it ended; Trio waits on a pidfd or kqueue, so this costs nothing while it runs."""
+        """Return how it ended; a pidfd or kqueue tells, so this costs nothing while it runs."""
         return await self._wait()
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
@@ -99,6 +111,8 @@ class OwnedProcess:
         A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
         """
         seen = await self._sampler.sample(self._engine_at(host, port), loading=loading)
+        if seen is not None and loading:
+            self.worked()
         if seen is not None and seen.log_bytes > self._log_cap_bytes:
             await trio.to_thread.run_sync(rotate, self._log_path, self._log_cap_bytes)
         return seen
@@ -118,9 +132,17 @@ class OwnedProcess:
         """Every process on this host that carries its cookie, itself included."""
         return await self._sampler.family(cookie)
 
+    def worked(self) -> None:
+        """It was seen to load or to compute just now; `work_seen` is told."""
+        self.work_seen()
+
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
-        return oom_kills() - self._kills_before
+        return self._killed_for_memory + oom_kills() - self._kills_before
+
+    def note_end(self, ended: Ended) -> None:
+        """Take in what the kernel tells of its end: macOS counts no kills, and names the one that this was."""
+        self._killed_for_memory = int(ended.for_memory)
 
 
 @attrs.frozen
@@ -129,13 +151,13 @@ class Ending:
 
     Attributes:
         cookie: Its mark: every process that carries it is ended, too, whatever session it has made.
-        grace_seconds: Between TERM and KILL.
+        grace: Between TERM and KILL.
         shutdown: Whether it is ended at all.
         outlived: Told the pid and the start of a process that runs even after KILL; blocks, and may raise OSError.
     """
 
     cookie: str
-    grace_seconds: float
+    grace: Grace
     shutdown: Shutdown
     outlived: Callable[[int, str], None] | None = None
 
@@ -164,11 +186,15 @@ async def open_child(
 
     Raises:
         SpawnError: There is no such program, it may not be run, or its log or its keys cannot be written.
+        NoRoomError: They cannot, because the disk is full.
     """
     try:
         offset, output = await trio.to_thread.run_sync(_prepare, command, check)
     except OSError as error:
         at = error.filename or command.log_path
+        if is_full(error):
+            why = full_disk(command.log_path.parent)
+            raise NoRoomError(f"cannot write {at}, which the engine needs: {why}") from error
         raise SpawnError(f"cannot write {at}, which the engine needs: {error.strerror or error}") from error
     try:
         process = await trio.lowlevel.open_process(
@@ -186,7 +212,9 @@ async def open_child(
         os.close(output)
 
     async def wait() -> Exit:
-        return Exit(await process.wait())
+        code, ended = await processes.wait_child(process)
+        child.note_end(ended)
+        return Exit(code, for_signature=ended.for_signature)
 
     started = processes.start_of(process.pid)
     child = OwnedProcess(process.pid, started, offset, command.log_path, wait, log_cap_bytes, sampler or Sampler())
@@ -216,20 +244,33 @@ async def adopt_child(
         AdoptError: It has ended.
     """
     async with AsyncExitStack() as stack:
-        wait_ended = await _watched(record, stack)
+        wait_ended: Callable[[], Awaitable[Ended]] = partial(_poll_ended, record)
 
         async def wait() -> Exit:
-            await wait_ended()
-            return Exit(None)
+            ended = await wait_ended()
+            child.note_end(ended)
+            return Exit(ended.code, for_signature=ended.for_signature)
 
         child = OwnedProcess(
             record.pid, record.started, record.log_offset, log_path, wait, log_cap_bytes, sampler or Sampler()
         )
+        try:
+            wait_ended = await _watched(record, stack)
+        except trio.Cancelled:  # it has to go before it could be looked at, and no other scope owns it
+            if not ending.shutdown.keep:
+                await _end(child, ending)  # noqa: ASYNC102, ASYNC120 (it shields itself, with a deadline)
+            raise
         async with _owned(child, ending):
             yield child
 
 
-async def _watched(record: EngineRecord, stack: AsyncExitStack) -> Callable[[], Awaitable[None]]:
+async def _poll_ended(record: EngineRecord) -> Ended:
+    while not processes.is_gone(record.pid) and processes.start_of(record.pid) in {"", record.started}:  # noqa: ASYNC110
+        await trio.sleep(AGAIN_SECONDS)
+    return UNKNOWN_END
+
+
+async def _watched(record: EngineRecord, stack: AsyncExitStack) -> Callable[[], Awaitable[Ended]]:
     """Return what tells of its end, as soon as this host has a descriptor for it."""
     told = False
     while True:
@@ -266,14 +307,20 @@ async def _end(child: OwnedProcess, ending: Ending) -> None:
     the grace: a helper that survives may hold the model's memory.
     """
     signal_group = partial(processes.send_group, child.pid, child.started)
-    with trio.move_on_after(ending.grace_seconds + KILL_SECONDS, shield=True) as bound:
-        with trio.move_on_after(ending.grace_seconds) as patience:
-            signal_group(signal.SIGTERM)
-            signal_group(signal.SIGCONT)  # a stopped one gets TERM only when it goes on
-            await child.wait()
-            signal_group(signal.SIGKILL)
-            await _end_family(child, ending.cookie, signal.SIGTERM)
-        if patience.cancelled_caught:
+    gentle = False
+
+    async def end_gently() -> None:
+        nonlocal gentle
+        signal_group(signal.SIGTERM)
+        signal_group(signal.SIGCONT)  # a stopped one gets TERM only when it goes on
+        await child.wait()
+        signal_group(signal.SIGKILL)
+        await _end_family(child, ending.cookie, signal.SIGTERM)
+        gentle = True
+
+    with trio.move_on_after(ending.grace.seconds + KILL_SECONDS, shield=True) as bound:
+        await wait_any(end_gently, ending.grace.wait_over)
+        if not gentle:
             signal_group(signal.SIGKILL)
             await _end_family(child, ending.cookie, signal.SIGKILL)
             await child.wait()

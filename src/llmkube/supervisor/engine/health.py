@@ -119,18 +119,31 @@ class Engine:
 
         None: this host could not ask.
         """
+        try:
+            status = await self._ask_least()
+        except NOT_UNDERSTOOD:
+            return Answer("busy", token=False)
+        except HttpError as error:
+            return None if _is_our_lack(error) else Answer("gone", token=False)
+        token = status is not None and status < 500
+        return Answer("ok" if token else "busy", token=token)
+
+    async def token_error(self) -> str:
+        """Ask for the least that it can compute; return how it fails, and "" when it does not, or takes long."""
+        try:
+            status = await self._ask_least()
+        except HttpError:
+            return ""  # its exit, or another program at its port, is noticed elsewhere
+        return f"it answers {status} to a request for one token" if status is not None and status >= 500 else ""
+
+    async def _ask_least(self) -> int | None:
+        """Return the status of the answer; None when there is none in `TOKEN_SECONDS`."""
         path, body = self._least()
         content = self.credentials.with_("Content-Type", "application/json")
-        token = False
         with trio.move_on_after(TOKEN_SECONDS):
-            try:
-                got = await self.http.request("POST", self.url + path, headers=content, body=json.dumps(body).encode())
-            except NOT_UNDERSTOOD:
-                return Answer("busy", token=False)
-            except HttpError as error:
-                return None if _is_our_lack(error) else Answer("gone", token=False)
-            token = got.status < 500
-        return Answer("ok" if token else "busy", token=token)
+            url = self.url + path
+            return (await self.http.request("POST", url, headers=content, body=json.dumps(body).encode())).status
+        return None
 
     async def wait_idle(self) -> None:
         """Return when no request is in flight or queued, or when that cannot be told; a deadline is the caller's.

@@ -1,9 +1,11 @@
 """The engine program on this machine: what it is, and how it is started in a small environment of its own."""
 
 import os
+import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,11 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.environment import OURS
+from llmkube.runtimes.process.exits import SIGN_AGAIN
 from llmkube.runtimes.process.llamacpp import parse_help, parse_switches, parse_version
-from llmkube.supervisor.engine.child import Ending, adopt_child, open_child
+from llmkube.supervisor.engine.child import Ending, OwnedProcess, adopt_child, open_child
 from llmkube.supervisor.engine.cookie_scan import CookieScan
+from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, keeping_awake
 from llmkube.supervisor.engine.key_file import kept_while_running, key_path
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.process_stats import Sampler
@@ -24,7 +28,7 @@ from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.ports import Child, Command, Shutdown
+from llmkube.supervisor.nouns.ports import Child, Command, Grace, Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.supervisor.nouns.settings import AgentSettings
 
@@ -56,6 +60,13 @@ class AddressMissingError(WorldError):
     reason = "AddressMissing"
 
 
+def killed_at_once(code: int, platform: str) -> str:
+    """Say what it means that a program was killed before it said a word; "" where nothing is known to mean it."""
+    if platform == "darwin" and code == -signal.SIGKILL:
+        return f"macOS kills a program whose code signature is not valid, as after a copy over the file; {SIGN_AGAIN}"
+    return ""
+
+
 @attrs.define(eq=False)
 class _Question:
     """The question that is under way; tasks that come meanwhile get the same answer."""
@@ -66,13 +77,23 @@ class _Question:
 
 @attrs.define(eq=False)
 class LocalEngines:
-    """Start llama-server on this machine."""
+    """Start llama-server on this machine.
+
+    Attributes:
+        settings: The agent's.
+        awake: Keeps this machine awake until cancelled, or until a process has ended; None where nothing does.
+    """
 
     settings: AgentSettings
+    awake: Callable[[int], Awaitable[None]] | None = attrs.field()
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
     _question: _Question | None = None
     _sampler: Sampler = attrs.field(factory=Sampler)
     _scan: CookieScan = attrs.field(factory=CookieScan)
+
+    @awake.default
+    def _awake(self) -> Callable[[int], Awaitable[None]] | None:
+        return caffeinate if sys.platform == "darwin" or self.settings.keep_awake else None
 
     async def info(self) -> EngineInfo:
         """Ask the program for its flags, once per binary: a replaced file is asked again."""
@@ -129,7 +150,7 @@ class LocalEngines:
             raise EngineNotFoundError(f"{program} {flag} gave no answer in {HELP_SECONDS:g} s") from error
         text: str = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
-            said = text[-500:].strip()
+            said = text[-500:].strip() or killed_at_once(done.returncode, sys.platform)
             raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {said}")
         return text
 
@@ -144,7 +165,7 @@ class LocalEngines:
             raise AddressMissingError(f"engines cannot listen on {host}: {error.strerror}") from error
 
     @asynccontextmanager
-    async def open_child(self, command: Command, shutdown: Shutdown) -> AsyncIterator[Child]:
+    async def open_child(self, command: Command, shutdown: Shutdown, grace: Grace) -> AsyncIterator[Child]:
         """Run a process with the small environment that engines get.
 
         Raises:
@@ -153,7 +174,7 @@ class LocalEngines:
         """
         service = service_of(command.log_path)
         complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
-        ending = self._ending(command.cookie, shutdown, service)
+        ending = self._ending(command.cookie, shutdown, grace, service)
         cap = self.settings.log_cap_bytes
         check = partial(self._refuse_beside_stuck, service)
         async with AsyncExitStack() as stack:
@@ -162,12 +183,15 @@ class LocalEngines:
                 open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check)
             )
             await self._add_proxy(stack, command.proxy, child, command.cookie, shutdown)
+            await self._keep_awake(stack, child)
             yield child
 
     @asynccontextmanager
-    async def adopt_child(self, record: EngineRecord, log_path: Path, shutdown: Shutdown) -> AsyncIterator[Child]:
+    async def adopt_child(
+        self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
+    ) -> AsyncIterator[Child]:
         """Take over a process that an earlier agent has started."""
-        ending = self._ending(record.cookie, shutdown, service_of(log_path))
+        ending = self._ending(record.cookie, shutdown, grace, service_of(log_path))
         cap = self.settings.log_cap_bytes
         async with AsyncExitStack() as stack:
             stack.enter_context(self._keys(record.cookie, shutdown))
@@ -175,7 +199,16 @@ class LocalEngines:
                 adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
             )
             await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), child, record.cookie, shutdown)
+            await self._keep_awake(stack, child)
             yield child
+
+    async def _keep_awake(self, stack: AsyncExitStack, child: OwnedProcess) -> None:
+        if self.awake is None:
+            return
+        assertion = PowerAssertion(partial(self.awake, child.pid), always=self.settings.keep_awake)
+        child.work_seen = assertion.worked
+        assertion.worked()  # it starts, or was found: for all that is known at work
+        await stack.enter_async_context(keeping_awake(assertion))
 
     async def _add_proxy(
         self, stack: AsyncExitStack, config: ProxyConfig | None, child: Child, cookie: str, shutdown: Shutdown
@@ -201,11 +234,11 @@ class LocalEngines:
                 "disk of the model and at the driver, or restart the machine"
             )
 
-    def _ending(self, cookie: str, shutdown: Shutdown, service: str) -> Ending:
+    def _ending(self, cookie: str, shutdown: Shutdown, grace: Grace, service: str) -> Ending:
         def outlived(pid: int, started: str) -> None:
             self._stuck.note(StuckEngine(pid, started, service))
 
-        return Ending(cookie, self.settings.grace_seconds, shutdown, outlived)
+        return Ending(cookie, grace, shutdown, outlived)
 
     @property
     def _stuck(self) -> StuckEngines:

@@ -7,20 +7,17 @@
 | `chat.log.next` | an engine that is to replace the one that serves |
 """
 
-import errno
 import os
 import shutil
 from collections import deque
 from pathlib import Path
 
+from llmkube.base.full_disk import is_full
 from llmkube.base.private_files import file_stem
 from llmkube.k8s.resource import Key
 
 MAX_READ_BYTES = 256 * 1024
 """At most this much of a log's end is read to show its last lines."""
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The disk has no room for a copy."""
 
 MAX_LINE_CHARS = 500
 """A longer line is cut: a condition is read by people."""
@@ -80,7 +77,7 @@ def rotate(path: Path, cap_bytes: int) -> bool:
         try:
             shutil.copyfile(path, old_log(path))
         except OSError as error:
-            if error.errno not in FULL:
+            if not is_full(error):
                 return False
             old_log(path).unlink(missing_ok=True)
         os.truncate(path, 0)

@@ -7,7 +7,7 @@
 ```
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import psutil
@@ -32,25 +32,29 @@ def belongs(entry: Entry, settings: AgentSettings) -> bool:
 def match_processes(
     entries: Mapping[Key, Entry],
     settings: AgentSettings,
-    ours: Iterable[psutil.Process],
+    ours: Sequence[psutil.Process],
     start_of: Callable[[int], str] = processes.start_of,
-    leads_session: Callable[[psutil.Process], bool] = processes.leads_session,
+    session_of: Callable[[psutil.Process], int] = processes.session_of,
 ) -> tuple[dict[Key, Entry], list[psutil.Process]]:
     """Compare the journal with the processes that carry our mark; return what is left of each service, and the orphans.
 
     An entry whose engine has ended is returned without it, or not at all if it does not belong to an agent with these
     settings: it is to be forgotten then, for `llmkube cache prune` spares the files that the journal names. What does
     not belong and runs is returned: the agent ends it in order, with its requests. A member of an adopted engine's
-    family is no orphan, nor is its proxy.
+    family is no orphan, nor is its proxy. Whose environment cannot be read belongs to those whose session it leads.
     """
     by_cookie: dict[str, list[psutil.Process]] = {}
+    cookies = {process.pid: processes.cookie_of(process) for process in ours}
+    sessions = {session_of(process): cookies[process.pid] for process in ours if cookies[process.pid]}
     for process in ours:
-        by_cookie.setdefault(processes.cookie_of(process), []).append(process)
+        cookie = cookies[process.pid] or sessions.get(process.pid, "")
+        by_cookie.setdefault(cookie, []).append(process)
     left = {}
     for key, entry in entries.items():
         record = entry.engine
         if record is not None:
-            record = _alive(record, filter(leads_session, by_cookie.get(record.cookie, [])), start_of)
+            family = by_cookie.get(record.cookie, [])
+            record = _alive(record, (each for each in family if session_of(each) == each.pid), start_of)
         if record is not None:
             for cookie in (record.cookie, proxy_cookie(record.cookie)):
                 by_cookie.pop(cookie, None)

@@ -204,12 +204,12 @@ def _stats_of(
     return EngineStats(
         stat.state,
         stat.cpu_seconds,
-        log_bytes,
-        stat.major_faults,
-        stat.resident_bytes,
-        disk_bytes,
-        listening,
-        waiting,
+        log_bytes=log_bytes,
+        faults=stat.major_faults,
+        resident_bytes=stat.resident_bytes,
+        read_bytes=disk_bytes,
+        listening=listening,
+        waiting=waiting,
     )
 
 
@@ -232,7 +232,7 @@ def _read_by_psutil(pid: int) -> ProcessStat | None:
             letter = _LETTERS.get(process.status(), "S")
             cpu_seconds = times.user + times.system
             return ProcessStat(letter, getattr(memory, "pageins", 0), cpu_seconds, 0, memory.rss)
-    except psutil.Error:
+    except (psutil.Error, SystemError):  # SystemError: reaped while psutil 7.2 read it on macOS (psutil issue 2854)
         return None
 
 

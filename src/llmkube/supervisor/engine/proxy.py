@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -165,7 +166,7 @@ class EngineProxy:
         except OSError as error:
             log.warning("the proxy of an engine does not start; will be repeated", error=str(error))
             return None
-        return _Process(process.pid, processes.start_of(process.pid), process.wait)
+        return _Process(process.pid, processes.start_of(process.pid), partial(processes.wait_child, process))
 
     def _prepare(self) -> int:
         """Write its settings, and return the descriptor of its log; blocks."""

@@ -71,7 +71,7 @@ def stuck_engine_of(process: psutil.Process) -> StuckEngine | None:
     """Return the note on a process that an agent has started in `work/<namespace>/<name>`, or None if it was not."""
     try:
         folder = Path(process.cwd())
-    except (psutil.Error, OSError):
+    except (psutil.Error, OSError, SystemError):  # SystemError as in `processes`
         return None
     return StuckEngine(process.pid, processes.start_of(process.pid), f"{folder.parent.name}/{folder.name}")
 
@@ -82,5 +82,5 @@ def is_alive(pid: int, started: str) -> bool:
         return False
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+    except (psutil.Error, SystemError):  # SystemError as in `processes`
         return False

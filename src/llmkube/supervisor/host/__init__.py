@@ -5,6 +5,7 @@
     linux, cgroups, psi, pss             Linux's memory: meminfo, limits, stalls, proportional sizes
     darwin, mach, power                  macOS, from Mach calls, sysctl and powermetrics
     processes, process_trees             which process is which, and what a tree of them holds
+    exit_events                          how macOS tells that a process ends
     tcp_listeners                        which ports have a listener, and at which a client waits
     this_machine                         picks the readers of this platform
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
+import structlog
 import trio
 
 from llmkube.supervisor.host.mach import (
@@ -30,8 +31,19 @@ from llmkube.supervisor.host.process_trees import footprints
 from llmkube.supervisor.host.rates import Count, per_second
 from llmkube.supervisor.host.sample import Level, Sample
 
+log = structlog.get_logger(__name__)
+
 LEVEL_NAME: Final = "kern.memorystatus_vm_pressure_level"
 DEVICE_LIMIT_NAME: Final = "iogpu.wired_limit_mb"
+
+CAUTIOUS_SHARE: Final = 0.66
+"""What of the memory a GPU takes where Metal does not say: it said 84 % on a Mac of 128 GiB (mach.py), and the least
+share of memory that models get by default is 67 %."""
+
+METAL: Final = "Metal's recommendedMaxWorkingSetSize"
+GUESS: Final = (
+    f"{CAUTIOUS_SHARE:.0%} of the memory, as Metal shows this process no device; an engine's log may say more"
+)
 
 WORKING_SET_SECONDS: Final = 5.0
 """How long Metal may take to answer."""
@@ -102,22 +114,31 @@ class DarwinMemory:
         # What is left to be wired, and not what is available: macOS fills its memory, and is well with it.
         unwired = Signs(total_bytes, max(0, total_bytes - pages.wired * page_bytes), 0.0, 0.0, swap_rate)
         level, why = worse(decode_level(self.kernel.sysctl(LEVEL_NAME)), *judge(unwired, self.thresholds))
+        limit_bytes, source = self.device_limit(total_bytes)
         return Sample(
             total_bytes,
             available(pages, page_bytes, total_bytes),
             level,
             swap_out_bytes_per_second=swap_rate,
             compress_bytes_per_second=compress_rate,
-            device_limit_bytes=self._device_limit(),
+            device_limit_bytes=limit_bytes,
+            device_limit_guessed=source == GUESS,
+            wired_bytes=pages.wired * page_bytes,
             why=why,
         )
 
-    def _device_limit(self) -> int | None:
+    def device_limit(self, total_bytes: int) -> tuple[int | None, str]:
+        """Return what the GPU may hold, in bytes, and who says so; None where there is no limit to be known."""
         try:
             limit_mib = decode_integer(self.kernel.sysctl(DEVICE_LIMIT_NAME))
         except (OSError, ValueError):  # an Intel Mac, or a system before the name
-            limit_mib = 0
-        return limit_mib * (1 << 20) or self.working_set_bytes  # 0: the system's own limit
+            return self.working_set_bytes, METAL
+        if limit_mib:  # 0: the system's own limit
+            return limit_mib * (1 << 20), f"sysctl {DEVICE_LIMIT_NAME}"
+        if self.working_set_bytes is not None:
+            return self.working_set_bytes, METAL
+        # There is a GPU, as it has a limit.
+        return int(CAUTIOUS_SHARE * total_bytes), GUESS
 
 
 def working_set_of(kernel: Kernel) -> int | None:
@@ -126,6 +147,17 @@ def working_set_of(kernel: Kernel) -> int | None:
         return kernel.working_set() or None
     except (OSError, AttributeError):  # no Metal, or another one than is known here
         return None
+
+
+def _tell_limit(memory: DarwinMemory) -> None:
+    """Log what the GPU may hold, and who says so: of a limit that is a guess its owner has to know."""
+    try:
+        total_bytes = decode_integer(memory.kernel.sysctl("hw.memsize"))
+    except (OSError, ValueError):
+        return  # each sample says so
+    limit_bytes, source = memory.device_limit(total_bytes)
+    if limit_bytes is not None:
+        log.info("GPU memory limit", bytes=limit_bytes, source=source, change=f"sudo sysctl {DEVICE_LIMIT_NAME}=N")
 
 
 def available(pages: Pages, page_bytes: int, total_bytes: int) -> int:
@@ -155,6 +187,7 @@ async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemo
     limit = None
     with trio.move_on_after(WORKING_SET_SECONDS):  # it only asks: a driver that hangs is left behind
         limit = await trio.to_thread.run_sync(working_set_of, kernel, abandon_on_cancel=True)
+    _tell_limit(DarwinMemory(kernel, thresholds, working_set_bytes=limit))
     if sys.platform != "darwin":
         yield DarwinMemory(kernel, thresholds, working_set_bytes=limit)
         return

@@ -1,11 +1,13 @@
 """What macOS says of memory, as bytes and what they mean. The decoders are pure; `Kernel` is the only door.
 
 The layouts are those of Apple's open source kernel, xnu: osfmk/mach/vm_statistics.h, bsd/sys/resource.h and
-bsd/sys/event.h. They are tested on bytes laid out by hand after these files; none of it has run on a Mac yet.
+bsd/sys/event.h. They are tested on bytes laid out by hand after these files, and on a library in C that answers as the
+releases of macOS do; none of it has run on a Mac yet.
 """
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -15,6 +17,14 @@ from llmkube.supervisor.host.sample import Level
 HOST_VM_INFO64: Final = 4
 HOST_VM_INFO64_COUNT: Final = 38
 """The struct's size in 32-bit words before later systems added to its end; they still fill this much when asked to."""
+
+MIG_ARRAY_TOO_LARGE: Final = -307
+"""What macOS 27 answers to a count below its own, instead of filling in as much (osfmk/mach/mig_errors.h; macmon issue
+66, psutil's fix fdb53fd77)."""
+
+STATISTICS_WORDS: Final = 256
+"""Room for what a kernel asks for: macOS 26 counts 62. To begin with so many would make that one log an error each time
+(oMLX issue 2983)."""
 
 RUSAGE_INFO_V0: Final = 0
 
@@ -85,8 +95,24 @@ class Kernel(Protocol):
         """Return how many bytes the GPU takes where its limit is not set; may block for a tenth of a second.
 
         Raises:
-            OSError: There is no Metal here.
+            OSError: There is no Metal here, or it shows this process no device.
         """
+        ...
+
+
+class Metal(Protocol):
+    """Apple's graphics framework: two calls that give a device, and what a device says. An object is an address."""
+
+    def default_device(self) -> int | None:
+        """Call `MTLCreateSystemDefaultDevice`; None is nil, which daemons get, and programs in ssh and tmux."""
+        ...
+
+    def all_devices(self) -> Sequence[int]:
+        """Call `MTLCopyAllDevices`, which needs no session of a user."""
+        ...
+
+    def working_set(self, device: int) -> int:
+        """Return a device's `recommendedMaxWorkingSetSize`, in bytes."""
         ...
 
 
@@ -119,7 +145,14 @@ def decode_statistics(data: bytes) -> Pages:
     purgeable, _speculative = numbers[13:15]
     _decompressed, compressed, _swapped_in, swapped_out = numbers[15:19]
     compressor, _throttled, _external, internal = numbers[19:23]
-    return Pages(wired, internal, purgeable, compressor, swapped_out, compressed)
+    return Pages(
+        wired=wired,
+        internal=internal,
+        purgeable=purgeable,
+        compressor=compressor,
+        swapped_out=swapped_out,
+        compressed=compressed,
+    )
 
 
 def decode_footprint(data: bytes) -> int:
@@ -134,33 +167,76 @@ def decode_footprint(data: bytes) -> int:
     return footprint
 
 
-def recommended_working_set() -> int:
-    """Ask Metal's device for `recommendedMaxWorkingSetSize`: 107.5 GiB on a Mac of 128 (measured by others, macOS 26).
+def recommended_working_set(metal: Metal) -> int:
+    """Ask Metal's devices for `recommendedMaxWorkingSetSize`: 107.5 GiB on a Mac of 128 (measured by others, macOS 26).
 
-    More than that fails with kIOGPUCommandBufferCallbackErrorOutOfMemory. It is a method of an Objective-C object, so
-    it takes a message; and without CoreGraphics a command line program has no default device (Apple's documentation).
+    More than that fails with kIOGPUCommandBufferCallbackErrorOutOfMemory. In a daemon the default device is nil (candle
+    issue 3449; macOS's log then says "use MTLCopyAllDevices"), and the list of all has it.
 
     Raises:
-        OSError: There is no Metal here.
+        OSError: There is no device.
     """
-    ctypes.CDLL(_FRAMEWORK.format("CoreGraphics"))
-    metal, runtime = ctypes.CDLL(_FRAMEWORK.format("Metal")), ctypes.CDLL("/usr/lib/libobjc.A.dylib")
-    metal.MTLCreateSystemDefaultDevice.restype, metal.MTLCreateSystemDefaultDevice.argtypes = ctypes.c_void_p, []
-    runtime.sel_registerName.restype, runtime.sel_registerName.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    runtime.objc_msgSend.restype, runtime.objc_msgSend.argtypes = ctypes.c_uint64, [ctypes.c_void_p, ctypes.c_void_p]
-    device = metal.MTLCreateSystemDefaultDevice()
-    if not device:
-        raise OSError("this machine has no Metal device")
-    size_bytes: int = runtime.objc_msgSend(device, runtime.sel_registerName(b"recommendedMaxWorkingSetSize"))
-    return size_bytes
+    device = metal.default_device()
+    devices = [device] if device else metal.all_devices()
+    if not devices:
+        raise OSError("Metal shows no device, neither the default one nor in the list of all")
+    return max(metal.working_set(each) for each in devices)
+
+
+class MetalFramework:
+    """Metal through the Objective-C runtime: what a device says is the answer to a message.
+
+    Without CoreGraphics a command line program has no default device (Apple's documentation).
+
+    Raises:
+        OSError: This machine has no Metal.
+    """
+
+    def __init__(self) -> None:
+        ctypes.CDLL(_FRAMEWORK.format("CoreGraphics"))
+        self._metal, self._runtime = ctypes.CDLL(_FRAMEWORK.format("Metal")), ctypes.CDLL("/usr/lib/libobjc.A.dylib")
+        for function in (self._metal.MTLCreateSystemDefaultDevice, self._metal.MTLCopyAllDevices):
+            function.restype, function.argtypes = ctypes.c_void_p, []
+        self._runtime.sel_registerName.restype = ctypes.c_void_p
+        self._runtime.sel_registerName.argtypes = [ctypes.c_char_p]
+
+    def default_device(self) -> int | None:
+        """Create it, or get nil."""
+        device: int | None = self._metal.MTLCreateSystemDefaultDevice()
+        return device
+
+    def all_devices(self) -> Sequence[int]:
+        """Take each out of the NSArray."""
+        array = self._metal.MTLCopyAllDevices()
+        if not array:
+            return ()
+        count = self._message(ctypes.c_uint64)(array, self._name(b"count"))
+        at = self._message(ctypes.c_void_p, ctypes.c_uint64)
+        found = [at(array, self._name(b"objectAtIndex:"), index) for index in range(count)]
+        return [each for each in found if each]
+
+    def working_set(self, device: int) -> int:
+        """Send the message."""
+        size_bytes: int = self._message(ctypes.c_uint64)(device, self._name(b"recommendedMaxWorkingSetSize"))
+        return size_bytes
+
+    def _name(self, name: bytes) -> int:
+        selector: int = self._runtime.sel_registerName(name)
+        return selector
+
+    def _message(self, result: Any, *arguments: Any) -> Any:
+        """Return `objc_msgSend` as a function of one signature: on arm64 it has to be called as the method is."""
+        form = ctypes.CFUNCTYPE(result, ctypes.c_void_p, ctypes.c_void_p, *arguments)
+        return form(("objc_msgSend", self._runtime))
 
 
 @attrs.define(eq=False)
 class LibSystem:
     """The kernel of this Mac, through the C library of this process."""
 
-    _library: Any = attrs.field(factory=lambda: ctypes.CDLL(None, use_errno=True), init=False)
+    _library: Any = attrs.field(factory=lambda: ctypes.CDLL(None, use_errno=True))
     _host: int = attrs.field(init=False)
+    _count: int = attrs.field(default=HOST_VM_INFO64_COUNT, init=False)  # what this kernel takes
 
     def __attrs_post_init__(self) -> None:
         # Each call makes a new send right to the host port: once is enough.
@@ -174,11 +250,19 @@ class LibSystem:
         return buffer.raw[: size.value]
 
     def statistics(self) -> bytes:
-        """Ask `host_statistics64`."""
-        buffer, count = ctypes.create_string_buffer(_STATISTICS.size), ctypes.c_uint32(HOST_VM_INFO64_COUNT)
-        if code := self._library.host_statistics64(self._host, HOST_VM_INFO64, buffer, ctypes.byref(count)):
-            raise OSError(f"host_statistics64 answers {code}")
-        return buffer.raw[: 4 * count.value]
+        """Ask `host_statistics64`, and where it wants a larger count once more with that, from then on."""
+        code, count, data = self._statistics(self._count)
+        if code == MIG_ARRAY_TOO_LARGE and self._count < count <= STATISTICS_WORDS:
+            self._count = count
+            code, count, data = self._statistics(count)
+        if code:
+            raise OSError(f"host_statistics64 answers {code}, and wants {count} words")
+        return data[: 4 * count]
+
+    def _statistics(self, words: int) -> tuple[int, int, bytes]:
+        buffer, count = ctypes.create_string_buffer(4 * STATISTICS_WORDS), ctypes.c_uint32(words)
+        code: int = self._library.host_statistics64(self._host, HOST_VM_INFO64, buffer, ctypes.byref(count))
+        return code, count.value, buffer.raw
 
     def page_bytes(self) -> int:
         """Look at `vm_kernel_page_size`, as vm_stat does: to an Intel Python under Rosetta `hw.pagesize` says 4096."""
@@ -193,4 +277,4 @@ class LibSystem:
 
     def working_set(self) -> int:
         """Ask Metal."""
-        return recommended_working_set()
+        return recommended_working_set(MetalFramework())

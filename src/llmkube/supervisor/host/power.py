@@ -69,15 +69,22 @@ class PowerView:
 
 @attrs.define(eq=False)
 class PowerReader:
-    """Make samples of lines; a line that says nothing about power is passed over."""
+    """Make samples of lines; a line that says nothing about power is passed over.
+
+    The line of the sum ends a sample. macOS 12 writes none: there the next sample's header does, and the sum is ours.
+    """
 
     _seconds: float = 0.0
     _watts: dict[str, float] = attrs.field(factory=dict)
 
     def feed(self, line: str) -> PowerSample | None:
-        """Return the sample that this line completes, which is the line of the sum."""
+        """Return the sample that this line completes."""
         if header := _HEADER.match(line):
+            before = PowerSample(self._watts, self._seconds) if self._watts and self._seconds else None
             self._seconds, self._watts = float(header[1]) / 1000, {}
+            if before is not None:
+                combined = {"combined": sum(before.watts.values())}
+                return attrs.evolve(before, watts={**before.watts, **combined})
         elif (found := _POWER.match(line)) and self._seconds:
             domain = found[1].lower()
             self._watts.setdefault(domain, int(found[2]) / 1000)  # the GPU's section says the GPU's again

@@ -2,13 +2,15 @@
 
 A pid alone names no process: it is used again. A process is known by its pid and the moment of its start, and it is
 ours if it carries our mark in its environment, which exec puts there and which its children inherit, whatever sessions
-they make. All of this blocks for milliseconds (one look at every process): callers come through a worker thread.
+they make. macOS hides the environment of its own programs, such as the `/bin/sh` of a wrapper script: one of those is
+ours if it leads the session of a process that is.
+
+All of this blocks for milliseconds (one look at every process): callers come through a worker thread.
 """
 
 import contextlib
 import errno
 import os
-import select
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
 from llmkube.supervisor.host import procfs
+from llmkube.supervisor.host.exit_events import REAP_SECONDS, UNKNOWN_END, Ended, ExitEvents, exit_events, wait_ended
 
 log = structlog.get_logger(__name__)
 
@@ -44,8 +47,8 @@ def start_of(pid: int) -> str:
         except OSError:
             return ""
     try:
-        return repr(psutil.Process(pid)._proc.create_time(monotonic=True))  # noqa: SLF001 - see above
-    except psutil.Error:
+        return repr(psutil.Process(pid)._proc.create_time(monotonic=True))  # type: ignore[attr-defined,unused-ignore]  # noqa: SLF001 - see above
+    except (psutil.Error, SystemError):  # SystemError as in `_mark`
         return ""
 
 
@@ -61,13 +64,14 @@ def is_gone(pid: int) -> bool:
 
 
 def marked(variable: str, value: str) -> list[psutil.Process]:
-    """Return every process but this one that carries a mark in its environment; other users' cannot be read.
+    """Return every process but this one that carries a mark, and who hides it; other users' cannot be read.
 
     Raises:
         OSError: No descriptor is left for the look.
     """
-    candidates = _hinted(f"{variable}={value}") if sys.platform == "linux" else psutil.process_iter()
-    return [process for process in candidates if process.pid != os.getpid() and _mark(process, variable) == value]
+    candidates = _hinted(f"{variable}={value}") if sys.platform == "linux" else _everyone()
+    found = [process for process in candidates if process.pid != os.getpid() and _mark(process, variable) == value]
+    return [*found, *_hidden_leaders(found)]
 
 
 def cookie_of(process: psutil.Process) -> str:
@@ -75,26 +79,26 @@ def cookie_of(process: psutil.Process) -> str:
     return _mark(process, COOKIE_VARIABLE)
 
 
-def leads_session(process: psutil.Process) -> bool:
-    """Whether this is the process that the agent has started, and not one that it has started in turn."""
+def session_of(process: psutil.Process) -> int:
+    """Return the pid of its session's leader, which is the process that the agent has started; 0 when it has gone."""
     try:
-        return os.getsid(process.pid) == process.pid
+        return os.getsid(process.pid)
     except OSError:
-        return False
+        return 0
 
 
 def carriers(variable: str) -> dict[str, list[psutil.Process]]:
-    """Return every process but this one that carries a mark, whatever it says, by what it says.
+    """Return every process but this one that carries a mark, and who hides it, by what the mark says.
 
     Raises:
         OSError: No descriptor is left for the look.
     """
-    hints = _hinted(f"{variable}=") if sys.platform == "linux" else psutil.process_iter()
+    hints = _hinted(f"{variable}=") if sys.platform == "linux" else _everyone()
     found: dict[str, list[psutil.Process]] = {}
     for process in hints:
         if process.pid != os.getpid() and (value := _mark(process, variable)):
             found.setdefault(value, []).append(process)
-    return found
+    return {value: [*family, *_hidden_leaders(family)] for value, family in found.items()}
 
 
 def listens(pid: int, port: int) -> bool:
@@ -149,11 +153,15 @@ def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psut
 
 
 @asynccontextmanager
-async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def open_exit_watch(pid: int, events: ExitEvents | None = None) -> AsyncIterator[Callable[[], Awaitable[Ended]]]:
     """Give a function that returns when a process has ended, whichever its parent is; an event, not a poll.
 
     Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one. On
     macOS that holds from the first wait on, since kqueue knows processes by their number only.
+
+    Args:
+        pid: The process.
+        events: Who tells of ends; None is this platform's way.
 
     Raises:
         ProcessLookupError: There is no such process.
@@ -164,41 +172,51 @@ async def open_exit_watch(pid: int) -> AsyncIterator[Callable[[], Awaitable[None
         try:
             turn = trio.Lock()  # Trio lets one task wait on a descriptor; a pidfd stays readable for the next one
 
-            async def wait() -> None:
+            async def wait() -> Ended:
                 async with turn:
                     await trio.lowlevel.wait_readable(descriptor)
+                return UNKNOWN_END
 
             yield wait
         finally:
             os.close(descriptor)
     else:
+        started = start_of(pid)
         if is_gone(pid):
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
-        turn, over = trio.Lock(), False
+        turn, end = trio.Lock(), None
+        told = exit_events() if events is None else events
 
-        async def wait() -> None:
-            nonlocal over
+        def has_ended() -> bool:
+            return is_gone(pid) or start_of(pid) not in {"", started}
+
+        async def wait() -> Ended:
+            nonlocal end
             async with turn:
-                if not over:  # its number may be another one's by now
-                    await wait_for_event()
-                over = True
-
-        async def wait_for_event() -> None:
-            queue = trio.lowlevel.current_kqueue()
-
-            def abort(_: object) -> trio.lowlevel.Abort:
-                with contextlib.suppress(OSError):
-                    queue.control([select.kevent(pid, select.KQ_FILTER_PROC, select.KQ_EV_DELETE)], 0)
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            flags = select.KQ_EV_ADD | select.KQ_EV_ONESHOT
-            try:
-                queue.control([select.kevent(pid, select.KQ_FILTER_PROC, flags, select.KQ_NOTE_EXIT)], 0)
-            except ProcessLookupError:  # it has ended before we could ask
-                return
-            await trio.lowlevel.wait_kevent(pid, select.KQ_FILTER_PROC, abort)
+                if end is None:  # its number may be another one's by now
+                    end = await wait_ended(told, pid, has_ended)
+            return end
 
         yield wait
+
+
+async def wait_child(process: trio.Process, events: ExitEvents | None = None) -> tuple[int, Ended]:
+    """Return the code of a child that has ended, and what the kernel tells beside it; never blocks the event loop.
+
+    Args:
+        process: The child.
+        events: Who tells of ends; None is this platform's way.
+    """
+    if sys.platform == "linux":
+        return await process.wait(), UNKNOWN_END  # Trio waits on a pidfd
+    # Not Trio's way: a child whose exit has begun is hidden from kqueue, and Trio calls a blocking wait in the loop.
+    ended = UNKNOWN_END
+    if process.poll() is None:
+        told = exit_events() if events is None else events
+        ended = await wait_ended(told, process.pid, lambda: process.poll() is not None)
+    while (code := process.poll()) is None:  # noqa: ASYNC110 - told of before it can be reaped
+        await trio.sleep(REAP_SECONDS)
+    return code, ended
 
 
 def families(leaders: Sequence[int]) -> dict[int, tuple[int, ...]]:
@@ -234,7 +252,26 @@ def _mark(process: psutil.Process, variable: str) -> str:
         mark: str = process.environ().get(variable, "")
     except (psutil.Error, OSError):  # another user's, or gone since
         return ""
+    except SystemError:  # reaped while psutil 7.2 read it on macOS (psutil issue 2854)
+        return ""
     return mark
+
+
+def _hidden_leaders(family: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
+    """Yield those that lead a session of these and whose environment macOS hides; never the shell of a terminal."""
+    if sys.platform == "linux":
+        return  # hides none of our own user's
+    for pid in {session_of(each) for each in family} - {0, os.getsid(0), *(each.pid for each in family)}:
+        try:
+            leader = psutil.Process(pid)
+            hidden = not leader.environ()
+        except psutil.AccessDenied:
+            hidden = True
+        except (psutil.Error, OSError, SystemError):  # SystemError as in `_mark`
+            continue
+        with contextlib.suppress(psutil.Error, OSError, SystemError):
+            if hidden and leader.uids().real == os.getuid() and leader.terminal() is None:
+                yield leader
 
 
 def _listens(pid: int, port: int) -> bool:
@@ -255,9 +292,28 @@ def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
 
 def _parents() -> dict[int, int]:
     if sys.platform != "linux":
-        return {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
+        return dict(_parents_by_psutil())
     try:
         pids = procfs.list_pids()
     except OSError:  # no descriptor is left on this host; the caller looks again later
         return {}
     return {pid: parent for pid in pids if (parent := procfs.read_parent(pid)) is not None}
+
+
+def _everyone() -> Iterator[psutil.Process]:
+    """Yield every process that is there when its turn comes; `psutil.process_iter` would end at the first error."""
+    for pid in psutil.pids():
+        try:
+            process = psutil.Process(pid)
+        except (psutil.Error, SystemError):  # SystemError as in `_mark`
+            continue
+        yield process
+
+
+def _parents_by_psutil() -> Iterator[tuple[int, int]]:
+    for process in _everyone():
+        try:
+            parent = process.ppid()
+        except (psutil.Error, SystemError):  # SystemError as in `_mark`
+            continue
+        yield process.pid, parent

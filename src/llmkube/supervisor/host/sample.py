@@ -39,6 +39,10 @@ class Sample:
     """What the kernel squeezes into its compressor, before compression; macOS only, 0.0 elsewhere."""
     device_limit_bytes: int | None = None
     """The most that the GPU may hold, where that is set; None is the platform's default, or no such thing."""
+    device_limit_guessed: bool = False
+    """Whether that is a cautious share of the memory, as the GPU could not be asked."""
+    wired_bytes: int | None = None
+    """What the kernel and the GPU hold and cannot be paged out; None where that is not told (only macOS does)."""
     why: str = ""
     """What makes the level other than NORMAL, for people."""
 

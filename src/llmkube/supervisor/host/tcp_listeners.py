@@ -8,6 +8,7 @@ as well, and takes ten times as long on a host where many did. Where sock_diag i
 import re
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -82,6 +83,8 @@ def _links(family: socket.AddressFamily) -> list[Link]:
 
 def _asked(family: socket.AddressFamily) -> Iterator[Link]:
     """Ask the kernel; it answers while it is asked, so that nothing waits here."""
+    if sys.platform != "linux":
+        raise OSError("only Linux has netlink")
     states = 1 << LISTEN | 1 << ESTABLISHED
     request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, states)
     head = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)

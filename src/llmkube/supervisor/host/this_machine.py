@@ -5,9 +5,11 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from llmkube.supervisor.host.darwin import DarwinMemory, open_darwin_memory, working_set_of
+import attrs
+
+from llmkube.supervisor.host.darwin import GUESS, DarwinMemory, open_darwin_memory, working_set_of
 from llmkube.supervisor.host.linux import LinuxMemory, open_linux_memory
-from llmkube.supervisor.host.mach import LibSystem
+from llmkube.supervisor.host.mach import Kernel, LibSystem
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
 from llmkube.supervisor.host.pss import PssSampler
 from llmkube.supervisor.host.sample import HostMemory, Sample
@@ -42,6 +44,21 @@ def footprints_here(pids: Sequence[int]) -> dict[int, int]:
     if sys.platform == "linux":
         return PssSampler().footprints(pids, 0.0)
     return DarwinMemory(_kernel()).footprints(pids)
+
+
+@attrs.frozen
+class GpuLimit:
+    """What a Mac's GPU may hold: None where it has no limit, who says so, and whether that is a cautious guess."""
+
+    limit_bytes: int | None
+    source: str
+    guessed: bool
+
+
+def gpu_limit_of(kernel: Kernel, total_bytes: int) -> GpuLimit:
+    """Ask a Mac's kernel and Metal, once; blocks as long as Metal takes."""
+    limit_bytes, source = DarwinMemory(kernel, working_set_bytes=working_set_of(kernel)).device_limit(total_bytes)
+    return GpuLimit(limit_bytes, source, limit_bytes is not None and source == GUESS)
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from llmkube.supervisor.memory.refusal import Refusal, judge
 from llmkube.supervisor.memory.releases import Releases
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 from llmkube.supervisor.memory.service_record import ServiceRecord
+from llmkube.supervisor.memory.unreturned import Unreturned
 from llmkube.supervisor.memory.view import MemoryView, Room, room_in
 
 
@@ -42,6 +43,7 @@ class Book:
         evictions: How many engines were evicted since the agent started, by the cause.
         skips: How often no engine was evicted although memory was short, by the reason; counted when that changes.
         records: Every service with its reservations and its request.
+        unreturned: What macOS has kept of engines that have ended.
     """
 
     rules: Rules = Rules()
@@ -51,8 +53,14 @@ class Book:
     evictions: Counter[Cause] = attrs.field(factory=Counter)
     skips: Counter[Skip] = attrs.field(factory=Counter)
     records: Records = attrs.field(factory=Records)
+    unreturned: Unreturned = attrs.field(init=False)
     _releases: Releases = attrs.field(factory=Releases)
     _left_bytes: int = 0  # what the host had left at the last look, also at one that is not believed
+
+    _engines_limit: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.unreturned = Unreturned(self.rules.policy.worthwhile_bytes)
 
     # -- services -------------------------------------------------------------------------------------------------
 
@@ -89,7 +97,7 @@ class Book:
             or self.replacement(key, need, now) is not Strategy.ROLLING_UPDATE
         ):
             return None
-        return self._promise(key, need.at_most(self.budget.limit_bytes), now, role=Role.SUCCESSOR)
+        return self._promise(key, need.at_most(self._most_bytes(key)), now, role=Role.SUCCESSOR)
 
     def replacement(self, key: Key, need: Need, now: float) -> Strategy | Refusal:
         """Return how the engine of a service gives way to one of another plan, or why it should not yet."""
@@ -129,6 +137,10 @@ class Book:
             reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since
         )
 
+    def note_device_limit(self, limit_bytes: int) -> None:
+        """An engine's GPU has told it how much it may hold; counts where this host itself could only guess."""
+        self._engines_limit = limit_bytes
+
     def worked(self, reservation: Reservation, now: float) -> None:
         """The engine has had work just now."""
         self.records.update(reservation, busy_at=now)
@@ -164,11 +176,15 @@ class Book:
                 left = sample.available_bytes if each.is_leaving else 0
                 peak = max(each.peak_bytes, held)
                 self.records.update(each, measured=True, resident_bytes=held, peak_bytes=peak, left_bytes=left)
-        self._releases.note(sample, now)
+        self.unreturned.suspect(self._releases.note(sample, now))
         if sample.level is Level.UNKNOWN:
             return
+        if sample.wired_bytes is not None:
+            settled = not (self.is_releasing or self.records.is_moving)
+            self.unreturned.note(sample.wired_bytes - self.records.device_bytes(), settled=settled)
         self.sample = sample
-        self.budget = host_budget(sample.total_bytes, self.rules.fraction, sample.device_limit_bytes)
+        limit = self._engines_limit if sample.device_limit_guessed and self._engines_limit else None
+        self.budget = host_budget(sample.total_bytes, self.rules.fraction, limit or sample.device_limit_bytes)
         spare = self._spare_bytes()
         for each in self.records.reservations():
             if each.spare_bytes < spare:
@@ -230,17 +246,18 @@ class Book:
         decision, sample, policy = self.decision, self.sample, self.rules.policy
         assert decision is not None, "nothing is admitted before the first look"
         return Capacity(
-            self.budget,
-            sample.available_bytes,
-            policy.floor_bytes(sample.total_bytes),
-            policy.small_bytes,
-            Level.UNKNOWN if decision.level is Level.UNKNOWN else sample.level,
-            decision.admitting,
-            decision.calm_seconds,
-            self.records.reservations(),
-            self._releases.size_bytes,
-            self.rules.guesses,
-            now,
+            budget=self.budget,
+            available_bytes=sample.available_bytes,
+            floor_bytes=policy.floor_bytes(sample.total_bytes),
+            small_bytes=policy.small_bytes,
+            level=Level.UNKNOWN if decision.level is Level.UNKNOWN else sample.level,
+            admitting=decision.admitting,
+            calm_seconds=decision.calm_seconds,
+            reservations=self.records.reservations(),
+            releasing_bytes=self._releases.size_bytes,
+            unreturned_bytes=self.unreturned.size_bytes,
+            guesses=self.rules.guesses,
+            now=now,
         )
 
     # -- what others want to know ---------------------------------------------------------------------------------
@@ -253,6 +270,11 @@ class Book:
     def is_short(self) -> bool:
         """Whether the host was short of memory at the last look."""
         return self.decision is not None and self.decision.level >= Level.WARNING
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether it was about to run out of memory then."""
+        return self.decision is not None and self.decision.level is Level.CRITICAL
 
     @property
     def is_releasing(self) -> bool:
@@ -277,6 +299,7 @@ class Book:
             self.records.requests(),
             dict(self.evictions),
             dict(self.skips),
+            self.unreturned.size_bytes,
         )
 
     # -- details --------------------------------------------------------------------------------------------------
@@ -284,10 +307,24 @@ class Book:
     def _promise(
         self, key: Key, need: Need, now: float, *, role: Role = Role.SERVING, returns: bool = False
     ) -> Reservation:
-        return self.records.promise(key, need, now, role=role, returns=returns, spare_bytes=self._spare_bytes())
+        most_bytes = self._most_bytes(key)
+        granted_bytes = most_bytes if most_bytes > self.budget.limit_bytes else 0
+        return self.records.promise(
+            key,
+            need,
+            now,
+            role=role,
+            returns=returns,
+            granted_bytes=granted_bytes,
+            spare_bytes=self._spare_bytes(),
+        )
+
+    def _most_bytes(self, key: Key) -> int:
+        """What all engines may take once one of this service is among them."""
+        return self.budget.for_model(self.records.of(key).spec.hardware).limit_bytes
 
     def _up_to_date(self, record: ServiceRecord, request: Request, now: float) -> Request:
-        request = record.up_to_date(self.rules.policy, request, self.budget.limit_bytes, now)
+        request = record.up_to_date(self.rules.policy, request, self._most_bytes(request.key), now)
         return attrs.evolve(request, may_displace=request.may_displace and not self.records.is_adopting)
 
     def _asked(self, record: ServiceRecord, now: float) -> Request:
@@ -325,4 +362,5 @@ class Book:
         policy = self.rules.policy
         if gone.resident_bytes >= policy.worthwhile_bytes:
             before = gone.left_bytes if gone.is_leaving else self._left_bytes
-            self._releases.expect(gone.resident_bytes, before, now + policy.release_seconds)
+            until = now + policy.release_seconds
+            self._releases.expect(gone.resident_bytes, before, until, gone.need.device_bytes)

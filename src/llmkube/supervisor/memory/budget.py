@@ -1,7 +1,8 @@
 """How much of a host its models may take: the guide's table, the operator's fraction, a Model's own cap. Pure.
 
 Three bounds, each with a message of its own: the host's budget over all engines, the device's working set over what
-lies on the device, and what one Model says of itself. The last one bounds that claim and never the host's total.
+lies on the device, and what one Model says of itself. The last one bounds that claim, and where the host's budget is
+the table's word and not a flag's, a `memoryBudget` wins over it for that claim, up to all of the host's memory.
 """
 
 from typing import Final
@@ -39,12 +40,30 @@ class Budget:
         limit_bytes: How much of it the engines may take.
         source: Where that comes from, for people.
         device_limit_bytes: How much may lie on the device, when that is known.
+        by_default: Whether it is the table's, and not what a flag of the host says.
     """
 
     total_bytes: int
     limit_bytes: int
     source: str = ""
     device_limit_bytes: int | None = None
+    by_default: bool = False
+
+    def for_model(self, hardware: Hardware | None) -> "Budget":
+        """Return what all engines may take together once an engine of this Model is among them.
+
+        The Model's `memoryBudget` wins over a budget by default, and not over `--memory-fraction`: who may edit an
+        object does not undo what the host's owner has said.
+        """
+        cap = _budget_of(hardware)
+        if cap is None or cap.limit_bytes <= self.limit_bytes:
+            return self
+        if not self.by_default:
+            return attrs.evolve(self, source=f"{self.source}, which bounds the {cap}")
+        if cap.limit_bytes <= self.total_bytes:
+            return attrs.evolve(self, limit_bytes=cap.limit_bytes, source=f"by {cap.field}")
+        source = f"all of this host's memory, which bounds the {cap}"
+        return attrs.evolve(self, limit_bytes=self.total_bytes, source=source)
 
     def __str__(self) -> str:
         """`48.0 GiB (75 % of 64.0 GiB by default)`."""
@@ -62,7 +81,7 @@ def host_budget(total_bytes: int, fraction: float | None = None, device_limit_by
     share = default_fraction(total_bytes) if fraction is None else fraction
     why = "by default" if fraction is None else "by --memory-fraction"
     source = f"{share * 100:g} % of {format_bytes(total_bytes)} {why}"
-    return Budget(total_bytes, int(total_bytes * share), source, device_limit_bytes)
+    return Budget(total_bytes, int(total_bytes * share), source, device_limit_bytes, by_default=fraction is None)
 
 
 @attrs.frozen
@@ -75,6 +94,16 @@ class Cap:
     def __str__(self) -> str:
         """`24.0 GiB by spec.hardware.memoryBudget`."""
         return f"{format_bytes(self.limit_bytes)} by {self.field}"
+
+
+def _budget_of(hardware: Hardware | None) -> Cap | None:
+    """Return a Model's `memoryBudget`; None for one that the planner refuses by its field's name."""
+    if hardware is None or hardware.memory_budget is None:
+        return None
+    try:
+        return own_cap(hardware, 0)
+    except UserError:
+        return None
 
 
 def own_cap(hardware: Hardware | None, total_bytes: int) -> Cap | None:

@@ -24,6 +24,7 @@ class Capacity:
         calm_seconds: How long memory has been normal.
         reservations: What every engine has been promised.
         releasing_bytes: What engines held that have ended, while it is not seen to be back.
+        unreturned_bytes: What of that stays wired, and belongs to no process.
         guesses: Whether a need that is not known is admitted.
         now: The moment of all this, by the monotonic clock.
     """
@@ -37,19 +38,22 @@ class Capacity:
     calm_seconds: float = 0.0
     reservations: tuple[Reservation, ...] = ()
     releasing_bytes: int = 0
+    unreturned_bytes: int = 0
     guesses: bool = False
     now: float = 0.0
 
     @property
     def free_bytes(self) -> int:
         """What of the budget is not promised; below 0 when an engine has grown."""
-        return self.budget.limit_bytes - self.releasing_bytes - sum(each.total_bytes for each in self.reservations)
+        gone_bytes = self.releasing_bytes + self.unreturned_bytes
+        return self.budget.limit_bytes - gone_bytes - sum(each.total_bytes for each in self.reservations)
 
     @property
     def device_free_bytes(self) -> int | None:
         """The same for the device, if its limit is known."""
         limit = self.budget.device_limit_bytes
-        return None if limit is None else limit - sum(each.need.device_bytes for each in self.reservations)
+        taken = self.unreturned_bytes + sum(each.need.device_bytes for each in self.reservations)
+        return None if limit is None else limit - taken
 
     @property
     def promised_bytes(self) -> int:

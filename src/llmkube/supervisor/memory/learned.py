@@ -45,10 +45,10 @@ class Figure:
     def joined(self, other: "Figure") -> "Figure":
         """The larger of each, except that the newer estimate counts."""
         return Figure(
-            max(self.measured_bytes, other.measured_bytes),
-            max(self.reported_bytes, other.reported_bytes),
-            max(self.device_bytes, other.device_bytes),
-            other.estimated_bytes or self.estimated_bytes,
+            measured_bytes=max(self.measured_bytes, other.measured_bytes),
+            reported_bytes=max(self.reported_bytes, other.reported_bytes),
+            device_bytes=max(self.device_bytes, other.device_bytes),
+            estimated_bytes=other.estimated_bytes or self.estimated_bytes,
         )
 
 

@@ -133,6 +133,11 @@ class Ledger:
         finally:
             self._release(reservation)
 
+    async def wait_urgent(self, allocation: Allocation) -> None:
+        """Return when the engine, which ends already, has to end at once: the host is about to run out of memory."""
+        while not (allocation.urgent or self.book.is_critical):
+            await self.decided.wait()
+
     # -- services and engines -------------------------------------------------------------------------------------
 
     def follow(self, key: Key, spec: MemorySpec) -> None:
@@ -165,6 +170,11 @@ class Ledger:
     def loaded(self, allocation: Allocation) -> None:
         """The engine answers."""
         self.book.loaded(allocation.reservation, trio.current_time())
+        self.look_nowait()
+
+    def note_device_limit(self, limit_bytes: int) -> None:
+        """An engine's GPU has told it how much it may hold."""
+        self.book.note_device_limit(limit_bytes)
         self.look_nowait()
 
     def take_over(self, allocation: Allocation) -> None:

@@ -52,6 +52,7 @@ class Records:
         role: Role = Role.SERVING,
         held: bool = True,
         returns: bool = False,
+        granted_bytes: int = 0,
         spare_bytes: int = 0,
     ) -> Reservation:
         """Enter a reservation for an engine of a service."""
@@ -64,6 +65,7 @@ class Records:
             held=held,
             returns=returns,
             busy_at=now,
+            granted_bytes=granted_bytes,
             spare_bytes=spare_bytes,
         )
         return self.of(key).promise(reservation)
@@ -118,10 +120,16 @@ class Records:
         """What all engines hold."""
         return sum(each.held_bytes for each in self.reservations())
 
+    def device_bytes(self) -> int:
+        """What all engines have been promised on the device."""
+        return sum(each.need.device_bytes for each in self.reservations())
+
     def over_bytes(self, budget: Budget) -> int:
         """How much more than a budget the engines hold that stay; a fiftieth of it is not worth a restart."""
         staying = [each for each in self.reservations() if not each.is_leaving]
-        over = sum(each.total_bytes for each in staying) - budget.limit_bytes
+        limit_bytes = max((budget.for_model(each.spec.hardware).limit_bytes for each in staying), default=0)
+        limit_bytes = max(limit_bytes, 0, *(min(each.granted_bytes, budget.total_bytes) for each in staying))
+        over = sum(each.total_bytes for each in staying) - limit_bytes
         if budget.device_limit_bytes is not None:
             over = max(over, sum(each.need.device_bytes for each in staying) - budget.device_limit_bytes)
-        return over if over > budget.limit_bytes // 50 else 0
+        return over if over > limit_bytes // 50 else 0

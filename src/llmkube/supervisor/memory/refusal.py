@@ -71,7 +71,8 @@ class Refusal:
 
 def judge(request: Request, host: Capacity) -> Refusal | None:
     """Return what stands in the way of one service, the most lasting thing first; None when nothing does."""
-    need, budget = request.need, host.budget
+    budget = host.budget.for_model(request.spec.hardware)
+    need, host = request.need, attrs.evolve(host, budget=budget)
     if not need.sized and not host.guesses:
         unknown = f"how much memory it needs is not known: {need.why}"
         return Refusal(Block.UNSIZED, f"{unknown}; with --memory-check warn the agent starts it on a guess")
@@ -126,17 +127,29 @@ def _short(request: Request, host: Capacity, needs: str, on_device: str) -> Refu
     if need.total_bytes <= host.small_bytes:
         room = host.available_bytes - host.promised_bytes
     if need.total_bytes > free:
-        words = f"{needs}, {format_bytes(max(0, free))} free of {host.budget}"
+        words = f"{needs}, {format_bytes(max(0, free))} free of {host.budget}{_unreturned(host)}"
         return Refusal(Block.FULL, words, max(0, min(free, room)), free)
     device_free = host.device_free_bytes
     if device_free is not None and need.device_bytes > device_free:
         limit = format_bytes(host.budget.device_limit_bytes or 0)
-        words = f"{on_device}, {format_bytes(max(0, device_free))} free of {limit}"
+        words = f"{on_device}, {format_bytes(max(0, device_free))} free of {limit}{_unreturned(host)}"
         return Refusal(Block.DEVICE_FULL, words, free_bytes=device_free)
     if need.total_bytes > room:
         words = f"{needs}, but this host has only {format_bytes(max(0, room))} to give: other programs hold the rest"
         return Refusal(Block.HEADROOM, words, max(0, room), room)
     return None
+
+
+def _unreturned(host: Capacity) -> str:
+    return f"; {not_returned(host.unreturned_bytes)}" if host.unreturned_bytes else ""
+
+
+def not_returned(size_bytes: int) -> str:
+    """Say what it means that so much has stayed wired."""
+    return (
+        f"macOS has kept {format_bytes(size_bytes)} of wired memory of engines that have ended; restart this Mac to "
+        "get it back"
+    )
 
 
 def _cap(spec: MemorySpec, total_bytes: int) -> tuple[int, str] | None:

@@ -15,6 +15,7 @@ class _Release:
     size_bytes: int
     before_bytes: int
     until: float
+    device_bytes: int
 
 
 @attrs.define(eq=False)
@@ -32,13 +33,15 @@ class Releases:
         """How much is expected."""
         return sum(each.size_bytes for each in self._open)
 
-    def expect(self, size_bytes: int, before_bytes: int, until: float) -> None:
-        """So much more should be seen than was available before, by then."""
-        self._open.append(_Release(size_bytes, before_bytes, until))
+    def expect(self, size_bytes: int, before_bytes: int, until: float, device_bytes: int = 0) -> None:
+        """So much more should be seen than was available before, by then; so much of it was the device's."""
+        self._open.append(_Release(size_bytes, before_bytes, until, min(size_bytes, device_bytes)))
 
-    def note(self, sample: Sample, now: float) -> None:
-        """Take in a look at the host."""
-        self._open = [each for each in self._open if now < each.until]
+    def note(self, sample: Sample, now: float) -> int:
+        """Take in a look at the host; returns what of the device's was not seen and is not waited for any more."""
         before = min((each.before_bytes for each in self._open), default=0)
         if sample.level is not Level.UNKNOWN and sample.available_bytes >= before + SEEN_SHARE * self.size_bytes:
             self._open.clear()
+        overdue = sum(each.device_bytes for each in self._open if now >= each.until)
+        self._open = [each for each in self._open if now < each.until]
+        return overdue

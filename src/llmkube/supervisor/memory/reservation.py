@@ -127,6 +127,8 @@ class Reservation:
         leaves_by: When it should have gone; None while it stays.
         urgent: Whether its requests are not waited for.
         left_bytes: What the host had left when the process was last seen, once it has to go.
+        granted_bytes: What all engines may take together by the word of this one's Model when it was promised; 0 where
+            that was the host's budget. An edit of the word ends no engine.
         spare_bytes: The most that all engines could have had since this was made: what they held, and what was left.
     """
 
@@ -149,6 +151,7 @@ class Reservation:
     leaves_by: float | None = None
     urgent: bool = False
     left_bytes: int = 0
+    granted_bytes: int = 0
     spare_bytes: int = 0
 
     @property

@@ -45,6 +45,7 @@ class MemoryView:
         requests: Which services wait for memory.
         evictions: How many engines were evicted since the agent started, by the cause.
         skips: How often no engine was evicted although memory was short, by the reason.
+        unreturned_bytes: What macOS keeps of engines that have ended.
     """
 
     level: Level
@@ -55,3 +56,4 @@ class MemoryView:
     requests: tuple[Request, ...]
     evictions: Mapping[Cause, int]
     skips: Mapping[Skip, int]
+    unreturned_bytes: int = 0

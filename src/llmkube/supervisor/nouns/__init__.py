@@ -7,6 +7,6 @@ api_keys                        the API keys of clients: parsed, and their diges
 proxy_config                    what the proxy of a published engine is told
 ports                           what the agent needs of the outside world, as protocols
 host_credential, join_record    how the host's credential does, and what `agent join` has granted
-slot                            an object that an agent writes
+slot, cordon                    an object that an agent writes; that the host's owner has taken it back
 host_addresses, settings, need  addresses, configuration, what a launch needs
 """

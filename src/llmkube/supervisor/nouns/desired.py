@@ -33,6 +33,11 @@ class Desired:
         """Whether a process is wanted: not suspended, and at least one replica (a host runs one of them)."""
         return not self.service.spec.suspend and self.service.spec.replicas > 0
 
+    @property
+    def beside_pods(self) -> bool:
+        """Whether pods serve the same name: then the controller says how the service does, and has its Service."""
+        return self.service.spec.hosts is not None
+
     def same_wish(self, other: "Desired | None") -> bool:
         """Whether nothing that matters here differs: identity, specs and their generations, not status or labels.
 

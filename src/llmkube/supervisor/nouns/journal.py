@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES, WorldError
+from llmkube.base.full_disk import full_disk, is_full
 from llmkube.base.private_files import file_stem, write_private
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -235,7 +236,8 @@ class FileJournal:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(path, text, lasting=False)
         except OSError as error:
-            raise JournalError(f"cannot write {path}: {error.strerror}; no engine is started without it") from error
+            why = full_disk(self.root) if is_full(error) else error.strerror
+            raise JournalError(f"no engine is started, because {path} cannot be written: {why}") from error
 
     def _remove(self, path: Path) -> None:
         try:

@@ -23,10 +23,12 @@ from llmkube.k8s.wire.reasons import Reason
 class Exit:
     """How a process ended: an exit code of 0 or more, or the negated number of the signal that killed it.
 
-    None is the end of an adopted process: the kernel tells its code to its parent only.
+    None is the end of an adopted process: the kernel tells its code to its parent only. `for_signature`: macOS has said
+    that it killed it because of its code signature.
     """
 
     code: int | None
+    for_signature: bool = False
 
     def __str__(self) -> str:
         """`exit code 1`, or `killed by SIGKILL`."""

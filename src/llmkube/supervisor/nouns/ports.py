@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import attrs
+import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.http.client import HttpClient
@@ -17,6 +18,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.host.sample import HostMemory
 from llmkube.supervisor.memory.learned import Learned
+from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Exit
@@ -56,6 +58,28 @@ class Shutdown:
     """How the agent shuts down: with `keep` its engines, endpoints and Lease stay for the next agent on this host."""
 
     keep: bool = False
+
+
+@attrs.frozen
+class Grace:
+    """How long an engine gets between TERM and KILL, as it is when it ends.
+
+    Attributes:
+        seconds: Unless it has to be quick.
+        urgent_seconds: Counted from TERM too, once `urgent` has returned.
+        urgent: Returns when the host is about to run out of memory.
+    """
+
+    seconds: float
+    urgent_seconds: float
+    urgent: Callable[[], Awaitable[None]] = trio.sleep_forever
+
+    async def wait_over(self) -> None:
+        """Return when it is over, if it begins now."""
+        least = trio.current_time() + self.urgent_seconds
+        with trio.move_on_after(self.seconds):
+            await self.urgent()
+            await trio.sleep_until(least)
 
 
 class Child(Protocol):
@@ -103,6 +127,10 @@ class Child(Protocol):
         """The same of one that serves, without waiting; None also when `read_stats` has more to do than that."""
         ...
 
+    def worked(self) -> None:
+        """It was seen to load or to compute just now: this machine is not to fall asleep."""
+        ...
+
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
         ...
@@ -127,7 +155,7 @@ class Engines(Protocol):
         """
         ...
 
-    def open_child(self, command: Command, shutdown: Shutdown) -> AbstractAsyncContextManager[Child]:
+    def open_child(self, command: Command, shutdown: Shutdown, grace: Grace) -> AbstractAsyncContextManager[Child]:
         """Run a process; leaving the context ends it: TERM, grace, KILL, reaped, whatever the reason to leave.
 
         Only a shutdown that keeps engines leaves it alone.
@@ -138,7 +166,7 @@ class Engines(Protocol):
         ...
 
     def adopt_child(
-        self, record: EngineRecord, log_path: Path, shutdown: Shutdown
+        self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
     ) -> AbstractAsyncContextManager[Child]:
         """Take over a process that an earlier agent has started; leaving the context ends it as if it were our own.
 
@@ -229,3 +257,4 @@ class Ports:
     memory: HostMemory | None = None  # without it memory is not watched, and every engine is admitted
     learned: Learned = attrs.field(factory=Learned)
     client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # those that a service names
+    cordon: Callable[[], Cordon | None] = lambda: None  # what the host's owner has said; raises OSError or ValueError

@@ -1,5 +1,6 @@
 """What an operator may tune about one host's agent; every number says its unit."""
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,11 @@ from llmkube.weights.download.hugging_face import ENDPOINT
 
 END_SLACK_SECONDS = 5.0
 """What an engine that gets TERM may take beyond its grace until it is gone for certain."""
+
+
+METAL_GRACE_SECONDS = 30.0
+"""The grace of an engine on Metal: the kernel may keep what the GPU had wired for one that is killed (oMLX issue 2184),
+and to give back 373 GiB took one that ended by itself 4 s."""
 
 
 @attrs.frozen
@@ -47,6 +53,7 @@ class AgentSettings:
         lease_namespace: The namespace of the host's Lease.
         token_file: The token of the host's own account, which the agent renews; None for credentials of another kind.
         grace_seconds: Between TERM and KILL.
+        metal_grace_seconds: The same for an engine on Metal, unless memory is critically short.
         drain_seconds: How long requests in flight may take to end before an engine gets TERM.
         offline_seconds: How long an agent that starts waits for the API server before it runs what the journal says.
         withdraw_seconds: How long a stop waits for "not ready" to reach the API server before it goes on without.
@@ -56,6 +63,8 @@ class AgentSettings:
         reassert_seconds: How often what was published is published again, in case another client removed it.
         lease_renew_seconds: How often the host's Lease is renewed; it expires after four times that.
         log_cap_bytes: An engine's log file is rotated when it grows beyond this.
+        metal: Whether engines of this host compute on Metal, unless they are told not to.
+        keep_awake: Whether this Mac is kept awake while an engine runs, and not only while one works.
         memory_fraction: Share of the host's memory that models may take; None for the default of its size.
         memory_guesses: Whether a model starts whose need is not known.
         memory_policy: When admission closes, when services are evicted and when they return.
@@ -79,6 +88,7 @@ class AgentSettings:
     lease_namespace: str = "llmkube-system"
     token_file: Path | None = None
     grace_seconds: float = 10.0
+    metal_grace_seconds: float = METAL_GRACE_SECONDS
     drain_seconds: float = 30.0
     offline_seconds: float = 10.0
     withdraw_seconds: float = 2.0
@@ -88,6 +98,8 @@ class AgentSettings:
     reassert_seconds: float = 600.0
     lease_renew_seconds: float = 5.0
     log_cap_bytes: int = 16 * 1024 * 1024
+    metal: bool = sys.platform == "darwin"
+    keep_awake: bool = False
     memory_fraction: float | None = None
     memory_guesses: bool = False
     memory_policy: Policy = Policy()
@@ -109,15 +121,19 @@ class AgentSettings:
         return Limits(still_seconds=self.hang_seconds, load_stall_seconds=self.load_stall_seconds)
 
     @property
+    def longest_grace_seconds(self) -> float:
+        """Between TERM and KILL, whatever an engine of this host computes on."""
+        return max(self.grace_seconds, self.metal_grace_seconds) if self.metal else self.grace_seconds
+
+    @property
     def memory_rules(self) -> Rules:
         """What holds for this host's memory."""
-        ending = self.grace_seconds + END_SLACK_SECONDS
         return Rules(
             self.memory_policy,
             self.memory_fraction,
             self.memory_guesses,
-            gentle_seconds=self.withdraw_seconds + self.drain_seconds + ending,
-            urgent_seconds=ending,
+            gentle_seconds=self.withdraw_seconds + self.drain_seconds + self.longest_grace_seconds + END_SLACK_SECONDS,
+            urgent_seconds=self.grace_seconds + END_SLACK_SECONDS,
         )
 
     @property

@@ -4,6 +4,7 @@ planner                       from the wish to a target: check, fetch, read the 
 runner, engines, attempt      one engine after the other, and what one of them goes through
 context, engine_journal       what its engines share; what the next agent finds of one
 loading, load_progress        from the process to its first answer to clients
+metal                         what only an engine on a Mac's GPU does
 measuring                     what an engine really holds
 facts                         what is known of the service, as one frozen value
 conditions, events            what follows from the facts, and from a change of them

@@ -26,7 +26,6 @@ from llmkube.base.http.message import netloc
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path, new_key
 from llmkube.supervisor.engine.logfile import next_log, old_log
@@ -37,19 +36,18 @@ from llmkube.supervisor.nouns.host_addresses import LOOPBACK
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Child, Command
+from llmkube.supervisor.nouns.ports import Child, Command, Grace
 from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
+from llmkube.supervisor.service.ending import LAST_LINES, Outcome, failure_of
 from llmkube.supervisor.service.engine_journal import EngineJournal
-from llmkube.supervisor.service.engine_status import EngineStatus, Outcome
+from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.events import cut_short
 from llmkube.supervisor.service.loading import Loading
 from llmkube.supervisor.service.measuring import Measuring, context_hint
 
 log = structlog.get_logger(__name__)
-
-LAST_LINES: Final = 20
-"""How much of an engine's own words goes into a condition."""
 
 NOTE_AGAIN_SECONDS: Final = 1.0
 """Between two tries of a successor to be written into the journal."""
@@ -101,9 +99,13 @@ class Attempt:
         self.journal = EngineJournal(manager, self.context.ports.journal, self.launch, self.kept)
         self.status = EngineStatus(manager, self.context.leader, newest=newest)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Live; `started` is called when the engine serves, or has ended before it did."""
-        key, self._task_status = self.context.status_manager.key, task_status
+    def tell_start(self, task_status: trio.TaskStatus[None]) -> None:
+        """Call `started` once, when the engine serves, or has ended before it did."""
+        self._task_status = task_status
+
+    async def run(self) -> None:
+        """Live: wait for memory, start, serve, end."""
+        key = self.context.status_manager.key
         try:
             with self.scope:
                 try:
@@ -119,8 +121,11 @@ class Attempt:
             self.ended.set()
             if self._waiting is not None:
                 self._waiting.cancel(reason="the engine has ended")
-        if not self.serves:
-            task_status.started()
+        self._started()
+
+    def _started(self) -> None:
+        told, self._task_status = self._task_status, trio.TASK_STATUS_IGNORED
+        told.started()
 
     @contextmanager
     def until_ended(self) -> Iterator[None]:
@@ -165,7 +170,8 @@ class Attempt:
     async def _in_process(self, allocation: Allocation) -> Failure:
         """Have an engine, wait until it answers, serve until it exits; every way out ends it, unless it shall stay."""
         context, found = self.context, self.found
-        async with self._adopted(found) if found else self._spawned() as (child, record):
+        grace = metal.grace_of(self.launch, context.settings, partial(context.ledger.wait_urgent, allocation))
+        async with self._adopted(found, grace) if found else self._spawned(grace) as (child, record):
             self.child = child
             if not self.journal.knows:  # as it is to replace the one that serves
                 self.journal.expect(record)
@@ -187,7 +193,7 @@ class Attempt:
                 self._host = ""
 
     @asynccontextmanager
-    async def _spawned(self) -> AsyncIterator[tuple[Child, EngineRecord]]:
+    async def _spawned(self, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Start a process; the journal knows of it before it exists.
 
         Not of one beside another: the next agent goes on with the one that serves, and ends this one as an orphan.
@@ -215,7 +221,7 @@ class Attempt:
         )
         if alone:
             await self.journal.note(record)
-        async with context.ports.engines.open_child(command, context.shutdown) as child:
+        async with context.ports.engines.open_child(command, context.shutdown, grace) as child:
             record = attrs.evolve(record, pid=child.pid, started=child.started, log_offset=child.log_offset)
             if alone:
                 await self.journal.note(record)
@@ -241,12 +247,12 @@ class Attempt:
         )
 
     @asynccontextmanager
-    async def _adopted(self, record: EngineRecord) -> AsyncIterator[tuple[Child, EngineRecord]]:
+    async def _adopted(self, record: EngineRecord, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
         context, key = self.context, self.context.status_manager.key
         self.journal.expect(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
-        async with context.ports.engines.adopt_child(record, path, context.shutdown) as child:
+        async with context.ports.engines.adopt_child(record, path, context.shutdown, grace) as child:
             log.info(
                 "adopted inference service",
                 name=key.name,
@@ -301,55 +307,60 @@ class Attempt:
                 if self.found is None or not await loading.answers_at_once():
                     self.status.set_view(view)
                 outcome.failure = await loading.finished()
+                on_gpu = metal.MetalLook(child, launch, context.settings)
+                outcome.failure = outcome.failure or await on_gpu.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.loaded(allocation)
                     if self.before is not None:
                         await self._take_over(child, record, allocation)
-                    words = f"loaded in {outcome.ready_at - started_at:.1f} s"
+                    gpu = await on_gpu.load_told(context.ledger.note_device_limit)
+                    words = f"loaded in {outcome.ready_at - started_at:.1f} s{gpu}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
                     outcome.published = self.serves = True
                     outcome.failure = await self._watched(child, record, engine, allocation)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
-        return await self._failure(child, outcome)
-
-    async def _failure(self, child: Child, outcome: Outcome) -> Failure:
-        """Say why an engine has ended, with its last words."""
-        lines = await child.last_lines(LAST_LINES)
-        words = "\n" + "\n".join(lines) if lines else ""
-        seconds = 0.0 if outcome.ready_at is None else trio.current_time() - outcome.ready_at
-        if outcome.exit is None and outcome.failure is not None:
-            return attrs.evolve(outcome.failure, message=outcome.failure.message + words, ready_seconds=seconds)
-        code = outcome.exit.code if outcome.exit else None
-        short = self.context.ledger.book.is_short
-        why = classify(code, lines, memory_kills=child.memory_kills(), memory_short=short)
-        loading = outcome.ready_at is None
-        reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and loading else Reason.ENGINE_EXITED
-        because = f": {why}" if why.summary else ""
-        when = "while loading" if loading else "while serving"
-        return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
+        return failure_of(
+            outcome,
+            await child.last_lines(LAST_LINES),
+            now=trio.current_time(),
+            memory_kills=child.memory_kills(),
+            memory_short=context.ledger.book.is_short,
+        )
 
     async def _watched(
         self, child: Child, record: EngineRecord, engine: health.Engine, allocation: Allocation
     ) -> Failure:
-        """Return when it hangs."""
+        """Return when it hangs, or its GPU has failed."""
         context = self.context
         key = context.status_manager.key
         port = record.address[1]
         log.info("started inference service", name=key.name, pid=child.pid, port=port, namespace=key.namespace)
-        self._task_status.started()
+        self._started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
         read_nowait = partial(child.read_stats_nowait, record.host, record.port)
         measuring = Measuring(child, read, read_nowait, self.launch, allocation, context.ports)
-        hung = await health.watch(
-            engine,
-            measuring.measure,
-            self.status.set_answering,
-            context.settings.limits,
-            read_stats_nowait=measuring.measure_nowait,
-        )
-        failure = Failure(Reason.HUNG, f"the engine hangs: {hung}")
-        self.status.set_reason(Reason.HUNG, failure.message)
+        failures: list[Failure] = []
+
+        async def hangs() -> None:
+            hung = await health.watch(
+                engine,
+                measuring.measure,
+                self.status.set_answering,
+                context.settings.limits,
+                read_stats_nowait=measuring.measure_nowait,
+            )
+            failures.append(Failure(Reason.HUNG, f"the engine hangs: {hung}"))
+
+        async def fails_on_metal() -> None:
+            failures.append(await metal.MetalLook(child, self.launch, context.settings).failed(read))
+
+        if metal.on_metal(self.launch, context.settings):
+            await wait_any(hangs, fails_on_metal)
+        else:  # hundreds of others cost no nursery more
+            await hangs()
+        failure = failures[0]
+        self.status.set_reason(failure.reason, failure.message)
         return failure
 
     async def _take_over(self, child: Child, record: EngineRecord, allocation: Allocation) -> None:

@@ -21,14 +21,15 @@ def endpoint_objects(facts: Facts, endpoints_api: str) -> tuple[Slot, ...]:
     """Return where an agent with this setting says where the engine is; nowhere while the host has no address."""
     if facts.address is None:
         return ()
-    if endpoints_api == "endpoints":
+    if endpoints_api == "endpoints" and not facts.wish.beside_pods:  # Endpoints of such a Service are Kubernetes' own
         return (_endpoints(facts),)
     return (_slice(facts, endpoints.family(facts.address)),)
 
 
 def all_endpoint_objects(facts: Facts) -> tuple[Slot, ...]:
     """Return where agents with any settings, at addresses of either family, would say so."""
-    return (_endpoints(facts), _slice(facts, "IPv4"), _slice(facts, "IPv6"))
+    slices = (_slice(facts, "IPv4"), _slice(facts, "IPv6"))
+    return slices if facts.wish.beside_pods else (_endpoints(facts), *slices)
 
 
 def endpoint_manifests(facts: Facts, endpoints_api: str) -> Mapping[Slot, dict[str, Any]]:
@@ -41,7 +42,7 @@ def endpoint_manifests(facts: Facts, endpoints_api: str) -> Mapping[Slot, dict[s
     if address is None or not view.reason:
         return {}
     ready = view.ready and not any(isinstance(error, NameTakenError) for error in facts.refused.values())
-    said = {service_object(facts): endpoints.service_manifest(service)}
+    said = {} if facts.wish.beside_pods else {service_object(facts): endpoints.service_manifest(service)}
     for slot in endpoint_objects(facts, endpoints_api):
         if slot.kind is Endpoints:
             said[slot] = endpoints.endpoints_manifest(service, address, facts.endpoint_port, ready=ready)

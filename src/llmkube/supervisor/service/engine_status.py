@@ -18,8 +18,9 @@ import trio
 
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.memory.ledger import Allocation
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.ports import Shutdown
+from llmkube.supervisor.service.ending import Outcome
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 
@@ -31,23 +32,6 @@ class Leader:
     """The engine that is reported, of those that a service has."""
 
     engine: "EngineStatus | None" = None
-
-
-@attrs.define(eq=False)
-class Outcome:
-    """How far an engine has come, and how it has ended; filled in as it happens.
-
-    Attributes:
-        published: It is, or may be, known to the API server as one that serves.
-        ready_at: When it first answered, on Trio's clock.
-        exit: How its process ended by itself.
-        failure: Why it had to be ended.
-    """
-
-    published: bool = False
-    ready_at: float | None = None
-    exit: Exit | None = None
-    failure: Failure | None = None
 
 
 @attrs.define(eq=False)

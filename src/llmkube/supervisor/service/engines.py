@@ -29,9 +29,11 @@ class Engines:
         self._nursery.start_soon(retire, old)
 
     async def _run(self, attempt: Attempt, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        attempt.tell_start(task_status)
+        del task_status  # it holds the nursery that the start was awaited in: the attempt drops it once it is told
         self._alive.append(attempt)
         try:
-            await attempt.run(task_status=task_status)
+            await attempt.run()
         finally:
             self._alive.remove(attempt)
 

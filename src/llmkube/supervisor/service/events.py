@@ -56,6 +56,14 @@ def _of_plan(before: Facts, after: Facts) -> Iterator[Event]:
         log = "model not fetched" if error != before.fetch_error else ""
         yield Event(after.fetch.value.reason, error, log=log, fields={"error": error})
 
+    if after.fetch_delay and not before.fetch_delay:  # one for each wait, however many attempts it has
+        yield Event(
+            "FetchDelayed",
+            f"the file does not come: {after.fetch_delay}; it is tried again",
+            log="fetch waits",
+            fields={"reason": after.fetch_delay},
+        )
+
 
 def _of_memory(before: Facts, after: Facts) -> Iterator[Event]:
     for reason in after.waits - before.waits:  # one for each wait; how its figures change is the status's to tell

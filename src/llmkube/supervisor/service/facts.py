@@ -88,6 +88,7 @@ class Facts:
         fetched: What was asked of the file that is here.
         fetch_error: Why the file could not be had, until it is here.
         fetch_failures: How often it could not.
+        fetch_delay: What the fetch that goes on waits for; "" while it moves.
         refused: What of the endpoint the API server does not take.
         published: Of which generation it was said whether the endpoint is published; None where nothing was ever wrong.
         pressure: How short of memory the host is.
@@ -113,6 +114,7 @@ class Facts:
     fetched: ModelSpec | None = None
     fetch_error: str = ""
     fetch_failures: int = 0
+    fetch_delay: str = ""
     refused: Mapping[Slot, UserError] = attrs.field(factory=dict)
     published: int | None = None
     pressure: Observed[Pressure] | None = None
@@ -188,23 +190,27 @@ class Facts:
         """The spec makes no plan; whatever runs goes on with the last one that did."""
         return attrs.evolve(self, problem=_observed(self.wish.service, str(error)))
 
-    def with_fetch_progress(self, message: str) -> "Facts":
-        """The file is on its way; one that was here a moment ago is only looked at again."""
+    def with_fetch_progress(self, message: str, delay: str = "") -> "Facts":
+        """The file is on its way, or waits for `delay`; one that was here a moment ago is only looked at again."""
         if self.fetched == self.wish.model.spec:
             return self
         late = self.with_unplanned(Reason.FETCHING, "the file that the newest spec asks for is on its way")
-        return attrs.evolve(late, fetch=_observed(self.wish.model, Fetch(False, "Fetching", message)))
+        fetch = _observed(self.wish.model, Fetch(False, "Fetching", message))
+        return attrs.evolve(late, fetch=fetch, fetch_delay=delay)
 
     def with_file(self, weights: WeightsFile, header: GGUFFacts) -> "Facts":
         """The file is here, and this is what it says of itself."""
-        fetch = Fetch(True, "Fetched", f"the file is on host {self.host}", weights, header)
-        return attrs.evolve(self, fetched=self.wish.model.spec, fetch_error="", fetch=_observed(self.wish.model, fetch))
+        chosen = f": {weights.choice}" if weights.choice else ""
+        fetch = Fetch(True, "Fetched", f"the file is on host {self.host}{chosen}", weights, header)
+        fetched = _observed(self.wish.model, fetch)
+        return attrs.evolve(self, fetched=self.wish.model.spec, fetch_error="", fetch_delay="", fetch=fetched)
 
     def without_file(self, error: LLMKubeError) -> "Facts":
         """The file cannot be had, or is not what it should be."""
         return attrs.evolve(
             self,
             fetched=None,
+            fetch_delay="",
             fetch_error=str(error),
             fetch_failures=self.fetch_failures + 1,
             fetch=_observed(self.wish.model, Fetch(False, fetch_reason(error), str(error))),

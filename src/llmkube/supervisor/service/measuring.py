@@ -79,6 +79,7 @@ class Measuring:
             now = trio.current_time()
             if seen.cpu_seconds - self._cpu_seconds > ALIVE_CPU_SHARE * (now - self._looked_at) > 0:
                 self.allocation.worked()
+                self.child.worked()
             self._cpu_seconds, self._looked_at = seen.cpu_seconds, now
 
     @property
@@ -102,7 +103,7 @@ class Measuring:
             measuredBytes=measured,
             reportedBytes=said,
         )
-        figure = Figure(measured, said, on_device, estimated)
+        figure = Figure(measured_bytes=measured, reported_bytes=said, device_bytes=on_device, estimated_bytes=estimated)
         self.ports.learned.note(await key_of(self.launch, self.ports.engines), figure)
 
 

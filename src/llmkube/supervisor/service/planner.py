@@ -132,7 +132,7 @@ async def _plan(
         manager.update(Facts.without_file, error)
         _idle_unless_running(target, manager, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
         # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
-        # file that had the wrong digest three times is not downloaded a fourth time for nothing.
+        # file that had the wrong digest is not downloaded again for nothing.
         return isinstance(error, DigestMismatchError) and error.final
     try:
         with progress:
@@ -284,8 +284,9 @@ class _ProgressLine:
 
     def _write(self) -> None:
         if self._newest is not None:
-            self._kind, line = (self._newest.stage, self._newest.note), str(self._newest)
-            self._newest = None
-            self.manager.update(Facts.with_fetch_progress, line)
+            newest, line = self._newest, str(self._newest)
+            self._kind, self._newest = (newest.stage, newest.note), None
+            delay = newest.note if newest.stage == "waiting" and newest.until is not None else ""
+            self.manager.update(Facts.with_fetch_progress, line, delay)
             if isinstance(self.target.value, Idle):
                 self.target.put_nowait(Idle(Reason.FETCHING, line))

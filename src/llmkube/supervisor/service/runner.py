@@ -110,6 +110,7 @@ class Runner:
         self._current, self._retiring, self._state = None, None, RestartState()
         async with open_engines(self._engines) as engines:
             task_status.started()
+            del task_status  # it holds the nursery of the task that started this: a kilobyte per service
             await self._keep_in_line(engines, target)
 
     async def _keep_in_line(self, engines: Engines, target: Mailbox[Target]) -> Never:

@@ -15,6 +15,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import LOADED, find_condition
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import further_ids
 from llmkube.supervisor.cluster import status
@@ -113,6 +114,7 @@ class StatusManager:
         Except of an engine that it has left: that one serves, and its endpoint stays until something else is known.
         """
         self._adopting = adopting
+        self._leave_status()
         self.refresh()
         if not adopting:
             self.update(Facts.with_view, ServiceView(Reason.PENDING, "the agent has just started with this service"))
@@ -127,6 +129,7 @@ class StatusManager:
             self._forget(self._service_slot)
             self._of_service = ()
         self.update(Facts.with_wish, wish)
+        self._leave_status()
 
     def speak(self, yes: bool) -> None:
         """Report in the objects' status, or leave that to another host from now on."""
@@ -150,15 +153,36 @@ class StatusManager:
         if slots := self._endpoint_slots():  # none is not all: where nothing is published, nothing is waited for
             await self.applier.wait_applied(*slots)
 
-    def finish(self) -> None:
-        """The service is no longer ours: take its endpoint back, and say so once, unless another host reports it."""
-        why = f"host {self.settings.host_name} does not serve it any more"
+    def finish(self, why: str = "") -> None:
+        """The service is no longer ours: take its endpoint back, and say so once, unless another host reports it.
+
+        Args:
+            why: What the host does instead; empty where it only does not serve the service any more.
+        """
+        why = f"host {self.settings.host_name} {why or 'does not serve it any more'}"
         self.update(Facts.with_view, ServiceView(Reason.RELEASED, why))
         for slot in self._endpoint_slots():
             self.applier.delete_nowait(slot)
         self.applier.forget(service_object(self.facts))
         self.applier.forget_once_applied(self._service_slot)
         self.applier.forget(self._model_slot)
+
+    @property
+    def _speaks_of_service(self) -> bool:
+        """Whether the service's status is this host's to report: where pods serve it too, it is the controller's."""
+        return self.speaks and not (self.facts.wish.beside_pods and self.settings.publishes)
+
+    def _leave_status(self) -> None:
+        """Take back, once, what hosts have said of a service that pods serve too by now."""
+        service = self.facts.wish.service
+        if self._speaks_of_service or not self.speaks or _is_released(service):
+            return
+        view = ServiceView(Reason.RELEASED, "pods serve it too, and the controller says how it does")
+        said = service_conditions(self.facts.with_view(view))
+        conditions = status.settle(said, self._of_service, now=self.utcnow())
+        self.applier.apply_nowait(self._service_slot, status.service_status(service, conditions, view))
+        self.applier.forget_once_applied(self._service_slot)
+        self._said.pop(self._service_slot, None)
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
@@ -190,7 +214,7 @@ class StatusManager:
         said: dict[Slot, dict[str, Any] | None] = {
             slot: None for slot in all_endpoint_objects(facts) if slot not in where
         }
-        if self.speaks and self.view.reason:
+        if self._speaks_of_service and self.view.reason:
             said[self._service_slot] = status.service_status(facts.wish.service, self._of_service, self.view)
         if self.speaks and facts.fetch is not None:
             fetch = facts.fetch.value
@@ -201,3 +225,9 @@ class StatusManager:
     def _forget(self, slot: Slot) -> None:
         self._said.pop(slot, None)
         self.applier.forget(slot)
+
+
+def _is_released(service: InferenceService) -> bool:
+    """Whether no host says of a service that it looks after it."""
+    loaded = find_condition(service.status.conditions, LOADED)
+    return loaded is None or loaded.reason == Reason.RELEASED

@@ -5,6 +5,6 @@ resolver, meter                         which files it means, where they are; ho
 transfer, retry                         one file: resumed, tried again
 receiver, ring_buffer, disk_writer      its bytes: written and hashed while they stream, and copied nowhere
 redirects, guarded_transport            one request; every address is checked first
-hugging_face, buckets, freshness        what the servers are like
+hugging_face, buckets, registry, freshness  what the servers are like
 remote_header                           the header of a file without its body
 """

@@ -59,15 +59,22 @@ class DiskWriter:
                 await self.dependencies.run_sync(partial.checkpoint)
 
         async with trio.open_nursery() as nursery:
-            while await self.ring.wait_for_work(self.ring.hashing):
+            while (work := await self._wait_for_bytes()) is not False:
                 before = partial.size_bytes
-                await self.dependencies.run_sync(self._hash_some)
-                self._count(partial.size_bytes - before)
+                if work:
+                    await self.dependencies.run_sync(self._hash_some)
+                    self._count(partial.size_bytes - before)
                 lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
                 due = lately_seconds >= limits.checkpoint_seconds or lately_bytes >= limits.checkpoint_bytes
-                if due and not syncing.borrowed_tokens:
+                if lately_bytes and due and not syncing.borrowed_tokens:
                     since_seconds, since_bytes = trio.current_time(), partial.size_bytes
                     nursery.start_soon(self._attempt, checkpoint)
+
+    async def _wait_for_bytes(self) -> bool | None:
+        """Wait for bytes to hash; False at the end, None after a while: what has come must not wait for more."""
+        with trio.move_on_after(self.dependencies.limits.checkpoint_seconds):
+            return await self.ring.wait_for_work(self.ring.hashing)
+        return None
 
     async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -20,13 +20,14 @@ from llmkube.weights.download.freshness import is_current
 from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
 from llmkube.weights.download.meter import Meter
 from llmkube.weights.download.progress import OnProgress, Progress
+from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.download.resolver import DownloadJob, Resolver
 from llmkube.weights.download.retry import Dependencies, DownloadLimits, OriginPauses
 from llmkube.weights.download.single_flight import SingleFlight, open_single_flight
 from llmkube.weights.download.transfer import RejectedVersion, Transfer, TransferObserver, TransferRequest
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
-from llmkube.weights.source import BucketFile, Remote, WebFile
+from llmkube.weights.source import BucketFile, ImageSource, Remote, WebFile
 from llmkube.weights.store.audience import Audience
 from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
@@ -51,6 +52,9 @@ GetToken = Callable[[], Awaitable[str | None]]
 
 GetAccess = Callable[[], Awaitable[BucketAccess]]
 """Find the keys and the server for an object in a bucket; WorldError when they cannot be read now."""
+
+GetRegistry = Callable[[], Awaitable[RegistryAccess]]
+"""Find who asks a registry for a source."""
 
 _LIMITS: Final = DownloadLimits()
 
@@ -85,6 +89,7 @@ class Downloader:
         sha256: str | None,
         token: GetToken | None = None,
         access: GetAccess | None = None,
+        registry: GetRegistry | None = None,
         policy: AddressPolicy,
         progress: OnProgress,
         namespace: str | None = None,
@@ -101,6 +106,7 @@ class Downloader:
             token: For the hub alone; not looked for if the store has the file, or it is not the hub's.
             access: For an object in a bucket; without it the bucket has to be public. Looked for in any case, because
                 it says on which server the bucket is; when that is not known, what the store has is taken.
+            registry: For a source in a registry; without it that has to be public. Not looked for if the store has it.
             policy: What the source may lead to.
             progress: Called in this task, with the newest state; some may be left out.
             namespace: Of the Model that asks; None for the owner of the store.
@@ -129,9 +135,10 @@ class Downloader:
         if not isinstance(who, BucketAccess):
             raise who
         secret = await token() if token is not None and self._resolver.is_at_hub(source) else None
-        proof = _proof(source, secret, who)
+        login = await registry() if registry is not None and isinstance(source, ImageSource) else RegistryAccess()
+        proof = _proof(source, secret, who, login)
         credential = await run_sync(bind(self._store.keyed_digest, proof)) if proof else ""
-        job = DownloadJob(source, wanted, secret, policy, who, credential, namespace is None)
+        job = DownloadJob(source, wanted, secret, policy, who, credential, namespace is None, login)
         if found is not None and record is not None and not fresh:
             await self._prove(job, record.audience, progress)
             await run_sync(bind(extend_audience, self._store, name, record, namespace, credential))
@@ -153,7 +160,7 @@ class Downloader:
             FetchError: It does not say.
         """
         known = bool(job.credential) and job.credential in audience.credentials
-        meter = Meter(progress)
+        meter = Meter(progress, self._dependencies.utcnow)
         try:
             with trio.move_on_after(_PROOF_SECONDS if known else math.inf):
                 first = (await self._resolver.resolve(job, meter))[0]
@@ -164,7 +171,7 @@ class Downloader:
 
     async def _is_current(self, job: DownloadJob, progress: OnProgress) -> bool:
         """Ask the servers whether what the store has is still what they have."""
-        meter = Meter(progress)
+        meter = Meter(progress, self._dependencies.utcnow)
         seen = [await self._resolver.look(one, meter) for one in await self._resolver.resolve(job, meter)]
         run_sync = self._dependencies.run_sync
         name = await run_sync(bind(name_of, self._store, job.source))
@@ -196,7 +203,7 @@ class Downloader:
 
     async def _download(self, job: DownloadJob, progress: OnProgress) -> WeightsFile:
         source = job.source
-        meter = Meter(progress)
+        meter = Meter(progress, self._dependencies.utcnow)
         wanted = await self._resolver.resolve(job, meter)
         async with AsyncExitStack() as stack:
             parts = [await self._part(job, one, meter, stack) for one in wanted]
@@ -215,7 +222,8 @@ class Downloader:
             public = not job.credential and all([await self._is_public(part) for part in parts])
             audience = Audience(public=public, credentials=(job.credential,) if job.credential else ())
             kept = bind(commit_record, self._store, name, source.redacted, parts, now)
-            return await run_sync(bind(kept, server=job.access.server, versions=versions, audience=audience))
+            record = bind(kept, server=job.access.server, versions=versions, audience=audience, choice=meter.chosen)
+            return await run_sync(record)
 
     async def _is_public(self, part: Partial | BlobInfo) -> bool:
         """Whether a part has come now, or was in the store for every Model."""
@@ -265,6 +273,7 @@ async def open_downloader(
     open_transport: OpenTransport | None = None,
     run_sync: RunSync | None = None,
     free: Callable[[Path], int] = free_bytes,
+    room_bytes: int | None = None,
 ) -> AsyncGenerator[Downloader, None]:
     """Open a downloader for one store; leaving it cancels the downloads, and what has come of them is kept.
 
@@ -278,6 +287,7 @@ async def open_downloader(
         open_transport: What carries requests; None for real sockets, with every address checked.
         run_sync: What runs blocking work; None for worker threads under the limiter.
         free: Returns the free bytes of a folder's file system.
+        room_bytes: What models may take of this host's memory, to choose among quantizations; None if it is not known.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
     await run_sync(bind(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
@@ -288,7 +298,7 @@ async def open_downloader(
         space = FreeSpace(store.root, free)
         dependencies = Dependencies(open_transport, run_sync, utcnow, rng, limits, space, OriginPauses())
         shared = await stack.enter_async_context(open_single_flight(WeightsFile))
-        resolver = Resolver(dependencies, hugging_face.parse_endpoint(endpoint))
+        resolver = Resolver(dependencies, hugging_face.parse_endpoint(endpoint), room_bytes)
         yield Downloader(store, dependencies, shared, resolver)
 
 
@@ -303,7 +313,7 @@ async def _close(run_sync: RunSync, partial: Partial) -> None:
         await run_sync(partial.close)
 
 
-def _proof(source: Remote, token: str | None, access: BucketAccess) -> str:
+def _proof(source: Remote, token: str | None, access: BucketAccess, login: RegistryAccess) -> str:
     """Return all that goes along to prove who asks, as one text; empty for nothing.
 
     The query of a URL may be a signature, and counts as one.
@@ -315,6 +325,8 @@ def _proof(source: Remote, token: str | None, access: BucketAccess) -> str:
         words.append(token or "")
     if isinstance(source, BucketFile) and access.key_id:
         words += [access.server, access.key_id, access.secret, access.session_token]
+    if isinstance(source, ImageSource) and login.user:
+        words += [source.registry, login.user, login.password]
     return "\0\0".join(words) if any(words) else ""
 
 

@@ -9,10 +9,10 @@ from typing import Final
 import trio
 
 from llmkube.weights.address_policy import AddressPolicy
-from llmkube.weights.download.downloader import Downloader, GetAccess, GetToken
+from llmkube.weights.download.downloader import Downloader, GetAccess, GetRegistry, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
-from llmkube.weights.source import Builtin, ImageSource, LocalFile, Source, VolumeSource
+from llmkube.weights.source import Builtin, LocalFile, Source, VolumeSource
 from llmkube.weights.store import local_files
 from llmkube.weights.store.audience import PUBLIC
 from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
@@ -37,6 +37,7 @@ async def fetch(
     downloader: Downloader | None = None,
     token: GetToken | None = None,
     access: GetAccess | None = None,
+    registry: GetRegistry | None = None,
     policy: AddressPolicy = _FROM_OBJECT,
     local: LocalSources = _NONE_LISTED,
     namespace: str | None = None,
@@ -57,6 +58,7 @@ async def fetch(
         downloader: Fetches remote sources into the same store; without one they are refused.
         token: For the downloader's hub alone; looked for only when that is asked.
         access: For an object in a bucket: who asks for it, and where.
+        registry: For a source in a registry: who asks for it.
         policy: What a remote source may lead to; by default what an object may: public addresses only.
         local: Which files of this host a source may name; by default none.
         namespace: Of the Model that asks; None for the owner of the store. What took a credential goes to another
@@ -71,10 +73,10 @@ async def fetch(
         return await _copy_in(source, store, sha256, progress, limiter)
     if isinstance(source, LocalFile):
         return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
-    if isinstance(source, VolumeSource | ImageSource) or downloader is None:
+    if isinstance(source, VolumeSource) or downloader is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
-        remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf:// or s3:// source, or {file}"
+        remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf://, s3:// or oci:// source, or {file}"
         raise SourceUnsupportedError(
             f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
         )
@@ -83,6 +85,7 @@ async def fetch(
         sha256=sha256,
         token=token,
         access=access,
+        registry=registry,
         policy=policy,
         progress=progress,
         namespace=namespace,

@@ -16,10 +16,11 @@ import attrs
 import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
 import trio
 
-from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.client import HttpClient
 from llmkube.base.http.dial import Connect, TlsDialer, dial
 from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import Headers, encode_request_head
+from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import Address, AddressPolicy, matching_rule
 from llmkube.weights.errors import BlockedAddressError
 from llmkube.weights.urls import WebUrl
@@ -150,7 +151,8 @@ class _GuardedTransport:
                     return await self.dial(str(address), port)
                 problems.append(f"{address}: no answer in {_DIAL_SECONDS:g} s")
             except OSError as exc:
-                problems.append(f"{address}: {_describe(exc)}")
+                words = _describe(exc)
+                problems.append(words if words.startswith(f"{address}: ") else f"{address}: {words}")
         raise ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")
 
 

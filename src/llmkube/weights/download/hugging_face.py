@@ -18,6 +18,16 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _BESIDE: Final = re.compile(r"(^|[-_./])(mmproj|imatrix)", re.IGNORECASE)  # files that go with a model, but are none
 _MOST_SHOWN: Final = 24
+_PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
+_QUANTIZATION: Final = re.compile(  # at the end of a file's name: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, BF16, MXFP4
+    r"(?P<model>.*?)[-._](?P<quantization>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))", re.ASCII | re.IGNORECASE
+)
+
+USUAL: Final = "Q4_K_M"
+"""The quantization that llama.cpp, Ollama and the hub's own pages take when none is named."""
+
+_WEIGHTS_OF_TEN: Final = 9
+"""So many tenths of the memory may be weights: context and buffers come beside them."""
 
 
 @attrs.frozen
@@ -76,12 +86,33 @@ def parse_listing(shown: str, body: bytes) -> Listing:
     return Listing(commit if _COMMIT.fullmatch(str(commit)) else "", {entry.path: entry for entry in entries})
 
 
-def choose(source: HubRepository, listing: Listing) -> HubFile:
-    """Return the one model in a repository: its file, or the first of its parts.
+@attrs.frozen
+class Choice:
+    """The model that a repository's name leads to.
+
+    Attributes:
+        file: Its file, or the first of its parts.
+        why: What it was chosen from, for people; empty where there was nothing to choose.
+    """
+
+    file: HubFile
+    why: str = ""
+
+
+def choose(source: HubRepository, listing: Listing, *, room_bytes: int | None = None) -> Choice:
+    """Return the model of a repository: the quantization that its name asks for, else the only one, else Q4_K_M.
+
+    Else it is the largest one that fits.
+
+    Args:
+        source: The repository.
+        listing: Its files.
+        room_bytes: What models may take of this host's memory; None where that is not known.
 
     Raises:
-        SourceNotFoundError: It has no GGUF file.
-        AmbiguousSourceError: It has several; the message lists them with their sizes.
+        SourceNotFoundError: It has no GGUF file, or not that quantization; the message lists what is there.
+        AmbiguousSourceError: It has several models, or several quantizations of which none can be chosen; the message
+            lists them with their sizes.
     """
     paths = [path for path in listing.files if path.lower().endswith(".gguf") and not _BESIDE.search(path)]
     models: dict[str, tuple[str, ...]] = {}
@@ -95,15 +126,30 @@ def choose(source: HubRepository, listing: Listing) -> HubFile:
         raise SourceNotFoundError(
             f"{source.redacted} holds no .gguf file; look for a repository with GGUF in its name, or convert the model"
         )
-    if len(models) > 1:
-        names = [f"{first} ({_size(listing, parts)})" for first, parts in sorted(models.items())]
-        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-        example = source.file(min(models)).redacted
-        raise AmbiguousSourceError(
-            f"{source.redacted} holds {len(names)} models; name one of them, such as {example}: "
-            f"{', '.join(names[:_MOST_SHOWN])}{more}"
-        )
-    return source.file(next(iter(models)))
+    names = [f"{first} ({_size(listing, parts)})" for first, parts in sorted(models.items())]
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    there = f"{', '.join(names[:_MOST_SHOWN])}{more}"
+    if len(models) == 1 and not source.quantization:
+        return Choice(source.file(next(iter(models))))
+    named = [first for first in models if _is_of(first, source.quantization or USUAL)]
+    if len(named) == 1 and (source.quantization or len({_model_of(first) for first in models}) == 1):
+        why = "" if source.quantization else f"{USUAL}, one of {len(models)} in {source.name}"
+        return Choice(source.file(named[0]), why)
+    if not source.quantization and not named and room_bytes and len({_model_of(first) for first in models}) == 1:
+        sizes = {first: _bytes_of(listing, parts) or 0 for first, parts in models.items()}
+        most = room_bytes * _WEIGHTS_OF_TEN // 10
+        fitting = [first for first, size in sizes.items() if 0 < size <= most]
+        if fitting:
+            largest = max(fitting, key=lambda first: (sizes[first], first))
+            what = f"the largest of {len(models)} in {source.name} that fits into {format_bytes(room_bytes)} of memory"
+            return Choice(source.file(largest), f"{_quantization_of(largest)}, {what}; it has no {USUAL}")
+    if source.quantization and not named:
+        raise SourceNotFoundError(f"{source.redacted}: the repository has no {source.quantization}; it has {there}")
+    example = source.file(min(named or models)).redacted
+    raise AmbiguousSourceError(
+        f"{source.redacted} holds {len(named) if source.quantization else len(models)} models; "
+        f"name one of them, such as {example}: {there}"
+    )
 
 
 def entries_of(file: HubFile, listing: Listing) -> tuple[HubEntry, ...]:
@@ -133,7 +179,32 @@ def _entry(sibling: Any) -> HubEntry:
     )
 
 
+def _stem(path: str) -> str:
+    return _PART.sub("", path.rpartition("/")[2][: -len(".gguf")])
+
+
+def _is_of(path: str, quantization: str) -> bool:
+    found = _QUANTIZATION.fullmatch(_stem(path))
+    return found is not None and found["quantization"].lower() == quantization.lower()
+
+
+def _quantization_of(path: str) -> str:
+    found = _QUANTIZATION.fullmatch(_stem(path))
+    return found["quantization"] if found is not None else _stem(path)
+
+
+def _model_of(path: str) -> str:
+    """Return the name of a file without its quantization: what all quantizations of one model share."""
+    found = _QUANTIZATION.fullmatch(_stem(path))
+    return (found["model"] if found is not None else _stem(path)).lower()
+
+
 def _size(listing: Listing, parts: Iterable[str]) -> str:
+    size = _bytes_of(listing, parts)
+    return format_bytes(size) if size is not None else "size unknown"
+
+
+def _bytes_of(listing: Listing, parts: Iterable[str]) -> int | None:
     sizes = [listing.files[part].size_bytes if part in listing.files else None for part in parts]
     known = [size for size in sizes if size is not None]
-    return format_bytes(sum(known)) if known and len(known) == len(sizes) else "size unknown"
+    return sum(known) if known and len(known) == len(sizes) else None

@@ -1,5 +1,6 @@
 """How far a fetch has come, how fast it goes, and when it will be done."""
 
+import datetime
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Literal
@@ -25,7 +26,9 @@ class Progress:
         total_bytes: Bytes in all; 0 while not known.
         rate: Bytes per second over the last seconds; None while there is nothing to tell.
         seconds_left: Of this stage; None while there is nothing to tell.
-        note: Why it waits.
+        note: Why it waits, or which of several files comes.
+        since: When it began to wait: the last byte came before.
+        until: When it tries again; None while there is nothing to tell.
     """
 
     stage: Stage
@@ -34,8 +37,12 @@ class Progress:
     rate: float | None = None
     seconds_left: float | None = None
     note: str = ""
+    since: datetime.datetime | None = None
+    until: datetime.datetime | None = None
 
     def __str__(self) -> str:
+        if self.stage == "waiting":
+            return self._wait
         words: list[str] = [self.stage]
         if self.total_bytes:
             percent = 100 * self.done_bytes // self.total_bytes
@@ -48,6 +55,17 @@ class Progress:
         if self.seconds_left is not None:
             line += f", {format_duration(self.seconds_left)} left"
         return f"{line} ({self.note})" if self.note else line
+
+    @property
+    def _wait(self) -> str:
+        """For what and since when; moments, and no time that is left: the line may stand for long as it is."""
+        line = f"waiting since {_moment(self.since)}" if self.since is not None else "waiting"
+        line += f": {self.note}" if self.note else ""
+        return f"{line}; next attempt at {_moment(self.until)}" if self.until is not None else line
+
+
+def _moment(at: datetime.datetime) -> str:
+    return at.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 OnProgress = Callable[[Progress], None]

@@ -5,7 +5,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.base.http.client import StreamedResponse
+from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.download.redirects import as_fetch_errors
 from llmkube.weights.download.retry import DownloadLimits
 from llmkube.weights.download.ring_buffer import RingBuffer

@@ -13,8 +13,8 @@ import attrs
 import trio
 
 from llmkube import __version__
-from llmkube.base.http.client import StreamedResponse
 from llmkube.base.http.errors import HttpError
+from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import Signer
 from llmkube.weights.download.guarded_transport import Transport

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.http.client import StreamedResponse
+from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess, Signer
@@ -20,7 +20,7 @@ from llmkube.weights.errors import FetchError, NotGGUFError, RangeError
 from llmkube.weights.formats.gguf import GGUFFacts, facts_of
 from llmkube.weights.formats.gguf_reader import HeaderReader
 from llmkube.weights.http_responses import RangeRequest, ReadBody, interpret, interpret_part, range_total, refusal
-from llmkube.weights.source import BucketFile, HubRepository, Remote, WebFile
+from llmkube.weights.source import BucketFile, HubRepository, RemoteFile, WebFile
 from llmkube.weights.urls import WebUrl
 
 REQUEST_BYTES: Final = (1 << 20, 7 << 20, 24 << 20)
@@ -34,7 +34,7 @@ _LISTING_BYTES: Final = 32 << 20
 
 
 async def read_remote_header(
-    source: Remote,
+    source: RemoteFile,
     *,
     policy: AddressPolicy,
     utcnow: Callable[[], datetime.datetime],
@@ -81,7 +81,7 @@ async def read_remote_header(
     place = _RemoteFile(source.redacted, hub_url, policy, token_for_hub, True, carry, utcnow)
     if isinstance(source, HubRepository):
         listing = await _list(attrs.evolve(place, url=hugging_face.listing_url(hub_url, name, source.revision)))
-        file = hugging_face.choose(source, listing)
+        file = hugging_face.choose(source, listing).file
         place = attrs.evolve(place, shown=file.redacted)
         source = attrs.evolve(file, revision=listing.commit or file.revision)
     return await _read(attrs.evolve(place, url=hugging_face.file_url(hub_url, source)))

@@ -7,23 +7,26 @@ import attrs
 import trio
 
 from llmkube.weights.address_policy import AddressPolicy
-from llmkube.weights.download import hugging_face
+from llmkube.weights.download import hugging_face, registry
 from llmkube.weights.download.buckets import BucketAccess, Signer
 from llmkube.weights.download.freshness import RemoteVersion
 from llmkube.weights.download.meter import Meter
 from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
+from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.download.retry import Dependencies, retry
 from llmkube.weights.download.transfer import TransferRequest
-from llmkube.weights.errors import DigestMismatchError, FetchError, SourceError, StalledError
-from llmkube.weights.http_responses import RangeRequest, Validator, linked_digest, range_total, refusal
-from llmkube.weights.source import BucketFile, HubFile, HubRepository, Remote, WebFile
+from llmkube.weights.errors import AccessDeniedError, DigestMismatchError, FetchError, SourceError, StalledError
+from llmkube.weights.http_responses import REGISTRY_ADVICE, RangeRequest, Validator, linked_digest, range_total, refusal
+from llmkube.weights.source import BucketFile, HubFile, HubRepository, ImageSource, Remote, WebFile
 from llmkube.weights.store.audience import Audience
 from llmkube.weights.store.index import key_of
-from llmkube.weights.urls import WebUrl
+from llmkube.weights.urls import UserInfo, WebUrl
 
 T = TypeVar("T")
 
 _LISTING_BYTES: Final = 32 << 20
+_TOKEN_BYTES: Final = 64 << 10
+_MANIFESTS: Final = 3  # an index, what it leads to, and one more than is needed
 
 
 @attrs.frozen
@@ -38,6 +41,7 @@ class DownloadJob:
         access: For a bucket.
         credential: The keyed digest of all that goes along to prove who asks; empty for nothing.
         owner: Whether the store's owner asks, who may have all that is in it.
+        registry: For a registry.
     """
 
     source: Remote
@@ -47,6 +51,7 @@ class DownloadJob:
     access: BucketAccess = BucketAccess()
     credential: str = ""
     owner: bool = True
+    registry: RegistryAccess = RegistryAccess()
 
     def admits(self, audience: Audience) -> bool:
         """Whether a blob of such a record may be taken for this job, because it has the digest."""
@@ -64,16 +69,18 @@ class Resolver:
     Attributes:
         dependencies: What requests are made with.
         endpoint: The hub's address, or a mirror's.
+        room_bytes: What models may take of this host's memory; None where that is not known.
     """
 
     dependencies: Dependencies
     endpoint: WebUrl
+    room_bytes: int | None = None
 
     def is_at_hub(self, source: Remote) -> bool:
         """Whether a source is asked for at the hub, which may be a mirror."""
         if isinstance(source, WebFile):
             return source.url.origin == self.endpoint.origin
-        return not isinstance(source, BucketFile)
+        return not isinstance(source, BucketFile | ImageSource)
 
     async def resolve(self, job: DownloadJob, meter: Meter) -> Sequence[TransferRequest]:
         """Say which files to download from where; what can be known to be wrong is raised here."""
@@ -83,11 +90,17 @@ class Resolver:
             return await self._plan_web(job, source, meter)
         if isinstance(source, BucketFile):
             return await self._plan_bucket(job, source, meter)
+        if isinstance(source, ImageSource):
+            return await self._plan_image(job, source, meter)
         if isinstance(source, HubFile) and len(source.parts) == 1:
             return [self._wanted_hub(job, source, hugging_face.HubEntry(source.path))]
         name = source.repository if isinstance(source, HubFile) else source.name
         listing = await self._listing(job, name, source.revision, meter)
-        file = hugging_face.choose(source, listing) if isinstance(source, HubRepository) else source
+        if isinstance(source, HubRepository):
+            choice = hugging_face.choose(source, listing, room_bytes=self.room_bytes)
+            file, meter.chosen = choice.file, choice.why
+        else:
+            file = source
         entries = hugging_face.entries_of(file, listing)
         _refuse_one_digest_for_many(job, len(entries))
         # Pinned to one commit: the parts of a model that is just being replaced must not be mixed.
@@ -153,6 +166,81 @@ class Resolver:
             )
         return await self._probed(each, meter)
 
+    async def _plan_image(self, job: DownloadJob, source: ImageSource, meter: Meter) -> Sequence[TransferRequest]:
+        reference, credential = source.reference, None
+        for _ in range(_MANIFESTS):
+            url = registry.manifest_url(source, reference)
+            body, credential = await self._manifest(job, source, url, credential, meter)
+            manifest = await trio.to_thread.run_sync(registry.parse_manifest, source, reference, body)  # up to 4 MiB
+            if not manifest.next_digest:
+                break
+            reference = manifest.next_digest
+        else:
+            raise FetchError(f"{source.redacted}: the registry's indexes lead to nothing but indexes")
+        layers = registry.choose_layers(source, manifest)
+        _refuse_one_digest_for_many(job, len(layers))
+        for layer in layers:
+            if job.sha256 not in (None, layer.sha256):
+                raise DigestMismatchError(
+                    f"the registry has {layer.name or source.redacted} with the digest {layer.sha256}, spec.sha256 "
+                    f"asks for {job.sha256}; correct the digest, or the source"
+                )
+        return [
+            TransferRequest(
+                shown=source.redacted,
+                url=registry.blob_url(source, layer),
+                key=job.partial_key(f"{source.identity} {layer.sha256}"),
+                policy=job.policy,
+                credential=credential,
+                sha256=layer.sha256,
+                promised_by="spec.sha256" if job.sha256 else "",
+                size_bytes=layer.size_bytes,
+                registry=True,
+            )
+            for layer in layers
+        ]
+
+    async def _manifest(
+        self, job: DownloadJob, source: ImageSource, url: WebUrl, credential: Credential | None, meter: Meter
+    ) -> tuple[bytes, Credential | None]:
+        """Ask for a manifest; where the registry wants a login first, give it, and return what it takes."""
+        shown, headers = source.redacted, {"Accept": registry.ACCEPT}
+        for _ in range(2):
+            request = FileRequest(url, job.policy, credential, headers)
+
+            async def read(response: FileResponse, request: FileRequest = request) -> bytes | registry.Challenge:
+                wants = response.headers.get("www-authenticate", "")
+                if response.status == 401 and wants and request.credential is None and not response.redirected:
+                    return registry.parse_challenge(shown, url, wants)
+                if response.status != 200:
+                    self._refuse(RangeRequest(shown=shown, registry=True), request, response)
+                return await _whole(response, request.url, registry.MANIFEST_BYTES, f"{shown}: the manifest")
+
+            answer = await self._ask(request, shown, read, meter)
+            if isinstance(answer, bytes):
+                return answer, credential
+            credential = await self._login(job, source, url, answer, meter)
+        raise AccessDeniedError(f"{shown}: the registry asks for one login after the other; {REGISTRY_ADVICE}")
+
+    async def _login(
+        self, job: DownloadJob, source: ImageSource, url: WebUrl, wants: registry.Challenge, meter: Meter
+    ) -> Credential:
+        shown, who = source.redacted, UserInfo(job.registry.user, job.registry.password)
+        if wants.realm is None:
+            if not who.user:
+                raise AccessDeniedError(f"{shown}: the registry asks for a user and password; {REGISTRY_ADVICE}")
+            return Credential.basic(url, who)
+        at = wants.token_url(source.repository)
+        request = FileRequest(at, job.policy, Credential.basic(at, who) if who.user else None)
+
+        async def read(response: FileResponse) -> str:
+            if response.status != 200:
+                asked = RangeRequest(shown=f"{shown}: {at.shown}", registry=True)
+                self._refuse(asked, attrs.evolve(request, credential=None), response)  # no token, but the password
+            return registry.parse_token(shown, await _whole(response, at, _TOKEN_BYTES, f"{shown}: the token"))
+
+        return Credential.bearer(url, await self._ask(request, shown, read, meter))
+
     async def _probed(self, each: Sequence[TransferRequest], meter: Meter) -> Sequence[TransferRequest]:
         if len(each) == 1:
             return each
@@ -172,13 +260,8 @@ class Resolver:
         async def read(response: FileResponse) -> hugging_face.Listing:
             if response.status != 200:
                 self._refuse(RangeRequest(shown=shown, hub=True), request, response)
-            body = bytearray()
-            with as_fetch_errors(request.url):
-                while chunk := await response.body.receive_some():
-                    body += chunk
-                    if len(body) > _LISTING_BYTES:
-                        raise FetchError(f"{shown}: the hub's list of files is too long")
-            return hugging_face.parse_listing(shown, bytes(body))
+            body = await _whole(response, request.url, _LISTING_BYTES, f"{shown}: the hub's list of files")
+            return hugging_face.parse_listing(shown, body)
 
         return await self._ask(request, shown, read, meter)
 
@@ -188,7 +271,7 @@ class Resolver:
 
         async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (the head says it all)
             if response.status not in (200, 206):
-                asked = RangeRequest(shown=wanted.shown, hub=wanted.hub, bucket=wanted.bucket)
+                asked = RangeRequest(shown=wanted.shown, hub=wanted.hub, bucket=wanted.bucket, registry=wanted.registry)
                 self._refuse(asked, request, response)
             length = response.headers.get("content-length", "")
             if response.status == 206:
@@ -197,6 +280,8 @@ class Resolver:
                 size = int(length) if length.isascii() and length.isdigit() else None
             size = response.linked_size if size is None else size
             digest = response.linked_sha256 or linked_digest(response.headers)
+            if wanted.registry:  # a blob is its digest
+                digest = wanted.sha256
             return RemoteVersion(size, digest, Validator.of(response.headers))
 
         return await self._ask(request, wanted.shown, read, meter)
@@ -219,6 +304,16 @@ class Resolver:
         asked = attrs.evolve(asked, credential=request.credential is not None)
         now = self.dependencies.utcnow()
         raise refusal(asked, response.status, response.headers, redirected=response.redirected, now=now)
+
+
+async def _whole(response: FileResponse, url: WebUrl, most: int, what: str) -> bytes:
+    body = bytearray()
+    with as_fetch_errors(url):
+        while chunk := await response.body.receive_some():
+            body += chunk
+            if len(body) > most:
+                raise FetchError(f"{what} is too long")
+    return bytes(body)
 
 
 def _refuse_one_digest_for_many(job: DownloadJob, parts: int) -> None:

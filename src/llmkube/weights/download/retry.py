@@ -31,7 +31,7 @@ class DownloadLimits:
         window_bytes: See above; also what an attempt must gain to count as progress.
         tries: Attempts in a row without progress before a download gives up (it goes on from there next time).
         longest_wait_seconds: The longest pause that is kept when a server asks for one; for longer ones it gives up.
-        digest_tries: Downloads of a file that turns out to have the wrong digest.
+        digest_tries: Downloads of a file that turns out to have another digest than the hub promises.
         checkpoint_seconds: How much of a download a power cut may cost.
         checkpoint_bytes: The same in bytes, so that the disk is busy early and little is left to be synced at the end.
         busy_seconds: How often to look whether another process has finished with the same file.

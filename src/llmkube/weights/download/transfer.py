@@ -45,6 +45,7 @@ class TransferRequest:
         size_bytes: Its size, if the hub said so.
         hub: Whether it comes from a Hugging Face repository.
         bucket: Whether it is an object in a bucket.
+        registry: Whether it is a blob of a registry.
     """
 
     shown: str
@@ -57,6 +58,7 @@ class TransferRequest:
     size_bytes: int | None = None
     hub: bool = False
     bucket: bool = False
+    registry: bool = False
 
 
 @attrs.frozen
@@ -109,7 +111,11 @@ class Transfer:
             self.observer.verifying(self.partial.size_bytes, total)
         self._best_bytes = self.partial.size_bytes
         self._expected = self.wanted.sha256
-        for tries in range(1, limits.digest_tries + 1):
+        # A digest of the user's may be a slip, and a whole file would come again as it is; one that was continued may
+        # have rotted on this disk. The hub's digest is no slip.
+        own = 2 if self.partial.size_bytes else 1
+        most = own if self.wanted.promised_by else limits.digest_tries
+        for tries in range(1, most + 1):
             await retry(
                 self._attempt,
                 origin=self.wanted.url.origin,
@@ -120,10 +126,10 @@ class Transfer:
             found = self.partial.sha256
             if self._expected in (None, found):
                 break
-            error = self._mismatch(found, tries)
+            error = self._mismatch(found, tries, final=tries == most)
             self.refused[self.wanted.key, self._expected or ""] = RejectedVersion(self.partial.info.validator, error)
             await run_sync(bind(self.partial.begin, PartialInfo()))  # these bytes are worth nothing
-            if tries == limits.digest_tries:
+            if tries == most:
                 raise error
             self._best_bytes = 0
             delay = limits.backoff.delay(tries, self.dependencies.rng)
@@ -132,13 +138,12 @@ class Transfer:
             del self.refused[self.wanted.key, self._expected or ""]
         await run_sync(self.partial.checkpoint)
 
-    def _mismatch(self, found: str, tries: int) -> DigestMismatchError:
+    def _mismatch(self, found: str, tries: int, *, final: bool) -> DigestMismatchError:
         wanted = self.wanted
         promise, advice = "the hub promises", "try another revision, or tell its owner"
         if wanted.promised_by:
             promise, advice = "spec.sha256 asks for", "correct the digest, or the source"
         times = "once" if tries == 1 else f"{tries} times"
-        final = tries == self.dependencies.limits.digest_tries
         return DigestMismatchError(
             f"{wanted.shown} has the digest {found}, {promise} {self._expected} (downloaded {times}); {advice}",
             field=wanted.promised_by,
@@ -171,6 +176,7 @@ class Transfer:
             total_bytes=wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.info.total_bytes,
             hub=wanted.hub,
             bucket=wanted.bucket,
+            registry=wanted.registry,
             credential=wanted.credential is not None,
         )
         request = FileRequest(wanted.url, wanted.policy, wanted.credential, headers)

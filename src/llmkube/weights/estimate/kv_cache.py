@@ -51,7 +51,7 @@ def cells(context: int, slots: int, *, unified: bool, ubatch: int, full_windows:
     """Share a context between slots, as llama-server does: each part is rounded up."""
     streams = 1 if unified else slots
     whole = padded(padded(context, CELL_PADDING) // streams, CELL_PADDING)
-    return Cells(streams, whole, slots, ubatch, full_windows)
+    return Cells(streams=streams, whole=whole, slots=slots, step=ubatch, full_windows=full_windows)
 
 
 def cache_bytes(layer: Layer, room: Cells, type_k: str, type_v: str) -> int:

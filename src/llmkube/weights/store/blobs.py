@@ -45,12 +45,14 @@ class WeightsFile:
         size_bytes: Its size.
         sha256: Its digest in lower-case hex; None for a local file that no spec asks to verify.
         identity: Changes whenever the bytes may have changed. It goes into the digest of a launch plan.
+        choice: What it was chosen from, for people; empty where there was nothing to choose.
     """
 
     path: Path
     size_bytes: int
     sha256: str | None
     identity: str
+    choice: str = attrs.field(default="", eq=False)
 
 
 class BlobWriter:

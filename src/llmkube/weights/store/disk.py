@@ -1,9 +1,11 @@
 """The disk, seen from Trio: blocking work goes through one door, and free space is promised before it is used."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import trio
@@ -14,6 +16,9 @@ T = TypeVar("T")
 
 _LARGEST_MARGIN: Final = 1 << 30
 _SMALLEST_MARGIN: Final = 1 << 20
+
+_CORE_FOUNDATION: Final = "/System/Library/Frameworks/CoreFoundation.framework/CoreFoundation"
+_CF_NUMBER_SINT64: Final = 4  # kCFNumberSInt64Type of CFNumber.h
 
 
 class RunSync(Protocol):
@@ -39,9 +44,53 @@ def in_threads(limiter: trio.CapacityLimiter, *, abandon: bool = False) -> RunSy
 
 
 def free_bytes(folder: Path) -> int:
-    """Return what an ordinary user may still write to the file system of a folder."""
+    """Return what an ordinary user may still write to the file system of a folder.
+
+    On macOS also what APFS would purge for it, which statvfs does not count. There Python up to 3.12 gives the number
+    of blocks modulo 2^32 (CPython issue 87804): of two figures the larger one is the right one for that reason, too.
+    """
     found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    free = found.f_bavail * found.f_frsize
+    return max(free, important_capacity(folder) or 0) if sys.platform == "darwin" else free
+
+
+def important_capacity(folder: Path) -> int | None:
+    """Return `NSURLVolumeAvailableCapacityForImportantUsageKey` of a folder's volume in bytes; None if not known.
+
+    In C its name is kCFURLVolumeAvailableCapacityForImportantUsageKey, and its value a CFNumber (CFURL.h).
+    """
+    try:
+        library = ctypes.CDLL(_CORE_FOUNDATION)
+        return _important_capacity(library, os.fsencode(folder))
+    except (OSError, AttributeError, ValueError):
+        return None
+
+
+def _important_capacity(library: Any, path: bytes) -> int | None:
+    """Ask Core Foundation; what is made by a Create or Copy function is released (its naming rule)."""
+    pointer, size = ctypes.c_void_p, ctypes.c_long
+    library.CFURLCreateFromFileSystemRepresentation.restype = pointer
+    library.CFURLCreateFromFileSystemRepresentation.argtypes = [pointer, ctypes.c_char_p, size, ctypes.c_bool]
+    library.CFURLCopyResourcePropertyForKey.restype = ctypes.c_bool
+    library.CFURLCopyResourcePropertyForKey.argtypes = [pointer, pointer, ctypes.POINTER(pointer), pointer]
+    library.CFNumberGetValue.restype = ctypes.c_bool
+    library.CFNumberGetValue.argtypes = [pointer, size, pointer]
+    library.CFRelease.restype, library.CFRelease.argtypes = None, [pointer]
+    key = pointer.in_dll(library, "kCFURLVolumeAvailableCapacityForImportantUsageKey")
+    url = library.CFURLCreateFromFileSystemRepresentation(None, path, len(path), True)
+    if not url:
+        return None
+    try:
+        number, value = pointer(), ctypes.c_int64()
+        if not library.CFURLCopyResourcePropertyForKey(url, key, ctypes.byref(number), None) or not number.value:
+            return None
+        try:
+            read = library.CFNumberGetValue(number, _CF_NUMBER_SINT64, ctypes.byref(value))
+        finally:
+            library.CFRelease(number)
+        return value.value if read else None
+    finally:
+        library.CFRelease(url)
 
 
 @attrs.define(eq=False)

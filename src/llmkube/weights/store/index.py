@@ -48,6 +48,7 @@ class Record:
         server: Whose it was, where the source leaves that open (`BucketAccess.server`).
         audience: Who may have it without another question to the source.
         versions: What the server called the version of each piece; empty when it did not say.
+        choice: Which of several quantizations it is, for people; empty where there was nothing to choose.
     """
 
     source: str
@@ -56,6 +57,7 @@ class Record:
     server: str = ""
     versions: tuple[Validator, ...] = ()
     audience: Audience = OWNER
+    choice: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -152,6 +154,7 @@ def commit_record(
     server: str = "",
     versions: tuple[Validator, ...] = (),
     audience: Audience = OWNER,
+    choice: str = "",
 ) -> WeightsFile:
     """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
 
@@ -164,7 +167,7 @@ def commit_record(
                 # found before the other parts were downloaded, which may have taken hours
                 raise FetchError("a part of the model has been removed from the model store meanwhile")
             pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
-            record = Record(source, pieces, fetched_at, server, versions, audience)
+            record = Record(source, pieces, fetched_at, server, versions, audience, choice=choice)
             found = weights_of(store, record)
             save_record(store, key_of(identity), record)
             return found
@@ -190,6 +193,7 @@ def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
         server=record.server,
         versions=record.versions,
         audience=record.audience,
+        choice=record.choice,
     )
 
 
@@ -197,13 +201,14 @@ def weights_of(store: Store, record: Record) -> WeightsFile:
     """Return the file that an engine is given: the blob, or the first part among its fellows."""
     first = record.pieces[0]
     if len(record.pieces) == 1:
-        return WeightsFile(store.blobs / first.sha256, first.size_bytes, first.sha256, f"sha256:{first.sha256}")
+        blob, identity = store.blobs / first.sha256, f"sha256:{first.sha256}"
+        return WeightsFile(blob, first.size_bytes, first.sha256, identity, record.choice)
     name = set_name(record)
     folder = store.sets / name
     names = set_names(len(record.pieces))
     if not all(_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
         _lay_out(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
-    return WeightsFile(folder / names[0], record.size_bytes, None, f"sha256-set:{name}")
+    return WeightsFile(folder / names[0], record.size_bytes, None, f"sha256-set:{name}", record.choice)
 
 
 def set_name(record: Record) -> str:
@@ -244,6 +249,8 @@ def save_record(store: Store, key: str, record: Record) -> None:
         data["server"] = record.server
     if any(version != Validator() for version in record.versions):
         data["versions"] = [[version.etag, version.last_modified] for version in record.versions]
+    if record.choice:
+        data["choice"] = record.choice
     text = json.dumps(data)
     write_private(store.index / f"{key}.json", text)
     sync_folder(store.index)
@@ -255,7 +262,8 @@ def _record(data: Any) -> Record:
         raise ValueError("no digests")
     versions = tuple(Validator(str(etag), str(moment)) for etag, moment in data.get("versions") or ())
     server, audience = str(data.get("server") or ""), _audience(data.get("audience") or {})
-    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), server, versions, audience)
+    choice = str(data.get("choice") or "")
+    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), server, versions, audience, choice=choice)
 
 
 def _audience(data: Any) -> Audience:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+import psutil
 import trio
 
 from llmkube.base.trusted_paths import open_file
@@ -61,14 +62,16 @@ def take_snapshot(path: Path) -> FileSnapshot:
 def unreadable(error: OSError) -> str:
     """Say for the host's owner why a file cannot be had, and what helps.
 
-    macOS says EPERM where it is not the file's permissions that forbid it.
+    macOS says EPERM where it is not the file's permissions that forbid it. The program that it wants allowed is the one
+    that runs: a framework build of Python starts Python.app in the place of `sys.executable`.
     """
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return "there is no such file"
     if sys.platform == "darwin" and error.errno == errno.EPERM:
+        program = psutil.Process().exe()
         return (
             "background programs on macOS may not read it; move it out of Desktop, Documents, Downloads, iCloud and "
-            f"external disks, or allow {sys.executable} under System Settings, Privacy & Security, Full Disk Access, "
+            f"external disks, or allow {program} under System Settings, Privacy & Security, Full Disk Access, "
             "and restart it"
         )
     if isinstance(error, PermissionError):

@@ -17,7 +17,7 @@ import attrs
 
 from llmkube.base.trusted_paths import Way, follow
 from llmkube.weights.errors import SourceNotAllowedError, WeightsError, WeightsNotFoundError
-from llmkube.weights.source import part_names
+from llmkube.weights.split_names import part_names
 from llmkube.weights.store.local_files import FileSnapshot, unreadable
 
 _MAGIC: Final = b"GGUF"

@@ -6,7 +6,6 @@ Everything here blocks on the disk.
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -17,6 +16,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.full_disk import free_bytes, is_full
 from llmkube.base.private_files import sync, write_private
 from llmkube.weights.errors import FetchError, NoSpaceError
 from llmkube.weights.http_responses import Validator
@@ -243,10 +243,8 @@ def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> i
 
 def cannot_write(store: Store, exc: OSError) -> FetchError:
     """Say that the store's disk is full, or what else is wrong with it."""
-    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-        with contextlib.suppress(OSError):
-            found = os.statvfs(store.root)
-            return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=found.f_bavail * found.f_frsize)
+    if is_full(exc):
+        return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=free_bytes(store.root) or 0)
     return FetchError(f"cannot write to the model store in {store.root}: {exc.strerror or exc}")
 
 

@@ -5,6 +5,7 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
+from llmkube.cli.commands.models import fit as fit_module
 from llmkube.cli.commands.models.fit import described, judge
 from llmkube.cli.main import cli
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
@@ -57,7 +58,7 @@ def test_json_has_bytes():
 
 
 def test_a_context_beyond_the_trained_one_is_not_counted_and_said():
-    """What no request can use takes no memory, and the sentence names both figures."""
+    """U2: what no request can use takes no memory, and the sentence names both figures."""
     done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu", "-c", "2000000")
     assert done.exit_code == 0, done.output
     assert "context 512 tokens, 1 slot, f16 cache" in done.output.splitlines()
@@ -93,9 +94,16 @@ def test_windows_make_the_difference():
     assert "context checkpoints" in text
 
 
-@pytest.mark.parametrize(("args", "words"), [(["--memory", "much"], "is not a quantity"), (["--kv-type", "q9"], "q9")])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--memory", "much"], "is not a quantity"),
+        (["--memory", "10"], "10 is 10 bytes; write a unit: 10Gi"),
+        (["--kv-type", "q9"], "q9"),
+    ],
+)
 def test_a_wrong_flag_is_named(args, words):
-    """A value that cannot be read is told with the way to write it."""
+    """U18: a value that cannot be read, or means what nobody asks for, is told with the way to write it."""
     done = run(DEMO, *args)
     assert done.exit_code == 2
     assert words in done.output
@@ -113,3 +121,24 @@ def test_an_mlx_folder(tmp_path):
 def test_a_missing_file():
     """A model that is nowhere is exit status 3."""
     assert run("/nowhere/model.gguf").exit_code == 3
+
+
+def test_what_the_gpu_does_not_take_does_not_fit():
+    """Within the budget, and more than the GPU may hold: the verdict names the GPU and what sets its limit."""
+    shape, budget = decoder(), host_budget(64 * GIB, device_limit_bytes=4 * GIB)
+    verdict = judge("Model", shape, wish(shape, context=4096), budget)
+    assert verdict.estimate.total_bytes < budget.limit_bytes
+    assert not verdict.fits
+    text = "\n".join(described(verdict))
+    assert "the GPU may hold 4.0 GiB here (sysctl iogpu.wired_limit_mb sets it)" in text
+    assert "It fits" in "\n".join(described(judge("Model", shape, wish(shape, context=4096), host_budget(64 * GIB))))
+
+
+def test_on_this_mac_the_gpu_is_asked(monkeypatch):
+    """The limit counts on this machine and for Metal only; another machine's is not known."""
+    monkeypatch.setattr(fit_module, "device_limit_here", lambda: 1 << 20)
+    monkeypatch.setattr(fit_module, "_memory", lambda text: 16 * GIB)
+    asked = ("-o", "json", "--accelerator")
+    assert json.loads(run(DEMO, *asked, "metal").output)["deviceLimitBytes"] == 1 << 20
+    assert json.loads(run(DEMO, *asked, "cpu").output)["deviceLimitBytes"] is None
+    assert json.loads(run(DEMO, *asked, "metal", "--memory", "16Gi").output)["deviceLimitBytes"] is None

@@ -161,7 +161,7 @@ async def test_staying_tells_every_change_of_phase(autojump_clock, world, capsys
     lines = [line[10:] for line in out.removeprefix(usage(PLACE, "demo")).splitlines() if line]
     assert lines == [
         "default/demo: New",
-        "default/demo: Pending (Fetching)",
+        "default/demo: Pending (Fetching): copying",
         "default/demo: Ready",
         "default/demo: gone",
     ]

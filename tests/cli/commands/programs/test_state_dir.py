@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 import sys
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
+from llmkube.cli.commands.programs.state_dir import FullDiskError, held_state_dir, temporary_state_dir
 from llmkube.supervisor.host.processes import marked
 
 
@@ -118,3 +119,33 @@ def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeyp
         with temporary_state_dir():
             assert (left.exists(), marked("LLMKUBE_AGENT_STATE", str(left))) == (False, [])
             assert ((chosen / "lock").exists(), (used / "lock").exists()) == (True, True)
+
+
+def refused(path):
+    with pytest.raises(FullDiskError) as told, held_state_dir(path):
+        pass
+    return str(told.value)
+
+
+def test_a_first_start_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    """Path, free and needed bytes and the way out are said; a folder with something in it is not refused beforehand."""
+    monkeypatch.setattr("llmkube.base.full_disk.free_bytes", lambda _: 16 << 10)
+    said = refused(tmp_path / "new")
+    assert said == (
+        f"the disk of the state directory {tmp_path / 'new'} is full: 16.0 KiB are free, and LLMKube needs 4.0 MiB to "
+        "start, and room for the models; free some, or choose another disk with --state-dir"
+    )
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "journal").mkdir()
+    with held_state_dir(tmp_path / "old"):
+        pass
+
+
+def test_what_fills_the_disk_is_told_and_a_bug_is_not(tmp_path):
+    """An error that nothing but a full disk has caused, also in a group, is the sentence; any other passes through."""
+    full, bug = OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")
+    with pytest.raises(FullDiskError), held_state_dir(tmp_path):
+        raise ExceptionGroup("a nursery", [full, ExceptionGroup("another", [full])])
+    with pytest.raises(ExceptionGroup) as told, held_state_dir(tmp_path):
+        raise ExceptionGroup("a nursery", [full, bug])
+    assert bug in told.value.exceptions

@@ -79,7 +79,7 @@ def test_what_is_not_there_exits_with_3(run, args):
     ],
 )
 def test_delete_tells_what_it_did(run, args, line):
-    """Without --wait the deletion is accepted, with it the object is gone."""
+    """U12: without --wait the deletion is accepted, with it the object is gone."""
     done = run(*args)
     assert (done.exit_code, done.stdout) == (0, f"{line}\n")
     assert ("`llmkube cache prune`" in done.stderr) == line.startswith("Model")  # U12: the file is not gone

@@ -1,5 +1,6 @@
 """What `llmkube migrate --check` says on a terminal, and that it changes nothing."""
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
@@ -45,12 +46,47 @@ def test_what_people_run_is_told_its_image_priority_and_what_is_refused(tmp_path
 
 
 def test_slots_and_context_of_pods_are_compared(tmp_path):
-    """What the fields leave open there is open no more here."""
+    """G5: what the fields leave open there is open no more here."""
     model = {**PLAIN[0], "spec": {**PLAIN[0]["spec"], "hardware": {"accelerator": "cuda"}}}
     _, text = said(tmp_path, [model, PLAIN[1]])
     assert 'to keep it: spec.extraArgs: ["--ctx-size", "0"]' in text
     assert "to keep it: spec.parallelSlots: 4" in text
-    assert "to keep it: spec.disruption: {protectStartup: true}" in text
+    assert "disruption" not in text  # what loads is protected here as well
+
+
+def grouped(runtime, weights, accelerator="cuda"):
+    hardware = {
+        "accelerator": accelerator,
+        **({} if accelerator == "metal" else {"gpu": {"enabled": True, "count": 1}}),
+    }
+    model = {**PLAIN[0], "spec": {"source": "org/repo", "format": weights, "hardware": hardware}}
+    members = {"members": [{"node": "spark-1"}, {"node": "spark-2"}]}
+    service = {**PLAIN[1], "spec": {"modelRef": "llama", "runtime": runtime, "multiNode": members}}
+    return [model, service]
+
+
+def test_a_model_over_several_nodes_is_told_what_it_needs(tmp_path):
+    """G4: vLLM's is served once the cluster has the kind: nothing is refused, and what to install is named."""
+    code, text = said(tmp_path, grouped("vllm", "safetensors"))
+    assert code == 0
+    assert "several nodes: a LeaderWorkerSet here" in text
+    assert "to keep it: install https://lws.sigs.k8s.io" in text
+
+
+@pytest.mark.parametrize(
+    ("runtime", "weights", "accelerator", "words"),
+    [
+        ("llamacpp", "gguf", "cuda", "llamacpp does not serve one model over several nodes here"),
+        ("sglang", "safetensors", "cuda", "sglang does not serve one model over several nodes here"),
+        ("llamacpp", "gguf", "metal", "a host serves a model alone"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_by_its_field(tmp_path, runtime, weights, accelerator, words):
+    """The field and the way out, before anything is moved."""
+    code, text = said(tmp_path, grouped(runtime, weights, accelerator))
+    assert code == 1
+    assert "refused: spec.multiNode" in " ".join(text.split())
+    assert words in " ".join(text.split())
 
 
 def test_without_check_nothing_is_done():

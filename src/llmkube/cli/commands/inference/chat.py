@@ -36,6 +36,7 @@ from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, open_cluster, run_against
+from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 
@@ -240,7 +241,7 @@ class _Printer:
     """Writes an answer to standard output as it comes; thoughts only on a terminal."""
 
     _pieces: list[str] = attrs.field(factory=list)
-    _console: Console = attrs.field(factory=lambda: Console(highlight=False, soft_wrap=True))
+    _console: Console = attrs.field(factory=lambda: open_console(highlight=False, soft_wrap=True))
     _thinking: bool = False
 
     def __call__(self, delta: Delta) -> None:

@@ -8,10 +8,11 @@ from typing import Any, Final
 import attrs
 import trio
 
-from llmkube.base.http.client import HttpClient, StreamedResponse
+from llmkube.base.http.client import HttpClient
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
 from llmkube.base.http.message import Headers, netloc
+from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.commands.inference.sse import Delta, EventReader, StreamError, error_text
 from llmkube.cli.failures import CommandError

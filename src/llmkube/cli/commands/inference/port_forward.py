@@ -28,6 +28,7 @@ from llmkube.cli.program import LOOPBACK
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_selector
+from llmkube.cli.view.output import flowing
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -77,7 +78,8 @@ def port_forward(*, name: str, ports: Ports, where: Where) -> None:
 
     Without LOCAL a free port is taken. REMOTE is the service's port, 8080, or an engine's own, which chooses among
     several. When the engine is started again elsewhere, new connections go there. A pod is reached through the API
-    server, which asks for the verbs get and create on pods/portforward.
+    server, which asks for the verbs get and create on pods/portforward. Behind the gateway of `llmkube up`, the port
+    answers for this model alone, whether requests name it or none.
     """
     watch_quietly()
     run_against(where, partial(_forward, name, ports))
@@ -104,11 +106,13 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
     taken = listeners[0].socket.getsockname()[1]
     if gateway is not None:
-        click.echo(f'Forwarding {LOOPBACK}:{taken} -> {gateway.name}; requests name the model: "{gateway.model_id}"')
-        await run_tunnel(listeners, CurrentGateway(cluster.client, key, gateway).find, _tell)
+        from llmkube.cli.commands.inference.one_model import run_one_model  # noqa: PLC0415 - a server, for `up` alone
+
+        click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {key} behind {gateway.name}"))
+        await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:
         where = destination_of(key.namespace, ready[0])
-        click.echo(f"Forwarding {LOOPBACK}:{taken} -> {where} ({key} on {ready[0].host or 'a node'})")
+        click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {where} ({key} on {ready[0].host or 'a node'})"))
         await run_tunnel(listeners, current.find, _tell, dial=partial(dial_engine, cluster.client))
 
 
@@ -157,11 +161,11 @@ class CurrentGateway:
     key: Key
     way: Way
 
-    async def find(self) -> Destination:
+    async def find(self) -> Way:
         """Return where it is; while the API server does not say, where it was."""
         with contextlib.suppress(LLMKubeError), trio.move_on_after(_ASK_SECONDS):
             self.way = gateway_way(await self.client.get(InferenceService, self.key)) or self.way
-        return Destination(self.way.host, self.way.port)
+        return self.way
 
 
 @asynccontextmanager

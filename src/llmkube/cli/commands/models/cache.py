@@ -23,12 +23,15 @@ from llmkube.cli.options import HELP, guarded, output_option, settings_options
 from llmkube.cli.program import open_service_nursery
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Origin, find_config
 from llmkube.cli.view import formats, output
+from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
 from llmkube.supervisor.credentials import read_token_file
+from llmkube.supervisor.memory.budget import host_budget
+from llmkube.supervisor.network import host_facts
 from llmkube.supervisor.nouns.journal import FileJournal
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
@@ -36,7 +39,8 @@ from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source, pick
+from llmkube.weights.picked_files import pick
+from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of
@@ -146,13 +150,15 @@ def preload(*, source: str, sha256: str | None, files: tuple[str, ...], form: st
     if sha256 is not None and (len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef")):
         raise CommandError(f'--sha256: "{sha256}" is not a digest of 64 hex digits', ExitCode.USAGE)
     store = _open(config)
-    found = trio.run(_preload, config, store, wanted, sha256, Console(stderr=True))
+    found = trio.run(_preload, config, store, wanted, sha256, open_console(stderr=True))
     read_header(found.path)  # better now than when a service waits for it
     (cached,) = (each for each in list_cached(store) if each.key == key_of(name_of(store, wanted)))
     if form:
         click.echo(formats.dump(as_data(cached), form))
     else:
-        click.echo(f"{cached.source} is in the store: {format_bytes(cached.size_bytes)} at {cached.path}")
+        chosen = f" ({found.choice})" if found.choice else ""
+        size = format_bytes(cached.size_bytes)
+        click.echo(output.flowing(f"{cached.source} is in the store: {size} at {cached.path}{chosen}"))
 
 
 def as_data(cached: Cached) -> dict[str, Any]:
@@ -277,6 +283,7 @@ async def _preload(
         utcnow=partial(datetime.datetime.now, datetime.UTC),
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=config.hub_endpoint,
+        room_bytes=host_budget(total).limit_bytes if (total := host_facts().total_bytes) else None,
     ) as downloader:
         with open_display(console) as display:
             async with open_service_nursery() as nursery:

@@ -17,6 +17,7 @@ from llmkube.cli.options import HELP, guarded, output_option
 from llmkube.cli.view import formats, output
 from llmkube.runtimes.process.llamacpp import DEFAULT_CONTEXT
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
+from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
@@ -46,8 +47,14 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """Whether the machine's budget covers it."""
-        return self.estimate.total_bytes <= self.budget.limit_bytes
+        """Whether the machine's budget covers it, and the GPU's limit what lies there."""
+        return self.estimate.total_bytes <= self.budget.limit_bytes and not self.over_device_bytes
+
+    @property
+    def over_device_bytes(self) -> int:
+        """How much more it would need of the GPU than that may hold."""
+        limit = self.budget.device_limit_bytes
+        return 0 if limit is None else max(0, self.estimate.device_bytes - limit)
 
 
 @click.command("fit", context_settings=HELP)
@@ -79,7 +86,9 @@ def fit(
     title, shape = _read(model, hf_token_file)
     device = accelerator or ("metal" if sys.platform == "darwin" else "cpu")
     demand = demand_for(shape, context, parallel, kv_type, on_device=device == "metal")
-    verdict = attrs.evolve(judge(title, shape, demand, host_budget(_memory(memory))), asked_context=context)
+    limit = device_limit_here() if device == "metal" and memory is None else None
+    budget = host_budget(_memory(memory), device_limit_bytes=limit)
+    verdict = attrs.evolve(judge(title, shape, demand, budget), asked_context=context)
     click.echo(formats.dump(as_data(verdict), form) if form else "\n".join(described(verdict)))
     if not verdict.fits:
         sys.exit(1)
@@ -88,13 +97,14 @@ def fit(
 def judge(title: str, shape: Shape, demand: Demand, budget: Budget) -> Verdict:
     """Compare what a model needs with what a machine gives."""
     found = estimate(shape, demand)
-    smaller = []
-    if found.total_bytes > budget.limit_bytes and demand.cache_type_k == "f16" and shape.format == "gguf":
+    smaller, device = [], budget.device_limit_bytes
+    room_bytes = budget.limit_bytes if device is None else min(budget.limit_bytes, device + found.host_bytes)
+    if found.total_bytes > room_bytes and demand.cache_type_k == "f16" and shape.format == "gguf":
         for kind in SMALLER:
             wish = _with_prompt_cache(shape, attrs.evolve(demand, cache_type_k=kind, cache_type_v=kind))
-            if (total := estimate(shape, wish).total_bytes) <= budget.limit_bytes:
+            if (total := estimate(shape, wish).total_bytes) <= room_bytes:
                 smaller.append((kind, total))
-    largest = largest_context(shape, demand, budget.limit_bytes)
+    largest = largest_context(shape, demand, room_bytes)
     return Verdict(title, demand, found, budget, largest, shape.trained_context, tuple(smaller))
 
 
@@ -115,6 +125,9 @@ def described(verdict: Verdict) -> Sequence[str]:
     where = f"models get {verdict.budget} here"
     if verdict.fits:
         lines.append(f"It fits: {where}.")
+    elif verdict.over_device_bytes:
+        over, gpu = format_bytes(verdict.over_device_bytes), format_bytes(verdict.budget.device_limit_bytes or 0)
+        lines.append(f"It does not fit, by {over}: the GPU may hold {gpu} here (sysctl iogpu.wired_limit_mb sets it).")
     else:
         over = format_bytes(found.total_bytes - verdict.budget.limit_bytes)
         lines.append(f"It does not fit, by {over}: {where}.")
@@ -151,6 +164,7 @@ def as_data(verdict: Verdict) -> dict[str, Any]:
         "notes": list(found.notes),
         "memoryBytes": verdict.budget.total_bytes,
         "budgetBytes": verdict.budget.limit_bytes,
+        "deviceLimitBytes": verdict.budget.device_limit_bytes,
         "fits": verdict.fits,
         "largestContext": verdict.largest_context,
         "kvTypesThatFit": [kind for kind, _ in verdict.smaller],
@@ -197,6 +211,14 @@ def demand_for(shape: Shape, context: int | None, slots: int, kv_type: str, *, o
 
 def _with_prompt_cache(shape: Shape, demand: Demand) -> Demand:
     return attrs.evolve(demand, cache_ram_bytes=default_cache_ram_bytes(shape, demand))
+
+
+def device_limit_here() -> int | None:
+    """Return what this machine's GPU may hold, in bytes; None where that is not known."""
+    try:
+        return sample_here().device_limit_bytes
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _memory(text: str | None) -> int:

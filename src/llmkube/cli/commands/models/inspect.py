@@ -24,7 +24,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
-from llmkube.weights.source import BucketFile, Builtin, ImageSource, LocalFile, Remote, VolumeSource, parse_source
+from llmkube.weights.source import BucketFile, Builtin, ImageSource, LocalFile, RemoteFile, VolumeSource, parse_source
 
 REMOTE_SECONDS: Final = 120.0
 """What the header of a remote file may take; it is 32 MiB at most."""
@@ -120,7 +120,7 @@ def _local(path: Path) -> GGUFFacts:
     return read_header(path)
 
 
-async def _remote(source: Remote, config: AgentConfig) -> GGUFFacts:
+async def _remote(source: RemoteFile, config: AgentConfig) -> GGUFFacts:
     token = None if config.hf_token_file is None else read_token_file(config.hf_token_file)
     with trio.move_on_after(REMOTE_SECONDS):
         return await read_remote_header(

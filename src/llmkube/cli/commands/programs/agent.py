@@ -5,6 +5,7 @@ import pwd
 import random
 import signal
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,6 +22,15 @@ from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.access_options import access_settings
+from llmkube.cli.commands.programs.background.agent_commands import COMMANDS
+from llmkube.cli.commands.programs.background.interpreter import changes, own_interpreter, recorded_interpreter
+from llmkube.cli.commands.programs.background.lan_access import lan_peers, note_lan_access, read_neighbors
+from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, run_own_log
+from llmkube.cli.commands.programs.background.start_limit import (
+    counted_start,
+    forget_once_it_goes_well,
+    read_failed_starts,
+)
 from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server
@@ -28,7 +38,7 @@ from llmkube.cli.commands.programs.host_name import address_towards, check_own_a
 from llmkube.cli.commands.programs.join import join, join_token
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.config import AgentConfig, check_state_dir, load, local_state_dir
+from llmkube.cli.config import AgentConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.program import (
@@ -39,7 +49,9 @@ from llmkube.cli.program import (
     raise_descriptor_limit,
     run_until_signal,
     settle_heap,
+    trim_heap,
 )
+from llmkube.cli.state_location import check_state_dir, local_state_dir
 from llmkube.cli.state_lock import holder_of, up_on, wait_gone
 from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
@@ -48,6 +60,7 @@ from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.credential_monitor import run_credential_note
 from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter, sudoers_rule
+from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host_token import run_token_renewal
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
@@ -58,18 +71,50 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 log = structlog.get_logger()
 
 SETTLED_SECONDS = 5.0
+TRIM_SECONDS = 300.0
 """After its start an agent takes over engines, which must not wait for the garbage collector."""
 
 
 @click.group("agent", context_settings=HELP, invoke_without_command=True)
 @click.version_option(__version__, "--version", "-V", message=f"llmkube {__version__}")
+@click.option(
+    "--start-limit",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Failed starts in a row after which the agent ends with 0 instead, for a service manager that would start it "
+    "for ever; 0 for no limit.",
+)
 @settings_options(AgentConfig)
 @click.pass_context
 @guarded
-def agent(context: click.Context, /, **flags: Any) -> None:
+def agent(context: click.Context, /, start_limit: int, **flags: Any) -> None:
     """Serve a cluster's models on this host."""
     if context.invoked_subcommand is not None:
         return
+    if not start_limit:
+        _run(flags)
+        return
+    folder, boot = _folder_of(flags), start_of(1)
+    check_state_dir(folder, to_create=True)  # the count is read from it, and written into it
+    failed = read_failed_starts(folder, boot)
+    installed = recorded_interpreter(folder)
+    if installed is not None and (news := changes(installed, own_interpreter())):
+        configure_logging()
+        log.warning("the job's interpreter has changed", change=news)
+    if failed.count >= start_limit:
+        configure_logging()
+        log.error(
+            "the agent has not started and does not try again",
+            failedStarts=failed.count,
+            problem=failed.problem,
+            next="llmkube agent start",
+        )
+        return
+    with counted_start(folder, boot):
+        _run(flags)
+
+
+def _run(flags: Mapping[str, Any]) -> None:
     config = load("agent", AgentConfig, flags)
     assert config.state_dir is not None, "load() decides it"
     configure_logging(config.log_level)
@@ -77,6 +122,8 @@ def agent(context: click.Context, /, **flags: Any) -> None:
     llama_server = find_llama_server(config.llama_server)
     if config.apple_power_enabled and sys.platform != "darwin":
         raise UserError("--apple-power-enabled: only macOS can measure it; leave the flag out on this host")
+    if config.keep_awake and sys.platform != "darwin":
+        raise UserError("--keep-awake: only macOS has caffeinate; leave the flag out on this host")
     raise_descriptor_limit()
     with held_state_dir(config.state_dir):
         settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
@@ -96,7 +143,10 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
     if pid is None:
         raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
     if up_on(folder) == pid:
-        raise CommandError(f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it")
+        raise CommandError(
+            f"no agent runs on the state directory {folder}, but `llmkube up` does (pid {pid}); "
+            "`llmkube up stop` stops it"
+        )
     os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
     trio.run(wait_gone, folder, pid, timeout)
     click.echo(f"agent with pid {pid} has stopped")
@@ -119,8 +169,13 @@ def print_sudoers(user: str | None) -> None:
     click.echo(sudoers_rule(uid), nl=False)
 
 
-agent.add_command(join)
-agent.add_command(join_token)
+def _folder_of(flags: Mapping[str, Any]) -> Path:
+    chosen = flags.get("state_dir")
+    return Path(chosen).expanduser().absolute() if chosen else local_state_dir()
+
+
+for each in (join, join_token, *COMMANDS):
+    agent.add_command(each)
 
 
 def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:
@@ -150,6 +205,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
         lease_namespace=config.lease_namespace,
         drain_seconds=config.drain_seconds,
+        keep_awake=config.keep_awake,
         **download_settings(config),
         allowances=engine_allowances(config),
         **memory_settings(config),
@@ -209,13 +265,18 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
                     view.memory,
                     meter.view if meter else None,
                     lambda: view.credential.value.value,
+                    cordon=lambda: view.cordon.current,
                 )
                 registry.register(loop_watchdog)
                 await support.start(run_probes, view.ready, registry, probes.listeners)
             if settings.token_file is not None:
                 support.start_soon(run_token_renewal, client, settings.token_file, view.credential, ports.utcnow)
             support.start_soon(run_credential_note, view.credential.value, note_path(settings.state_dir))
-            support.start_soon(_settle_heap_later)
+            support.start_soon(_keep_heap_small)
+            support.start_soon(forget_once_it_goes_well, settings.state_dir)
+            if config.log_file is not None:
+                support.start_soon(run_own_log, config.log_file, GUIDE_LINK)
+                support.start_soon(_note_lan_access, settings.state_dir, cluster.server)
             log.info(
                 "agent started",
                 host=settings.host_name,
@@ -234,6 +295,15 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
             view.keep_engines()
 
 
-async def _settle_heap_later() -> None:
+async def _note_lan_access(state_dir: Path, server: str) -> None:
+    url = urlsplit(server)
+    address = (url.hostname, url.port or 443) if url.hostname else None
+    await note_lan_access(state_dir, lan_peers(address, *await read_neighbors()))
+
+
+async def _keep_heap_small() -> None:
     await trio.sleep(SETTLED_SECONDS)
     settle_heap()
+    while True:
+        await trio.sleep(TRIM_SECONDS)
+        trim_heap()

@@ -17,10 +17,11 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.base.units import parse_bytes
 from llmkube.cli.commands.programs.host_name import default_host_name
-from llmkube.cli.config import ControllerConfig, load
+from llmkube.cli.config import PER_SERVICE, ControllerConfig, load
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.target_cluster import find_config
+from llmkube.controller.followed_kinds import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
@@ -54,12 +55,10 @@ def controller(**flags: Any) -> None:
 
     async def serve(_stop: Stop) -> None:
         registry = CollectorRegistry()
-        acting = trio.Event()
-
-        def ready() -> tuple[bool, str]:
-            # One that stands by is ready to take over: a rollout that waited for it to act would wait for its
-            # predecessor to go, which waits for it.
-            return True, "acting" if acting.is_set() else "standing by"
+        # One that stands by is ready to take over: a rollout that waited for it to act would wait for its predecessor
+        # to go, which waits for it.
+        health = ControllerHealth()
+        run = partial(run_controller, utcnow=_utcnow, rng=rng, registry=registry, health=health)
 
         async with (
             open_loop_watchdog() as loop_watchdog,
@@ -69,9 +68,8 @@ def controller(**flags: Any) -> None:
         ):
             registry.register(loop_watchdog)
             if probes is not None:
-                await tasks.start(run_probes, ready, registry, probes.listeners)
-            await tasks.start(partial(run_controller, client, settings, utcnow=_utcnow, rng=rng, registry=registry))
-            acting.set()
+                await tasks.start(run_probes, health.ready, registry, probes.listeners)
+            await tasks.start(run, client, settings)
             settle_heap()
             log.info("controller started", apiServer=cluster.server)
             await trio.sleep_forever()
@@ -92,6 +90,7 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
     return WorkloadSettings(
         image=config.image,
         image_pull_secrets=config.image_pull_secret,
+        cache_per_service=config.cache_mode == PER_SERVICE,
         cache_size=config.cache_size,
         cache_storage_class=config.cache_storage_class,
         cache_access_mode=config.cache_access_mode,

@@ -2,14 +2,14 @@
 
 import structlog
 
-from llmkube.cli.config import AgentConfig, UpConfig
+from llmkube.cli.config import HostConfig
 from llmkube.runtimes.allowances import Allowances, parse_allowances
 from llmkube.runtimes.llama_verdicts import OURS
 
 log = structlog.get_logger()
 
 
-def engine_allowances(config: AgentConfig | UpConfig) -> Allowances:
+def engine_allowances(config: HostConfig) -> Allowances:
     """Read the settings, and say in the log what they let every editor of a service do.
 
     Raises:

@@ -132,7 +132,7 @@ class Visit:
             version = self.followed.changed.version
             after = phases_of(self.followed.services.values())
             for line in changes(before, after):
-                output.say(f"{self.utcnow().astimezone():%H:%M:%S}  {line}")
+                output.say(output.flowing(f"{self.utcnow().astimezone():%H:%M:%S}  {line}"))
             before = after
             await self.followed.changed.wait_newer(version)
 

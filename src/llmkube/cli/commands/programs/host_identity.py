@@ -22,7 +22,7 @@ from llmkube.k8s.auth.config import InlinePem, TlsSettings
 from llmkube.k8s.builtins import Lease, Namespace
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
-from llmkube.k8s.live_hosts import DEFAULT_LEASE_SECONDS
+from llmkube.k8s.leases.live_hosts import DEFAULT_LEASE_SECONDS
 from llmkube.k8s.resource import Key, Resource
 from llmkube.k8s.wire.names import HOST_ACCOUNT_PREFIX
 from llmkube.supervisor.cluster.host_lease import is_same_machine, machine_in, place_in

@@ -30,10 +30,10 @@ from llmkube.cli.commands.programs.join_token import (
     encode_join_token,
     ended_error,
 )
-from llmkube.cli.config import check_state_dir, local_state_dir
 from llmkube.cli.config_edit import Addition, plan_addition
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, guarded
+from llmkube.cli.state_location import check_state_dir, local_state_dir
 from llmkube.cli.state_lock import holder_of
 from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig

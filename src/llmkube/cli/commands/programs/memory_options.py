@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from llmkube.base.errors import UserError
-from llmkube.cli.config import AgentConfig, UpConfig
+from llmkube.cli.config import HostConfig
 from llmkube.supervisor.host.pressure_level import Thresholds
 from llmkube.supervisor.memory.policy import Mode, Policy
 
@@ -16,7 +16,7 @@ class MemorySettings(TypedDict):
     memory_policy: Policy
 
 
-def memory_settings(config: AgentConfig | UpConfig) -> MemorySettings:
+def memory_settings(config: HostConfig) -> MemorySettings:
     """Read the settings.
 
     Raises:

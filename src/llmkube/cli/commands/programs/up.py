@@ -41,6 +41,9 @@ from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, o
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.cli.commands.programs.router_host.hosted_router import HostedSettings
+from llmkube.cli.commands.programs.router_host.router_host import RouterHost
+from llmkube.cli.commands.programs.router_host.router_paths import routers_handler
 from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
 from llmkube.cli.commands.tools.files import Manifest, demo_manifests, demo_model, load_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
@@ -61,6 +64,7 @@ from llmkube.cli.program import (
 )
 from llmkube.cli.state_lock import ENGINES, SERVER
 from llmkube.cli.view import output
+from llmkube.cli.view.consoles import open_console
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -162,7 +166,7 @@ def up(
             assert config.state_dir is not None, "load() decides it"
             state_dir = stack.enter_context(held_state_dir(config.state_dir, ENGINES, SERVER))
         plan = UpPlan(config, manifests, llama_server, state_dir, question, timeout, listen)
-        outcome = trio.run(run_up, plan, Console(stderr=True))
+        outcome = trio.run(run_up, plan, open_console(stderr=True))
     if outcome.exit_code is not ExitCode.DONE:
         raise CommandError(outcome.message, outcome.exit_code)
     if demo and question is not None:
@@ -228,20 +232,35 @@ class _Up:
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
-                    registry = agent_registry(view, ports.downloads, view.memory)
+                    registry = agent_registry(view, ports.downloads, view.memory, cordon=lambda: view.cordon.current)
                     registry.register(loop_watchdog)
                     control = partial(
                         run_controller,
                         server.client,
                         # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
-                        ControllerSettings(host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url),
+                        ControllerSettings(
+                            host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url, routers_elsewhere=True
+                        ),
                         utcnow=ports.utcnow,
                         rng=self.rng,
                         registry=registry,
                     )
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     await support.start(control)
-                    handler = gateway_handler(directory, http, ports.utcnow)
+                    routers = RouterHost(
+                        HostedSettings(
+                            client=server.client,
+                            gateway_url=gateway.url,
+                            folder=self.plan.state_dir / "routers",
+                            connect=sockets.connect,
+                            utcnow=ports.utcnow,
+                            rng=self.rng,
+                        ),
+                        followed.services.get,
+                    )
+                    registry.register(routers)
+                    await support.start(routers.run, self.rng)
+                    handler = routers_handler(routers.find, gateway_handler(directory, http, ports.utcnow))
                     serve = partial(run_server, handler, stamp=page_grant)
                     own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
                     await support.start(own)

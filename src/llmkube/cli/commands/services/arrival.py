@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 import attrs
 import click
 import trio
-from rich.console import Console
 
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import open_follow
@@ -17,6 +16,7 @@ from llmkube.cli.program import open_service_nursery
 from llmkube.cli.program_name import program_name
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
+from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.output import printable
 from llmkube.cli.view.progress_line import open_display
@@ -67,7 +67,7 @@ async def arrive(
         while key not in followed.services:  # what was applied is on its way to us
             version = followed.changed.version
             await followed.changed.wait_newer(version)
-        with open_display(Console(stderr=True)) as display:
+        with open_display(open_console(stderr=True)) as display:
             readiness = Readiness(
                 followed=followed,
                 key=key,

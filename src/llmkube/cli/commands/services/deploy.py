@@ -26,7 +26,7 @@ from llmkube.cli.view import formats
 from llmkube.cli.view.describe import without_effect
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
-from llmkube.cli.view.output import printable
+from llmkube.cli.view.output import flowing
 from llmkube.k8s.crd.inferenceservice import POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import HOST_ENGINES
@@ -53,7 +53,7 @@ _LOCAL: Final = ("./", "../", "~")
     "-s",
     "--source",
     shell_complete=paths,
-    help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO, builtin://demo.",
+    help="Where the weights come from: a path, https://…, hf://ORG/REPO/FILE.gguf, ORG/REPO[:Q4_K_M], builtin://demo.",
 )
 @click.option("--model", "model_name", metavar="NAME", shell_complete=models, help="Serve a Model that exists already.")
 @click.option(
@@ -87,7 +87,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
     order = _read(name, flags)
 
     if order.quantization:
-        click.echo(f"{name}: {order.source} ({CHECKED[_from_catalog(name).checked]})", err=True)
+        click.echo(flowing(f"{name}: {order.source} ({CHECKED[_from_catalog(name).checked]})", err=True), err=True)
 
     async def action(cluster: Cluster) -> None:
         with answering():
@@ -327,9 +327,9 @@ async def _wait(
             return
         starts = "set spec.suspend to false" if service.spec.suspend else f"`{command('scale', key)} 1`"
         raise CommandError(f"{words}, as its spec asks; {starts} starts it")
-    click.echo(f"InferenceService {key} is Ready at {service.status.endpoint}")
+    click.echo(flowing(f"InferenceService {key} is Ready at {service.status.endpoint}"))
     for words in without_effect(service):
-        click.echo(f"Note: {printable(words)}", err=True)
+        click.echo(flowing(f"Note: {words}", err=True), err=True)
     click.echo(next_step(service), err=True)
 
 

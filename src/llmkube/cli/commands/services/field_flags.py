@@ -53,7 +53,9 @@ class FieldFlag:
 
 FLAGS: Final = (
     FieldFlag("--sha256", Model, "spec.sha256", "DIGEST", wanted="64 hexadecimal digits"),
-    FieldFlag("--secret", Model, "spec.sourceSecretRef.name", "NAME", "Secret that holds HF_TOKEN for Hugging Face."),
+    FieldFlag(
+        "--secret", Model, "spec.sourceSecretRef.name", "NAME", help="Secret that holds HF_TOKEN for Hugging Face."
+    ),
     FieldFlag("--gpu-layers", Model, "spec.hardware.gpu.layers"),
     FieldFlag("--gpu-count", Model, "spec.hardware.gpu.count"),
     FieldFlag("--memory-budget", Model, "spec.hardware.memoryBudget", "QUANTITY"),
@@ -77,7 +79,7 @@ FLAGS: Final = (
         InferenceService,
         "spec.extraArgs",
         "ARG",
-        "Argument for the engine: --extra-arg=--mlock. Repeatable.",
+        help="Argument for the engine: --extra-arg=--mlock. Repeatable.",
     ),
 )
 """The flags of `llmkube deploy` that are fields as they are."""

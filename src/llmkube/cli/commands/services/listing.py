@@ -9,6 +9,7 @@ import attrs
 import click
 
 from llmkube.cli.credential_note import tell_credential_problem
+from llmkube.cli.full_disk_note import tell_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
@@ -67,7 +68,9 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> None:
     """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
     kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
-    tell_credential_problem(state_dirs(where, None))
+    folders = state_dirs(where)
+    tell_credential_problem(folders)
+    tell_full_disk(folders)
 
     async def once(cluster: Cluster) -> str:
         page = _page(kinds, cluster, where, form)

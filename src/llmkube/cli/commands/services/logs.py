@@ -12,12 +12,13 @@ import click
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.base.full_disk import is_full
 from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
 from llmkube.cli.complete import services
 from llmkube.cli.config import AgentConfig, UpConfig, load
-from llmkube.cli.failures import FULL, CommandError, ExitCode
+from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, cluster_options, guarded
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
@@ -179,7 +180,7 @@ def _print_file(path: Path, follow: bool, lines: int | None) -> None:
     try:
         trio.run(copy)
     except OSError as exc:
-        if isinstance(exc, BrokenPipeError) or exc.errno in FULL:
+        if isinstance(exc, BrokenPipeError) or is_full(exc):
             raise  # that was not the log
         raise CommandError(f"{path} cannot be read ({exc.strerror}); run this as the user who runs the agent") from exc
 

@@ -16,6 +16,7 @@ from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.complete import services, targets
 from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.full_disk_note import tell_full_disk
 from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded, output_option, watch_option
@@ -49,6 +50,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
     target = parse_target(name)
     folders = state_dirs(where, None)
     tell_credential_problem(folders)
+    tell_full_disk(folders)
 
     async def once(cluster: Cluster) -> str:
         key = Key(cluster.namespace, target.name)
@@ -162,7 +164,8 @@ def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float
         for target, _, _ in going:
             click.echo(f"{target.title} {'is gone' if wait else 'deleted'}")
         if any(target.kind is Model for target, _, _ in going):
-            click.echo("the file stays in the store of its host; `llmkube cache prune` there removes it", err=True)
+            note = "the file stays in the store of its host; `llmkube cache prune` there removes it"
+            click.echo(output.flowing(note, err=True), err=True)
         if problems:
             words = "\n".join(problem.format_message() for problem in problems)
             raise CommandError(words, ExitCode(problems[0].exit_code))

@@ -23,7 +23,7 @@ from llmkube.cli.state_lock import up_on
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Host, find_hosts
-from llmkube.cli.view.output import printable
+from llmkube.cli.view.output import flowing, printable
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
@@ -76,10 +76,11 @@ def pull(
             await cluster.client.apply(Model, _manifest(key, spec), field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} is there", err=True)
         if isinstance(parsed, LocalFile):
-            click.echo(f"Nothing is fetched: {source} is read where it lies, on the host that serves it")
+            click.echo(flowing(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
             return False
         if on_hosts and folder is None:
-            click.echo(f"{_names(hosts, chosen)} fetches it when a service asks for it: no file was fetched yet")
+            words = "fetches it when a service asks for it: no file was fetched yet"
+            click.echo(flowing(f"{_names(hosts, chosen)} {words}"))
             return False
         if not on_hosts:
             leaving.note = f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how"
@@ -128,7 +129,7 @@ async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
                         )
                     if health.headline != said:
                         said = health.headline
-                        click.echo(printable(said), err=True)
+                        click.echo(flowing(said, err=True), err=True)
                 await followed.changed.wait_newer(version)
     raise CommandError(
         f"Model {key} is not Ready after {seconds:g} s: {printable(said)}\n"

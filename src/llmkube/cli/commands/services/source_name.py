@@ -22,7 +22,7 @@ def name_for(source: str) -> str:
     """
     path = source.partition("?")[0].rstrip("/")
     *_, last = re.split(r"/", path.partition("@")[0] if "@" in path.rpartition("/")[2] else path)
-    stem = PurePosixPath(last).name
+    stem = PurePosixPath(last).name.partition(":")[0]
     for suffix in (".gguf", "-GGUF"):
         stem = stem[: -len(suffix)] if stem.lower().endswith(suffix.lower()) else stem
     stem = _QUANTIZATION.sub("", _PART.sub("", stem)).lower()

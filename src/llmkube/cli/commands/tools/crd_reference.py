@@ -39,7 +39,7 @@ Every field of the kinds of `inference.llmkube.dev/v1alpha1`, made from the clas
   another field there carries the condition `SpecHonoured=False`, which names it.
 * A rule is checked by the API server when an object is applied, the embedded one included.
 """
-_STORED: Final = "Checked and stored. Nothing routes by it yet: its condition `Accepted` says `NotSupported`."
+_ROUTED: Final = "How it routes, and what of it is not built: [routing.md](routing.md)."
 _ODD_NAMES: Final[Mapping[Any, str]] = {
     str: "text",
     bool: "true or false",
@@ -84,7 +84,7 @@ def _kind(kind: Any) -> Iterator[str]:
     parts = {slot.key: slot.type for slot in wire_fields(kind)}
     planned = kind in {Model, InferenceService}
     if not planned:
-        yield f"{_STORED}\n"
+        yield f"{_ROUTED}\n"
     prefix = "Model.spec" if kind is Model else "spec"
     yield from _table(parts["spec"], "spec", prefix if planned else "")
     rules = list(_rules(parts["spec"], "spec"))

@@ -110,9 +110,11 @@ def _llama(subject: str, body: Body, *, on_host: bool) -> Iterator[Finding]:
     if "contextSize" not in spec and not flags & _CONTEXT:
         there = f"{_THEIR_METAL_CONTEXT} tokens" if on_host else "all that the model was trained for"
         keep = f"spec.contextSize: {_THEIR_METAL_CONTEXT}" if on_host else 'spec.extraArgs: ["--ctx-size", "0"]'
-        yield Finding(subject, CHANGES, f"context: {there} there, at most {DEFAULT_CONTEXT} here", keep)
+        yield Finding(subject, CHANGES, f"context: {there} there, at most {DEFAULT_CONTEXT} here", keep=keep)
     if "parallelSlots" not in spec and not flags & _SLOTS and not on_host:
-        yield Finding(subject, CHANGES, "slots: the engine's own number there (4), 1 here", "spec.parallelSlots: 4")
+        yield Finding(
+            subject, CHANGES, "slots: the engine's own number there (4), 1 here", keep="spec.parallelSlots: 4"
+        )
 
 
 def _names(subject: str, body: Body) -> Iterator[Finding]:
@@ -123,7 +125,7 @@ def _names(subject: str, body: Body) -> Iterator[Finding]:
             subject,
             CHANGES,
             f"name: clients reach it as {theirs} there, as {ours} here",
-            f"a Service {theirs} of type ExternalName that leads to {ours}",
+            keep=f"a Service {theirs} of type ExternalName that leads to {ours}",
         )
 
 
@@ -132,7 +134,7 @@ def _pods(subject: str, body: Body, model: Body) -> Iterator[Finding]:
     runtime = spec.get("runtime", "llamacpp")
     if not spec.get("image"):
         yield Finding(
-            subject, CHANGES, f"image: another build of {runtime}", "spec.image, or the chart's workloads.images"
+            subject, CHANGES, f"image: another build of {runtime}", keep="spec.image, or the chart's workloads.images"
         )
     if not spec.get("priorityClassName"):
         level = spec.get("priority", "normal")
@@ -141,15 +143,18 @@ def _pods(subject: str, body: Body, model: Body) -> Iterator[Finding]:
             CHANGES,
             f"priority: PriorityClass llmkube-{level} there, which displaces others; "
             f"llmkube-nonpreempting-{level} here",
-            "the chart's priorityClasses.outrankPods: true",
+            keep="the chart's priorityClasses.outrankPods: true",
         )
-    if "disruption" not in spec:
-        said = "disruption: node autoscalers leave its pods alone while they load there, and not here"
-        yield Finding(subject, CHANGES, said, "spec.disruption: {protectStartup: true}")
+    if spec.get("multiNode"):
+        said = "several nodes: a LeaderWorkerSet here, which is refused while the cluster has no such kind"
+        yield Finding(subject, CHANGES, said, keep="install https://lws.sigs.k8s.io")
     if gpu.get("vendor") == "amd" and gpu.get("runtime") and not gpu.get("resourceName"):
         said = "GPU: its pods ask for devic.es/dri-render there, for amd.com/gpu here"
         yield Finding(
-            subject, CHANGES, said, f"the chart's workloads.gpuResources: {{amd-{gpu['runtime']}: devic.es/dri-render}}"
+            subject,
+            CHANGES,
+            said,
+            keep=f"the chart's workloads.gpuResources: {{amd-{gpu['runtime']}: devic.es/dri-render}}",
         )
 
 

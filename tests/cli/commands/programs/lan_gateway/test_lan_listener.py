@@ -8,6 +8,7 @@ import pytest
 import structlog.testing
 import trio
 
+from free_ports import free_port
 from llmkube.cli.commands.programs.lan_gateway.lan_listener import LOOK_SECONDS, open_lan_gateway, run_lan_listener
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen
 from llmkube.cli.program import open_port
@@ -49,10 +50,10 @@ async def machine(nursery):
     """Yield a machine, its port, and what it has logged."""
     machine = Machine()
     with structlog.testing.capture_logs() as logs:
-        async with open_port(0, "--listen", HERE) as port:
+        async with open_port(number := free_port(), "--listen", HERE) as port:
             nursery.start_soon(run_lan_listener, port, machine.serve, machine.addresses)
             await trio.sleep(1)
-            yield machine, port.listeners[0].socket.getsockname()[1], logs
+            yield machine, number, logs
             nursery.cancel_scope.cancel(reason="the test is over")
 
 

@@ -12,14 +12,19 @@ from typing import Any, Final
 import click
 import trio
 
-from llmkube.base.errors import UserError
 from llmkube.base.settings import settings_of
+from llmkube.cli.commands.programs.background.agent_jobs import EXIT_MARGIN_SECONDS
+from llmkube.cli.commands.programs.background.launchctl import launchctl_program
+from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL, Job
+from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of, write_plist
+from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
-from llmkube.cli.config import UpConfig, check_state_dir, load, local_state_dir
+from llmkube.cli.commands.services.tail import POLL_SECONDS
+from llmkube.cli.config import UpConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
+from llmkube.cli.state_location import check_state_dir, local_state_dir
 from llmkube.cli.state_lock import up_on, wait_gone
 from llmkube.cli.view.output import printable
 
@@ -28,7 +33,7 @@ LOG: Final = "up.log"
 
 _ADDRESSES: Final = re.compile(r"^Kubernetes +\S+\ngateway +\S+\nprobes +\S+$", re.MULTILINE)
 _TAIL_LINES: Final = 10
-_STOP_MARGIN_SECONDS: Final = 30.0
+_INSTALL_LOCK: Final = "install.lock"
 
 _state_dir_option = click.option(
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
@@ -88,7 +93,7 @@ def up_status(state_dir: Path | None) -> None:
     click.echo(f"llmkube up {runs} on {folder}")
     if pid is not None and (addresses := addresses_in(folder / LOG)):
         click.echo(addresses)
-    at_login = unit_path()
+    at_login = _at_login()
     click.echo(f"at login    {at_login}" if at_login.exists() else "at login    no; `llmkube up install` changes that")
     if pid is None:
         sys.exit(ExitCode.NOT_FOUND)
@@ -101,40 +106,31 @@ def up_status(state_dir: Path | None) -> None:
 @guarded
 def up_logs(follow: bool, lines: int | None, state_dir: Path | None) -> None:
     """Print what `llmkube up` wrote in the background; `llmkube logs NAME` has what an engine writes."""
-    log = _folder(state_dir) / LOG
-    if not log.is_file():
-        raise CommandError(
-            f"there is no {log}: `llmkube up start` and `install` write it, and a terminal shows all else",
-            ExitCode.NOT_FOUND,
-        )
-
-    async def copy() -> None:
-        async with open_log(log, lines) as file:
-            while True:
-                piece = await trio.to_thread.run_sync(file.take)
-                if piece:
-                    click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
-                elif follow:
-                    await trio.sleep(POLL_SECONDS)
-                else:
-                    return
-
-    trio.run(copy)
+    print_log(
+        _folder(state_dir) / LOG,
+        lines,
+        follow=follow,
+        written_by="`llmkube up start` and `install` write it, and a terminal shows all else",
+    )
 
 
 @click.command("install", context_settings=HELP)
 @settings_options(UpConfig)
 @guarded
 def install(**flags: Any) -> None:
-    """Have systemd run `llmkube up` now and at every login of this user, with these flags."""
-    if sys.platform == "darwin":
-        raise UserError("launchd jobs are not made yet; `llmkube up start` runs it in the background")
+    """Have launchd or systemd run `llmkube up` now and at every login of this user, with these flags."""
     config = load("up", UpConfig, flags)
     folder = _folder(config.state_dir)
-    systemctl("show-environment")  # whether it answers: before anything is written
-    with held_state_dir(folder):
+    stop_seconds = config.drain_seconds + EXIT_MARGIN_SECONDS
+    if launchctl_program() is None:
+        systemctl("show-environment")  # whether it answers: before anything is written
+    with held_state_dir(folder, _INSTALL_LOCK):  # made, and ours alone; what runs on it is about to be replaced
         pass
-    stop_seconds = config.drain_seconds + _STOP_MARGIN_SECONDS
+    if launchctl_program() is not None:
+        job = _launchd_job(current_user(), command_line(flags, folder), folder, stop_seconds)
+        trio.run(_load, job)
+        click.echo(f"{job.file} runs llmkube up now and at every login; `llmkube up status` shows it")
+        return
     text = unit_text(command_line(flags, folder), {}, folder / LOG, stop_seconds=stop_seconds)
     file = unit_path()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -150,13 +146,36 @@ def install(**flags: Any) -> None:
 @guarded
 def uninstall() -> None:
     """Stop what `llmkube up install` began, and take it out of the logins; models and objects stay."""
-    file = unit_path()
+    file = _at_login()
     if not file.exists():
         raise CommandError(f"there is no {file}", ExitCode.NOT_FOUND)
-    systemctl("disable", "--now", UNIT)
-    file.unlink()
-    systemctl("daemon-reload")
+    if launchctl_program() is not None:
+        trio.run(launchd_of(current_user(), label=UP_LABEL, exit_seconds=EXIT_MARGIN_SECONDS).unload)
+        file.unlink()
+    else:
+        systemctl("disable", "--now", UNIT)
+        file.unlink()
+        systemctl("daemon-reload")
     click.echo(f"{file} is gone, and what it ran has stopped")
+
+
+def _at_login() -> Path:
+    if launchctl_program() is not None:
+        return _launchd_job(current_user(), (), Path(), 0.0).file
+    return unit_path()
+
+
+def _launchd_job(user: User, argv: Sequence[str], folder: Path, stop_seconds: float) -> Job:
+    return Job(
+        label=UP_LABEL, argv=argv, home=user.home, user=user.name, log=folder / LOG, exit_seconds=round(stop_seconds)
+    )
+
+
+async def _load(job: Job) -> None:
+    launchd = launchd_of(current_user(), label=job.label, exit_seconds=job.exit_seconds)
+    await launchd.unload()
+    write_plist(job)
+    await launchd.load(str(job.file))
 
 
 def command_line(flags: Mapping[str, Any], folder: Path) -> list[str]:
@@ -204,16 +223,11 @@ async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, begin: i
             if up_on(folder) == child.pid and addresses_in(log, begin):
                 return
             await trio.sleep(POLL_SECONDS)
-        raise CommandError(f"llmkube up has ended: {_last_lines(log, begin)}")
+        raise CommandError(f"llmkube up has ended: {last_lines(log, begin, _TAIL_LINES)}")
     raise CommandError(
         f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; `llmkube up logs` shows what it says",
         ExitCode.TIMED_OUT,
     )
-
-
-def _last_lines(log: Path, begin: int) -> str:
-    text = log.read_bytes()[begin:].decode("utf-8", "replace")
-    return printable("\n".join(text.strip().splitlines()[-_TAIL_LINES:]).removeprefix("Error: "))
 
 
 COMMANDS: Final[Sequence[click.Command]] = (start, stop, up_status, up_logs, install, uninstall)

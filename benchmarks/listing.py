@@ -1,0 +1,94 @@
+"""How long `llmkube list` takes beside `kubectl get`, against the same API server, in the same run."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from harness import Aim, Table, begin, interleaved, median
+
+ROUNDS = 30
+AIM = 3.0
+LLMKUBE = str(Path(sys.executable).with_name("llmkube"))
+COMMANDS = {
+    "kubectl get isvc": ["kubectl", "get", "isvc"],
+    "llmkube list isvc": [LLMKUBE, "list", "isvc"],
+    "llmkube list": [LLMKUBE, "list"],
+    "python -c 'import trio'": [sys.executable, "-c", "import trio"],
+}
+
+
+@attrs.frozen
+class Sample:
+    """One run: seconds from start to exit, and of a processor."""
+
+    wall: float
+    processor: float
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[dict[str, str]]:
+    """Run `llmkube up` with one served model; yields the environment of its users."""
+    env = dict(os.environ) | {"HOME": str(folder), "KUBECONFIG": str(folder / "state" / "kubeconfig")}
+    ports = ("--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
+    words = [LLMKUBE, "up", "--state-dir", str(folder / "state"), *ports]
+    with subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as up:
+        try:
+            while not (folder / "state" / "kubeconfig").exists():
+                time.sleep(0.1)
+            deploy = [LLMKUBE, "deploy", "demo", "--source", "builtin://demo", "--context-size", "512"]
+            subprocess.run(deploy, env=env, check=True, capture_output=True)
+            yield env
+        finally:
+            up.terminate()
+
+
+def timed(argv: list[str], env: dict[str, str]) -> Callable[[], Sample]:
+    """Return a contender: one run."""
+
+    def run() -> Sample:
+        started = time.perf_counter()
+        with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{argv} ended with {process.returncode}")
+        return Sample(time.perf_counter() - started, used.ru_utime + used.ru_stime)
+
+    return run
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    run = begin("listing")
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as env:
+        contenders = {name: timed(argv, env) for name, argv in COMMANDS.items()}
+        interleaved(contenders, 1, run.rng)  # not counted: what is on the disk comes into memory
+        samples = interleaved(contenders, 3 if run.quick else ROUNDS, run.rng)
+    wall = {name: 1000 * median([each.wall for each in found]) for name, found in samples.items()}
+    processor = {name: 1000 * median([each.processor for each in found]) for name, found in samples.items()}
+    floor = processor["kubectl get isvc"]
+    rows = [
+        [name, f"{wall[name]:.0f} ms", f"{processor[name]:.0f} ms", f"{processor[name] / floor:.1f}"]
+        for name in COMMANDS
+    ]
+    times = processor["llmkube list isvc"] / floor
+    run.finish(
+        "A list beside kubectl's",
+        f"""The median of {len(samples["llmkube list"])} runs against one `llmkube up` with one model, everything in the
+        file system's cache, contenders in turns. The ratio is that of processor time: what else the machine does is not
+        in it. kubectl is a compiled program; what an interpreter takes to load Trio alone is the last row.""",
+        [Table(["command", "start to exit", "of a processor", "times kubectl's"], rows)],
+        {"samples": {name: [attrs.astuple(each) for each in found] for name, found in samples.items()}},
+        aims=[Aim("`llmkube list isvc`, times kubectl's", f"at most {AIM:g}", f"{times:.1f}", times <= AIM)],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Which of our programs is on this machine, as what runs or is to run, and with which settings."""
+
+import plistlib
+import sys
+import xml.parsers.expat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import attrs
+import click
+import psutil
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.settings import settings_of
+from llmkube.cli.commands.programs.agent import agent
+from llmkube.cli.commands.programs.background.agent_jobs import agent_job_files
+from llmkube.cli.commands.programs.background.launchctl import launchctl_program
+from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL
+from llmkube.cli.commands.programs.background.launchd_user import User, current_user
+from llmkube.cli.commands.programs.background.systemd import unit_path
+from llmkube.cli.commands.programs.up import up
+from llmkube.cli.config import AgentConfig, UpConfig, load
+from llmkube.cli.state_location import check_state_dir, local_state_dir
+from llmkube.cli.state_lock import holder_of, up_on
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.nouns.journal import Entry, FileJournal
+
+Name = Literal["up", "agent"]
+
+_COMMANDS: Final[dict[Name, tuple[click.Command, type[Any]]]] = {"up": (up, UpConfig), "agent": (agent, AgentConfig)}
+
+
+@attrs.frozen(kw_only=True)
+class Installation:
+    """What of ours is here.
+
+    Attributes:
+        folder: The state directory.
+        user: Whose it is.
+        program: What runs, or would be started.
+        pid: Of what runs.
+        config: Its settings, by its own command line where there is one.
+        problem: Why they cannot be read; `config` then has the defaults.
+        job: The file of its launchd job, if there is one.
+        daemon: Whether that is a daemon.
+        unit: The file of its systemd unit, if there is one.
+        job_program: The program that launchd starts; this one's without a job.
+        mac: Whether this machine has a launchd.
+    """
+
+    folder: Path
+    user: User
+    program: Name
+    pid: int | None
+    config: AgentConfig | UpConfig
+    problem: str
+    job: Path | None
+    daemon: bool
+    unit: Path | None
+    job_program: str
+    mac: bool
+
+    @property
+    def store(self) -> Path:
+        """Where models are kept."""
+        chosen = self.config.model_store if isinstance(self.config, AgentConfig) else None
+        return chosen or self.folder / "store"
+
+    @property
+    def serves_a_cluster(self) -> bool:
+        """Whether an agent runs, or is installed: then its cluster has been named."""
+        return self.program == "agent"
+
+    def journal(self) -> dict[Key, Entry]:
+        """Return what the journal says of engines; blocks.
+
+        Raises:
+            JournalError: No descriptor is left.
+        """
+        return FileJournal(self.folder / "journal", trio.CapacityLimiter(1)).read_all()
+
+
+def find_installation(chosen: Path | None) -> Installation:
+    """Look at the state directory, at what holds it, and at the jobs of this user; blocks for milliseconds."""
+    folder = chosen.absolute() if chosen is not None else local_state_dir()
+    user, problem = current_user(), ""
+    try:
+        check_state_dir(folder)
+    except LLMKubeError as exc:
+        problem = str(exc)
+    pid, up_pid = holder_of(folder), up_on(folder)
+    mac = sys.platform == "darwin" or launchctl_program() is not None
+    login_job, daemon_job = agent_job_files(user)
+    agent_file = next((each for each in (daemon_job, login_job) if mac and each.exists()), None)
+    up_file = login_job.with_name(f"{UP_LABEL}.plist")
+    program: Name = "up" if up_pid is not None else "agent" if pid is not None or agent_file is not None else "up"
+    job = agent_file if program == "agent" else up_file if mac and up_file.exists() else None
+    job_argv = _job_argv(job)
+    config, refused = _settings(program, folder, _argv_of(pid) or job_argv)
+    return Installation(
+        folder=folder,
+        user=user,
+        program=program,
+        pid=pid,
+        config=config,
+        problem=problem or refused,
+        job=job,
+        daemon=job == daemon_job,
+        unit=unit_path() if not mac and program == "up" and unit_path().exists() else None,
+        job_program=job_argv[0] if job_argv else psutil.Process().exe(),
+        mac=mac,
+    )
+
+
+def given_flags(program: Name, argv: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that a command line gives: what stands behind the program's name in it."""
+    command, kind = _COMMANDS[program]
+    words = list(argv[argv.index(program) + 1 :]) if program in argv else list(argv[1:])
+    try:
+        context = command.make_context(program, words, resilient_parsing=True)
+    except click.ClickException:
+        return {}  # another version's; config.toml is then all that is known
+    names = {each.name for each in settings_of(kind)}
+    return {name: value for name, value in context.params.items() if name in names and value not in {None, ()}}
+
+
+def _settings(program: Name, folder: Path, argv: Sequence[str]) -> tuple[AgentConfig | UpConfig, str]:
+    kind = _COMMANDS[program][1]
+    flags = {**given_flags(program, argv), "state_dir": folder}
+    try:
+        return load(program, kind, flags), ""
+    except LLMKubeError as exc:
+        return kind(state_dir=folder), str(exc)
+
+
+def _argv_of(pid: int | None) -> Sequence[str]:
+    if pid is None:
+        return ()
+    try:
+        return psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return ()
+
+
+def _job_argv(job: Path | None) -> Sequence[str]:
+    if job is None:
+        return ()
+    try:
+        return [str(word) for word in plistlib.loads(job.read_bytes()).get("ProgramArguments", [])]
+    except (OSError, ValueError, AttributeError, plistlib.InvalidFileException, xml.parsers.expat.ExpatError):
+        return ()

@@ -1,0 +1,71 @@
+"""The findings on a terminal, in a pipe, and for programs."""
+
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, Final
+
+import click
+
+from llmkube import __version__
+from llmkube.cli.commands.doctor.findings import Finding, Verdict
+from llmkube.cli.program_name import runnable
+from llmkube.cli.view.output import line_width, printable
+
+_COLORS: Final = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return one line per finding, with why it matters and what mends it below; the last line counts them."""
+    width = max(len(each.name) for each in findings)
+    return "\n".join([*(_lines(each, width) for each in findings), "", summary(findings)])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Return the same for programs."""
+    lines: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "verdict": each.verdict.value,
+            "found": each.found,
+            "why": each.why,
+            "fix": runnable(each.fix),
+        }
+        for each in findings
+    ]
+    return json.dumps({"llmkube": __version__, **_counts(findings), "findings": lines}, indent=2, ensure_ascii=False)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return `1 fail, 2 warn, 14 pass. Nothing was changed here.`."""
+    counts = _counts(findings)
+    parts = [f"{counts['fail']} fail", f"{counts['warn']} warn", f"{counts['pass']} pass"]
+    return f"{', '.join(parts)}. Nothing was changed here."
+
+
+def _counts(findings: Sequence[Finding]) -> dict[str, int]:
+    return {verdict.value: sum(each.verdict is verdict for each in findings) for verdict in Verdict}
+
+
+def _lines(finding: Finding, width: int) -> str:
+    verdict = finding.verdict.value
+    first, indent = f"{verdict}  {finding.name.ljust(width)}  ", " " * (width + len(verdict) + 4)
+    text = [_hung(first, indent, finding.found)]
+    text += [_hung(indent, indent, finding.why)] if finding.why else []
+    text += [_hung(indent, indent, f"fix: {finding.fix}")] if finding.fix else []
+    whole = "\n".join(text)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        whole = click.style(verdict, fg=_COLORS[finding.verdict], bold=True) + whole[len(verdict) :]
+    return whole
+
+
+def _hung(first: str, indent: str, text: str) -> str:
+    """Return the text behind `first`; on a terminal what is too long goes on below it, elsewhere it is one line."""
+    said, width = runnable(printable(text.replace("\n", " "))), line_width()
+    if width is None:
+        return first + said
+    return textwrap.fill(
+        said, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

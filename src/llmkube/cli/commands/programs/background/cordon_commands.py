@@ -1,0 +1,82 @@
+"""`llmkube agent cordon` and `uncordon`: the owner takes the Mac back for a while, whether an agent runs or not."""
+
+import datetime
+from pathlib import Path
+
+import click
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.base.private_files import write_private
+from llmkube.base.units import parse_duration
+from llmkube.cli.commands.programs.state_dir import held_state_dir
+from llmkube.cli.failures import CommandError, ExitCode
+from llmkube.cli.options import HELP, NumberRange, guarded
+from llmkube.cli.state_location import check_state_dir, local_state_dir
+from llmkube.cli.state_lock import holder_of
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
+from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text, parse_cordon
+
+POLL_SECONDS = 0.5
+_LONGEST_SECONDS = 366 * 86400.0
+
+_state_dir_option = click.option(
+    "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
+)
+
+
+@click.command("cordon", context_settings=HELP)
+@click.option("--for", "duration", metavar="DURATION", help="When to serve again by itself: 90m, 2h, 1d.")
+@_state_dir_option
+@click.option(
+    "--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait until the memory is back. Default: 120."
+)
+@guarded
+def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None:
+    """Take this host back: requests in flight end, its engines too, and other hosts serve, until `uncordon` or --for.
+
+    A new agent on this host keeps to it.
+    """
+    until = None if duration is None else _end(parse_duration(duration, field="--for"))
+    folder = (state_dir or local_state_dir()).absolute()
+    with held_state_dir(folder, "install.lock"):
+        write_private(cordon_path(folder), cordon_text(said := Cordon(until)))
+    if holder_of(folder) is not None:
+        trio.run(_wait_free, folder, timeout)
+    click.echo(f"this host serves nothing {said.end}")
+
+
+@click.command("uncordon", context_settings=HELP)
+@_state_dir_option
+@guarded
+def uncordon(state_dir: Path | None) -> None:
+    """Have this host serve again."""
+    folder = (state_dir or local_state_dir()).absolute()
+    check_state_dir(folder)
+    cordon_path(folder).unlink(missing_ok=True)
+    click.echo("this host serves again")
+
+
+def cordon_sentence(folder: Path) -> str:
+    """Return until when a host serves nothing; empty while it serves."""
+    try:
+        found = parse_cordon(cordon_path(folder).read_bytes())
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as exc:
+        return f"{cordon_path(folder)} cannot be read ({exc}): `llmkube agent uncordon` removes it"
+    return f"serves nothing {found.end}" if found.holds(datetime.datetime.now(datetime.UTC)) else ""
+
+
+def _end(seconds: float) -> datetime.datetime:
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise UserError("it is more than nothing and a year at most; leave it out for no end", field="--for")
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+
+
+async def _wait_free(folder: Path, seconds: float) -> None:
+    with trio.move_on_after(seconds):
+        while left := await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder)):  # noqa: ASYNC110
+            await trio.sleep(POLL_SECONDS)
+        return
+    raise CommandError(f"{len(left)} processes of engines still run after {seconds:g} s", ExitCode.TIMED_OUT)

@@ -1,0 +1,237 @@
+"""What a ModelRouter becomes in a cluster: its config, its pods, the Service before them. Pure.
+
+The pods have no token of the API server and no right there, so no ServiceAccount of their own either. They read two
+folders that a kubelet keeps true: the config, whose change they take up without ending, and the keys of backends and
+clients, as files and by name.
+"""
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.controller.render.fetch_container import IMAGE_USER, llmkube_container
+from llmkube.controller.render.labels import MANAGED_BY, ROUTER_LABEL, owned_manifest
+from llmkube.controller.render.router_network import Destination, network_policy
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.k8s.builtins import ConfigMap, Service
+from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
+from llmkube.k8s.extensions import PodMonitor
+from llmkube.k8s.resource import Resource
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
+from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget
+from llmkube.router.config.compile_backend import KeyFile
+
+PORT: Final = 8080
+"""Where the container listens, whatever the Service's port is."""
+
+ADMIN_PORT: Final = 9090
+"""Where metrics, probes and the state of the backends are; the Service does not lead there."""
+
+METRICS_PORT_NAME: Final = "metrics"
+
+JOB: Final = "llmkube-router"
+"""The label `job` of everything that is scraped from routers."""
+
+DRAINED: Final = "/drained"
+"""What the admin port answers once a router that is about to end has no request left."""
+
+EVERY_ADDRESS: Final = "::"
+"""What `llmkube router` takes for all addresses of its pod."""
+
+CONFIG_FOLDER: Final = "/etc/llmkube/router"
+CONFIG_FILE: Final = "config.json"
+KEYS_FOLDER: Final = "/etc/llmkube/router-keys"
+"""Folder of folders with keys: of backends, of services, of the clients' teams."""
+
+_KEYS: Final = "keys-"
+_CONTAINER: Final = "router-proxy"
+_SUFFIX: Final = "-router-proxy"
+_SCRATCH: Final = "/tmp"  # noqa: S108 (a volume of the pod's own)
+_DRAIN_SECONDS: Final = 300
+"""How long answers may go on once a pod has to end."""
+
+_END_SECONDS: Final = 30
+_REPLICAS: Final = 1
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class RouterManifests:
+    """The objects of one router; without a budget where one pod alone serves, a monitor where none is wanted."""
+
+    config: dict[str, Any]
+    deployment: dict[str, Any]
+    kubernetes_service: dict[str, Any]
+    network: dict[str, Any]
+    budget: dict[str, Any] | None
+    monitor: dict[str, Any] | None
+
+
+def router_objects_name(router: str) -> str:
+    """Return what all objects of a router are called, as the Go implementation's are."""
+    return service_name(f"{router.replace('.', '-')}{_SUFFIX}")
+
+
+def router_selector(router: ModelRouter) -> dict[str, str]:
+    """Return what selects a router's pods: as the Go implementation's, whose Deployment may be taken over."""
+    return {"app": router_objects_name(router.key.name), ROUTER_LABEL: label_value(router.key.name)}
+
+
+def render_router(
+    router: ModelRouter,
+    config: bytes,
+    settings: WorkloadSettings,
+    *,
+    keys: Iterable[KeyFile],
+    destinations: Iterable[Destination],
+) -> RouterManifests:
+    """Return the objects of a router.
+
+    Args:
+        router: The router.
+        config: What it runs by, in its written form.
+        settings: What the operator says about pods.
+        keys: The keys that it reads, each in a folder of `KEYS_FOLDER`.
+        destinations: Whom its pods may talk to.
+    """
+    replicas = (router.spec.proxy or ProxySpec()).replicas or _REPLICAS
+    selector = router_selector(router)
+    budget = {"maxUnavailable": 1, "selector": {"matchLabels": selector}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    return RouterManifests(
+        config=_manifest(ConfigMap.RESOURCE, router, {"data": {CONFIG_FILE: config.decode()}}),
+        deployment=_manifest(Deployment.RESOURCE, router, {"spec": _deployment(router, settings, replicas, keys)}),
+        kubernetes_service=_manifest(Service.RESOURCE, router, {"spec": _service(router)}),
+        network=_manifest(NetworkPolicy.RESOURCE, router, {"spec": network_policy(selector, destinations)}),
+        budget=_manifest(PodDisruptionBudget.RESOURCE, router, {"spec": budget}) if replicas > 1 else None,
+        monitor=_monitor(router, settings) if settings.pod_monitors else None,
+    )
+
+
+def _monitor(router: ModelRouter, settings: WorkloadSettings) -> dict[str, Any]:
+    relabelings = [{"targetLabel": "job", "replacement": JOB}]
+    endpoint = {"port": METRICS_PORT_NAME, "path": "/metrics", "interval": "30s", "relabelings": relabelings}
+    spec = {"selector": {"matchLabels": router_selector(router)}, "podMetricsEndpoints": [endpoint]}
+    labels = {**settings.monitor_labels, **_labels(router)}
+    return owned_manifest(PodMonitor.RESOURCE, router, router_objects_name(router.key.name), labels, {"spec": spec})
+
+
+def _manifest(resource: Resource, router: ModelRouter, body: Mapping[str, Any]) -> dict[str, Any]:
+    return owned_manifest(resource, router, router_objects_name(router.key.name), _labels(router), body)
+
+
+def _labels(router: ModelRouter) -> dict[str, str]:
+    return {
+        **router_selector(router),
+        "app.kubernetes.io/name": "llmkube",
+        "app.kubernetes.io/component": "router-proxy",
+        "app.kubernetes.io/part-of": "llmkube",
+        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
+    }
+
+
+def _service(router: ModelRouter) -> dict[str, Any]:
+    endpoint = router.spec.endpoint
+    port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": "http", "protocol": "TCP"}
+    if endpoint.node_port is not None and endpoint.type != "ClusterIP":
+        port["nodePort"] = endpoint.node_port
+    return {"type": endpoint.type, "ports": [port], "selector": router_selector(router)}
+
+
+def _deployment(
+    router: ModelRouter, settings: WorkloadSettings, replicas: int, keys: Iterable[KeyFile]
+) -> dict[str, Any]:
+    proxy, folders = router.spec.proxy or ProxySpec(), _key_volumes(keys)
+    history = proxy.revision_history_limit
+    pull = [{"name": name} for name in settings.image_pull_secrets] if proxy.image is None else []
+    pull += [{"name": one.name} for one in proxy.image_pull_secrets]
+    pod: dict[str, Any] = {
+        "terminationGracePeriodSeconds": _DRAIN_SECONDS + _END_SECONDS,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": _pod_context(settings),
+        "containers": [_container(proxy, settings, folders)],
+        "volumes": [
+            {"name": "config", "configMap": {"name": router_objects_name(router.key.name)}},
+            {"name": "scratch", "emptyDir": {}},
+            *folders,
+        ],
+        **({"imagePullSecrets": pull} if pull else {}),
+        **({"nodeSelector": dict(proxy.node_selector)} if proxy.node_selector else {}),
+    }
+    if replicas > 1:
+        spread = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        pod["topologySpreadConstraints"] = [{**spread, "labelSelector": {"matchLabels": router_selector(router)}}]
+    return {
+        "replicas": replicas,
+        "selector": {"matchLabels": router_selector(router)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        **({"revisionHistoryLimit": history} if history is not None else {}),
+        "template": {"metadata": {"labels": _labels(router)}, "spec": pod},
+    }
+
+
+def _pod_context(settings: WorkloadSettings) -> dict[str, Any]:
+    context: dict[str, Any] = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    if settings.fs_group is None:  # OpenShift gives the user itself
+        return context
+    return {**context, "runAsUser": IMAGE_USER, "runAsGroup": IMAGE_USER, "fsGroup": IMAGE_USER}
+
+
+def _container(proxy: ProxySpec, settings: WorkloadSettings, folders: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    args = ["router", "-f", f"{CONFIG_FOLDER}/{CONFIG_FILE}", "--host", EVERY_ADDRESS, "--port", str(PORT)]
+    args += ["--admin-host", EVERY_ADDRESS, "--admin-port", str(ADMIN_PORT)]
+    mounts: list[dict[str, Any]] = [
+        {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
+        {"name": "scratch", "mountPath": _SCRATCH},
+        *({"name": one["name"], "mountPath": _mount_path(one["name"]), "readOnly": True} for one in folders),
+    ]
+    amounts = proxy.resources or {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+    ports = (("http", PORT), (METRICS_PORT_NAME, ADMIN_PORT))
+    return llmkube_container(settings, args, [{"name": "HOME", "value": _SCRATCH}], mounts) | {
+        "name": _CONTAINER,
+        "image": proxy.image or settings.image,
+        "resources": dict(amounts),
+        "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports],
+        # TERM waits until the proxies of the cluster know that the pod goes, and its last request has its answer.
+        "lifecycle": {"preStop": {"httpGet": {"path": DRAINED, "port": METRICS_PORT_NAME, "scheme": "HTTP"}}},
+        "startupProbe": _probe("/healthz", period=1, failures=60),
+        "livenessProbe": _probe("/healthz", period=10, failures=3),
+        "readinessProbe": _probe("/readyz", period=5, failures=2),
+    }
+
+
+def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
+    get = {"path": path, "port": METRICS_PORT_NAME, "scheme": "HTTP"}
+    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 2, "failureThreshold": failures}
+
+
+def _key_volumes(keys: Iterable[KeyFile]) -> list[dict[str, Any]]:
+    """Return one volume for each folder with keys; only the named entries of a Secret are in it.
+
+    A Secret may be missing: what needs it says so then, and the rest serves. A kubelet renews the files.
+    """
+    sources: dict[str, list[dict[str, Any]]] = {}
+    whole: dict[str, str] = {}
+    for one in keys:
+        if not one.key:
+            whole[posixpath.basename(one.path)] = one.secret
+            continue
+        folder, name = posixpath.split(one.path)
+        secret = {"name": one.secret, "items": [{"key": one.key, "path": name}], "optional": True}
+        sources.setdefault(posixpath.basename(folder), []).append({"secret": secret})
+    return [
+        *({"name": _volume(folder), "projected": {"sources": found}} for folder, found in sources.items()),
+        *(
+            {"name": _volume(folder), "secret": {"secretName": name, "optional": True}}
+            for folder, name in whole.items()
+        ),
+    ]
+
+
+def _volume(folder: str) -> str:
+    return f"{_KEYS}{folder}"
+
+
+def _mount_path(volume: str) -> str:
+    return f"{KEYS_FOLDER}/{volume.removeprefix(_KEYS)}"

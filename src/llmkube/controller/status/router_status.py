@@ -1,0 +1,204 @@
+"""A ModelRouter's phase, conditions and backends, from its config, its pods and what those say of its backends. Pure.
+
+| what is known | phase |
+|---|---|
+| the spec is refused, and no pods serve an earlier one | Failed |
+| the API server takes none of its objects, or the pods cannot start | Failed |
+| not all of its pods are ready yet | Provisioning |
+| a backend is missing or does not answer, or an earlier spec serves on | Degraded |
+| else | Ready |
+"""
+
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from llmkube.controller.status.pods import Trouble, trouble_of
+from llmkube.k8s.crd.modelrouter import CLOUD, LOCAL, ModelRouter
+from llmkube.k8s.crd.router_status import BackendStatus
+from llmkube.k8s.wire.conditions import (
+    ACCEPTED,
+    AVAILABLE,
+    DEGRADED,
+    PROGRESSING,
+    SPEC_HONOURED,
+    Statement,
+    settle,
+)
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.times import timestamp
+from llmkube.k8s.workloads import Deployment, Pod
+from llmkube.router.config.routing_config import Backend, RoutingConfig
+
+
+@attrs.frozen(kw_only=True)
+class BackendHealth:
+    """What a router's pods say of one backend.
+
+    Attributes:
+        healthy: Whether requests are sent to it.
+        message: Why none are.
+    """
+
+    healthy: bool
+    message: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class RouterFacts:
+    """What is known of a router.
+
+    Attributes:
+        config: What it runs by; None when its spec is refused.
+        errors: Why it is refused, field by field.
+        ignored: What has no effect, field by field.
+        refusal: What the API server says of its objects; "" when it takes them.
+        exists: Whether anything runs it, or shall.
+        ready: How many of what runs it answer.
+        wanted: How many shall.
+        is_rolled_out: Whether all of them answer, and are the newest.
+        pods: Those that there are.
+        health: By the backend's name, as far as it is known.
+        endpoint: Where clients reach it.
+        budgets: How much of each budget is taken, in the form of the status.
+    """
+
+    config: RoutingConfig | None
+    errors: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    refusal: str = ""
+    exists: bool = False
+    ready: int = 0
+    wanted: int = 0
+    is_rolled_out: bool = False
+    pods: tuple[Pod, ...] = ()
+    health: Mapping[str, BackendHealth] = attrs.field(factory=dict)
+    endpoint: str = ""
+    budgets: tuple[Mapping[str, Any], ...] = ()
+
+
+def seen_of(deployment: Deployment | None) -> dict[str, Any]:
+    """Return those of a router's facts that its Deployment shows."""
+    if deployment is None:
+        return {}
+    status, wanted = deployment.status, deployment.spec.replicas
+    observed = status.observed_generation >= deployment.metadata.generation
+    return {
+        "exists": True,
+        "ready": status.ready_replicas,
+        "wanted": wanted,
+        "is_rolled_out": observed and status.updated_replicas == status.ready_replicas == wanted,
+    }
+
+
+def derive_router_status(router: ModelRouter, facts: RouterFacts, *, now: datetime.datetime) -> dict[str, Any]:
+    """Return a router's status.
+
+    Args:
+        router: The router as observed.
+        facts: What is known of it.
+        now: The time of what flips here.
+    """
+    backends = [_backend(one, facts, router.status.backends, now) for one in _backends(router, facts)]
+    down = [f"{one['name']}: {one['message']}" for one in backends if one.get("healthy") is False]
+    trouble = trouble_of(facts.pods) if not facts.is_rolled_out else None
+    statements = _statements(facts, down, trouble)
+    return {
+        "phase": _phase(facts, down, trouble),
+        "endpoint": facts.endpoint if facts.exists else "",
+        "activeRules": len(facts.config.rules) if facts.config is not None else 0,
+        "backends": backends,
+        "budgetUtilization": [dict(one) for one in facts.budgets],
+        "conditions": settle(statements, router.status.conditions, generation=router.metadata.generation, now=now),
+    }
+
+
+def not_routed(router: ModelRouter, message: str, *, now: datetime.datetime) -> dict[str, Any]:
+    """Return the status of a router that this controller has no place for."""
+    said = [
+        Statement(kind, holds=False, reason=Reason.NOT_SUPPORTED, message=message) for kind in (ACCEPTED, AVAILABLE)
+    ]
+    generation = router.metadata.generation
+    return {"phase": "Failed", "conditions": settle(said, router.status.conditions, generation=generation, now=now)}
+
+
+def _phase(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> str:
+    serves = facts.ready > 0
+    if not serves and (facts.errors or facts.refusal or (trouble is not None and not trouble.passing)):
+        return "Failed"
+    if facts.errors or facts.refusal:
+        return "Degraded"
+    if not facts.is_rolled_out:
+        return "Provisioning"
+    return "Degraded" if down else "Ready"
+
+
+def _statements(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> Iterable[Statement]:
+    serves_on = "; the router serves on by the spec before" if facts.ready else ""
+    if facts.errors:
+        yield Statement(ACCEPTED, holds=False, reason=Reason.INVALID, message="; ".join(facts.errors) + serves_on)
+    else:
+        yield Statement(ACCEPTED, holds=True, reason=Reason.ACCEPTED, message="every field is understood")
+        ignored = "; ".join(facts.ignored)
+        yield Statement(
+            SPEC_HONOURED,
+            holds=not ignored,
+            reason=Reason.FIELDS_IGNORED if ignored else Reason.HONOURED,
+            message=f"without effect: {ignored}" if ignored else "every field has its effect",
+        )
+    pods = f"{facts.ready} of {facts.wanted} replicas answer"
+    yield Statement(
+        AVAILABLE,
+        holds=facts.ready > 0,
+        reason=Reason.INFERENCE_READY if facts.ready else Reason.NO_READY_REPLICAS,
+        message=pods,
+    )
+    moving = not facts.is_rolled_out and not facts.errors and not facts.refusal
+    why = trouble.message if trouble is not None else pods
+    yield Statement(
+        PROGRESSING, holds=moving, reason=Reason.CREATING if moving else Reason.INFERENCE_READY, message=why
+    )
+    if facts.refusal:
+        yield Statement(DEGRADED, holds=True, reason=Reason.REFUSED, message=facts.refusal + serves_on)
+    elif trouble is not None and not trouble.passing:
+        yield Statement(DEGRADED, holds=True, reason=trouble.reason, message=trouble.message)
+    elif down:
+        yield Statement(DEGRADED, holds=True, reason=Reason.BACKENDS_UNAVAILABLE, message="; ".join(down))
+    else:
+        yield Statement(DEGRADED, holds=False, reason=Reason.HONOURED, message="no backend is known to be out of reach")
+
+
+def _backends(router: ModelRouter, facts: RouterFacts) -> Iterable[tuple[str, str, Backend | None]]:
+    """Return name and tier of each backend, and what the config has of it."""
+    configured = facts.config.backends if facts.config is not None else {}
+    for one in router.spec.backends:
+        backend = configured.get(one.name)
+        local = backend.local if backend is not None else one.effective_tier == LOCAL
+        yield one.name, LOCAL if local else CLOUD, backend
+
+
+def _backend(
+    one: tuple[str, str, Backend | None],
+    facts: RouterFacts,
+    before: tuple[BackendStatus, ...],
+    now: datetime.datetime,
+) -> dict[str, Any]:
+    name, tier, backend = one
+    said: dict[str, Any] = {"name": name, "tier": tier, "address": backend.base_url if backend is not None else ""}
+    health = facts.health.get(name)
+    if backend is not None and backend.missing:
+        said |= {"healthy": False, "message": backend.missing}
+    elif health is not None:
+        said |= {"healthy": health.healthy, "message": health.message}
+    # When it was found so: a time that moved at every look would be a write at every look.
+    last = next((status for status in before if status.name == name), None)
+    same = last is not None and (last.healthy, last.message, last.address) == (
+        said.get("healthy"),
+        said.get("message", ""),
+        said["address"],
+    )
+    if "healthy" in said:
+        said["lastProbeTime"] = last.last_probe_time if same and last and last.last_probe_time else timestamp(now)
+    return said

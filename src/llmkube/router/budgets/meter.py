@@ -1,0 +1,314 @@
+"""Which budgets a request is under, the most that it may take, and what it took. Pure; the clock is an argument.
+
+What a request may take is bounded before it is sent: its prompt has at most one token for each byte of its body, its
+answer at most as many as it asks for. One that asks for no limit is given `MOST_TOKENS` where a budget counts.
+Reserved is the dearest backend that may answer, and one more for each copy to a shadow. An answer whose backend says
+nothing of its tokens is charged what was reserved.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import ROUND_CEILING, Decimal
+from typing import Any, Final
+
+import attrs
+
+from llmkube.router.budgets.ledger import Account, Amount, Limit
+from llmkube.router.config.routing_config import Budget, Prices, RoutingConfig
+from llmkube.router.policy.decision import Decision
+from llmkube.router.policy.request_facts import RequestFacts
+
+MOST_TOKENS: Final = 4096
+"""The longest answer to a request that asks for no limit, where a budget counts."""
+
+MOST_ACCOUNTS: Final = 10_000
+"""Teams that are told apart under one budget; those beyond share one account."""
+
+_OTHERS: Final = "\0others"
+_PER_MILLION: Final = Decimal(1_000_000)
+_NANO: Final = Decimal(1_000_000_000)
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+
+AccountKey = tuple[str, str]
+"""Name of a budget, and the team under scope team."""
+
+
+@attrs.frozen(kw_only=True)
+class Demand:
+    """One request, for what it may take.
+
+    Attributes:
+        body: The object.
+        body_bytes: How long it is.
+        writes: Whether the model writes an answer; for vectors and ranks only the prompt counts.
+    """
+
+    body: Mapping[str, Any]
+    body_bytes: int
+    writes: bool
+
+
+@attrs.frozen(kw_only=True)
+class Reservation:
+    """What a request that is under way may take.
+
+    Attributes:
+        accounts: Where it is reserved, with how much.
+        copies: How often that may be taken: once, and for each shadow.
+        cap: What the backend is told as the longest answer; None where the request says it.
+        number: By which it is told apart from others of this process.
+    """
+
+    accounts: Mapping[AccountKey, Amount]
+    copies: int
+    cap: int | None
+    number: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Charge:
+    """What was taken under one budget within one step of its window.
+
+    Attributes:
+        key: The account.
+        ends: When the step ends.
+        window_seconds: How long it counts after that.
+        amount: All that was taken in this step.
+    """
+
+    key: AccountKey
+    ends: float
+    window_seconds: float
+    amount: Amount
+
+
+@attrs.frozen(kw_only=True)
+class Held:
+    """What a process has reserved that has ended since, and never settled.
+
+    Attributes:
+        key: The account.
+        window_seconds: How long it counts.
+        amount: What was reserved.
+    """
+
+    key: AccountKey
+    window_seconds: float
+    amount: Amount
+
+
+NOTHING: Final = Reservation(accounts={}, copies=0, cap=None)
+"""Of a request that no budget is about."""
+
+
+@attrs.frozen(kw_only=True)
+class Took:
+    """What a request took.
+
+    Attributes:
+        prompt: Tokens of its prompt.
+        answer: Tokens of its answer.
+        prices: Those of the backend that answered.
+    """
+
+    prompt: int = 0
+    answer: int = 0
+    prices: Prices | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Exhausted:
+    """No room in a budget.
+
+    Attributes:
+        budget: Its name.
+        wait_seconds: When to ask again at the earliest; None where this request never fits.
+        message: For the client.
+    """
+
+    budget: str
+    wait_seconds: int | None
+    message: str
+
+
+@attrs.define(eq=False)
+class Meter:
+    """The budgets of one router, in this process."""
+
+    _accounts: dict[AccountKey, Account] = attrs.field(factory=dict)
+    _budgets: dict[str, Budget] = attrs.field(factory=dict)
+    _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
+
+    def reserve(
+        self,
+        config: RoutingConfig,
+        decision: Decision,
+        facts: RequestFacts,
+        demand: Demand,
+        *,
+        now: float,
+    ) -> Reservation | Exhausted:
+        """Reserve what a request may take in every budget that it is under, or nothing in any.
+
+        Args:
+            config: What the router runs by.
+            decision: Where the request goes.
+            facts: Who asks.
+            demand: The request.
+            now: The clock.
+        """
+        under = [each for each in config.budgets if _is_under(each, decision)]
+        if not under:
+            return NOTHING
+        body, body_bytes = demand.body, demand.body_bytes
+        asked = asked_tokens(body) if demand.writes else 0
+        answer = MOST_TOKENS if asked is None else asked
+        copies = 1 + len(decision.shadows)
+        answers = answer * max(1, _whole(body.get("n")), _whole(body.get("best_of")))
+        backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
+        most = Amount(
+            copies * (body_bytes + answers),
+            copies * max(nano_usd(each.prices, body_bytes, answers) for each in backends),
+        )
+        if len(self._accounts) >= MOST_ACCOUNTS:
+            self.forget_idle(now)
+        found: dict[AccountKey, Account] = {}
+        for budget in under:
+            key = (budget.name, self._team(budget, facts))
+            account = self._account(key, budget)
+            wait = account.wait_seconds(most, now)
+            if wait != 0.0:
+                return _exhausted(budget, most, wait)
+            found[key] = account
+        for account in found.values():
+            account.reserve(most)
+        cap = MOST_TOKENS if asked is None else None
+        accounts = dict.fromkeys(found, most)
+        return Reservation(accounts=accounts, copies=copies, cap=cap, number=next(self._numbers))
+
+    def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
+        """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
+        charges = []
+        for key, reserved in reservation.accounts.items():
+            amount = reserved
+            if took is not None:
+                tokens = reservation.copies * (took.prompt + took.answer)
+                dollars = reservation.copies * nano_usd(took.prices, took.prompt, took.answer)
+                amount = Amount(tokens, dollars)
+            account = self._accounts[key]
+            if (step := account.settle(reserved, amount, now)) is not None:
+                charges.append(_charge(key, account, step))
+        return tuple(charges)
+
+    def window_seconds(self, key: AccountKey) -> float:
+        """Return how long counts what is taken in an account that something is reserved in."""
+        return self._accounts[key].limit.window_seconds
+
+    def restore(self, charges: Iterable[Charge], held: Iterable[Held], *, now: float) -> tuple[Charge, ...]:
+        """Go on from what an earlier process has left; what it had reserved is charged now, as if it had been taken.
+
+        Returns:
+            The steps that this is charged to.
+        """
+        for charge in sorted(charges, key=lambda one: one.ends):
+            self._restored(charge.key, charge.window_seconds).restore(charge.ends, charge.amount)
+        charged: dict[AccountKey, Charge] = {}
+        for one in held:
+            account = self._restored(one.key, one.window_seconds)
+            if (step := account.settle(Amount(), one.amount, now)) is not None:
+                charged[one.key] = _charge(one.key, account, step)
+        return tuple(charged.values())
+
+    def _restored(self, key: AccountKey, window_seconds: float) -> Account:
+        """Return an account; what it limits is said by the config, with the first request."""
+        limit = Limit(tokens=None, nano_usd=None, window_seconds=window_seconds)
+        return self._accounts.setdefault(key, Account(limit))
+
+    def used(self, config: RoutingConfig, now: float) -> list[dict[str, Any]]:
+        """Return of each budget how much is taken; under scope team, of the team that has taken most."""
+        said = []
+        for budget in config.budgets:
+            accounts = [account for (name, _), account in self._accounts.items() if name == budget.name]
+            taken = [account.taken(now) + account.reserved for account in accounts]
+            most = max(taken, key=lambda one: _share(budget, one), default=Amount())
+            said.append(
+                {
+                    "name": budget.name,
+                    "tokensUsed": most.tokens,
+                    "usdUsed": f"{Decimal(most.nano_usd) / _NANO:.6f}",
+                    "utilization": f"{_share(budget, most):.2f}",
+                }
+            )
+        return said
+
+    def _account(self, key: AccountKey, budget: Budget) -> Account:
+        if self._budgets.get(budget.name) != budget:  # an edited budget keeps what was taken, a restored one as well
+            for (name, _), account in self._accounts.items():
+                if name == budget.name:
+                    account.limit = limit_of(budget)
+        self._budgets[budget.name] = budget
+        return self._accounts.setdefault(key, Account(limit_of(budget)))
+
+    def _team(self, budget: Budget, facts: RequestFacts) -> str:
+        if budget.scope != "team":
+            return ""
+        team = facts.principal.team or facts.headers.get(budget.team_header, "")
+        if (budget.name, team) in self._accounts or len(self._accounts) < MOST_ACCOUNTS:
+            return team
+        return _OTHERS
+
+    def forget_idle(self, now: float) -> None:
+        """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""
+        for key in [key for key, account in self._accounts.items() if account.is_idle(now)]:
+            del self._accounts[key]
+
+
+def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:
+    ends, amount = step
+    return Charge(key=key, ends=ends, window_seconds=account.limit.window_seconds, amount=amount)
+
+
+def limit_of(budget: Budget) -> Limit:
+    """Return what a budget limits."""
+    dollars = None if budget.max_usd is None else int(budget.max_usd * _NANO)
+    return Limit(tokens=budget.max_tokens, nano_usd=dollars, window_seconds=float(budget.window_seconds))
+
+
+def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
+    """Return what tokens cost, rounded up; 0 without prices: a budget in dollars is refused for such a backend."""
+    if prices is None:
+        return 0
+    cost = (prices.prompt_usd * prompt + prices.completion_usd * answer) / _PER_MILLION
+    return int((cost * _NANO).to_integral_value(ROUND_CEILING))
+
+
+def _is_under(budget: Budget, decision: Decision) -> bool:
+    return budget.scope != "rule" or (decision.rule is not None and decision.rule.name == budget.rule)
+
+
+def asked_tokens(body: Mapping[str, Any]) -> int | None:
+    """Return the longest answer that a request asks for, in tokens; None if it does not say."""
+    given: Iterable[Any] = (body.get(name) for name in _LIMITS)
+    asked = [each for each in given if isinstance(each, int) and not isinstance(each, bool) and each > 0]
+    return max(asked, default=None)
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+
+
+def _share(budget: Budget, amount: Amount) -> float:
+    limit = limit_of(budget)
+    tokens = amount.tokens / limit.tokens if limit.tokens else 0.0
+    dollars = amount.nano_usd / limit.nano_usd if limit.nano_usd else 0.0
+    return max(tokens, dollars)
+
+
+def _exhausted(budget: Budget, most: Amount, wait: float | None) -> Exhausted:
+    if wait is None:
+        words = f"this request may take {most.tokens} tokens, which is more than budget {budget.name} allows at all"
+        return Exhausted(budget=budget.name, wait_seconds=None, message=f"{words}: ask for fewer with max_tokens")
+    seconds = max(1, math.ceil(wait))
+    words = f"budget {budget.name} has no room for the {most.tokens} tokens that this request may take"
+    return Exhausted(budget=budget.name, wait_seconds=seconds, message=f"{words}; ask again in {seconds} s")

@@ -1,0 +1,64 @@
+"""How many tokens an answer took, as its backend says: OpenAI's `usage`, else llama.cpp's `timings`. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Usage:
+    """Tokens of one answer, and llama.cpp's times where they are known.
+
+    Attributes:
+        prompt: Of the prompt, cached ones among them.
+        completion: Of the answer.
+        cached: Of the prompt, and not read again.
+        prefill_ms: Reading the prompt took so long.
+        decode_ms: Writing the answer took so long.
+    """
+
+    prompt: int
+    completion: int
+    cached: int = 0
+    prefill_ms: float | None = None
+    decode_ms: float | None = None
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.prompt + self.completion
+
+
+def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | None:
+    """Return what an answer, or an event of one, says of its tokens; what was known if it says nothing."""
+    usage, timings = said.get("usage"), said.get("timings")
+    found = known
+    if isinstance(timings, dict):
+        cached = _count(timings.get("cache_n"))
+        found = Usage(
+            cached + _count(timings.get("prompt_n")),
+            _count(timings.get("predicted_n")),
+            cached,
+            _milliseconds(timings.get("prompt_ms")),
+            _milliseconds(timings.get("predicted_ms")),
+        )
+    if isinstance(usage, dict):
+        details = usage.get("prompt_tokens_details")
+        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        found = Usage(
+            _count(usage.get("prompt_tokens")),
+            _count(usage.get("completion_tokens")),
+            cached or (found.cached if found else 0),
+            found.prefill_ms if found else None,
+            found.decode_ms if found else None,
+        )
+    return found
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _milliseconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value >= 0 else None

@@ -1,0 +1,200 @@
+"""A backend of a ModelRouter becomes one of a RoutingConfig; one of which nothing is known yet is kept, and closed."""
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Final
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.base.units import parse_duration
+from llmkube.k8s.crd import modelrouter as crd
+from llmkube.router.config.local_address import stays_here
+from llmkube.router.config.routing_config import Backend, Prices, Probe
+
+OWN_URLS: Final[Mapping[str, str]] = {
+    "anthropic": "https://api.anthropic.com/v1",
+    "openai": "https://api.openai.com/v1",
+}
+"""Where a provider answers that needs no url."""
+
+SECRET_KEYS: Final[Mapping[str, str]] = {
+    "anthropic": "ANTHROPIC_API_KEY",
+    "openai": "OPENAI_API_KEY",
+    "litellm": "LITELLM_MASTER_KEY",
+    "bedrock": "AWS_BEARER_TOKEN_BEDROCK",
+    "vertex_ai": "GOOGLE_OAUTH_ACCESS_TOKEN",
+}
+"""The key of a Secret in which a provider's API key lies."""
+
+_ENDPOINTS: Final = re.compile(r"/(chat/completions|completions|messages|responses|embeddings)$")
+_BASE: Final = re.compile(r"(https?)://[^\s/?#@]+(/[^\s?#]*)?", re.IGNORECASE)
+_SHORTEST_WAIT: Final = 0.1
+_LONGEST_WAIT: Final = 1800.0
+_PROBE_PATH: Final = "/health"
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedService:
+    """Where an InferenceService answers.
+
+    Attributes:
+        base_url: With the path that stands before `/chat/completions`; "" while it has none.
+        model: The model id that its engine is asked for; "" passes on what the client asked for.
+        key_file: File with the key that its engine asks for; "" sends none.
+        missing: Why it cannot be used now, for people; "" when it can.
+        slots: Requests that it serves at the same time; 0 where that is not known.
+    """
+
+    base_url: str = ""
+    model: str = ""
+    key_file: str = ""
+    missing: str = ""
+    slots: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class KeyFile:
+    """Where one entry of a Secret has to lie for the router to read it.
+
+    Attributes:
+        path: The file.
+        secret: Name of the Secret, in the router's namespace.
+        key: The entry; "" stands for all of them, and the path is a folder with a file for each.
+    """
+
+    path: str
+    secret: str
+    key: str
+
+
+def compiled_backend(
+    backend: crd.Backend, resolve: Callable[[str], ResolvedService | None], folder: str, problems: list[str]
+) -> tuple[Backend, KeyFile | None]:
+    """Return a backend and the file that its key is read from; what cannot be compiled goes to the problems.
+
+    Args:
+        backend: As the ModelRouter has it.
+        resolve: Returns where an InferenceService answers, None of one that is not there.
+        folder: Where keys lie, a file for each backend: two keys of one provider never meet.
+        problems: What is found wrong, each with field, value and fix.
+    """
+    at = f"spec.backends[{backend.name}]"
+    service = _of_service(backend, resolve) if backend.external is None else _of_provider(backend, at, problems)
+    key = _key_file(backend, folder)
+    cost = backend.cost_per_million_tokens
+    priced = cost is not None and cost.prompt_usd is not None and cost.completion_usd is not None
+    compiled = Backend(
+        name=backend.name,
+        model_id=backend.display_name or backend.name,
+        base_url=service.base_url,
+        local=backend.effective_tier == crd.LOCAL,
+        dialect="anthropic" if backend.external and backend.external.provider == "anthropic" else "openai",
+        provider=backend.external.provider if backend.external else "",
+        model=service.model,
+        region=(backend.region or "").strip().lower(),
+        capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
+        slots=service.slots,
+        weight=1 if backend.weight is None else backend.weight,
+        first_byte_seconds=seconds_of(backend.timeout, f"{at}.timeout", problems),
+        prices=_prices(cost, f"{at}.costPerMillionTokens", problems) if priced and cost else None,
+        probe=_probe(backend),
+        key_file=key.path if key else service.key_file,
+        missing=service.missing,
+    )
+    return compiled, key
+
+
+def seconds_of(written: str | None, at: str, problems: list[str], *, longest: float = _LONGEST_WAIT) -> float | None:
+    """Return a time in seconds; None of one that is unset or not one."""
+    if written is None:
+        return None
+    try:
+        seconds = parse_duration(written, field=at)
+    except UserError as exc:
+        problems.append(str(exc))
+        return None
+    if not _SHORTEST_WAIT <= seconds <= longest:
+        problems.append(f"{at}: {written!r} is out of bounds; write 100ms to {longest / 60:g}m")
+        return None
+    return seconds
+
+
+def decimal_of(written: str, at: str, problems: list[str]) -> Decimal:
+    """Return an amount; 0 of one that is none, which the problems then name."""
+    if not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", written, re.ASCII):
+        problems.append(f"{at}: {written!r} is no amount; write a decimal number such as 2.50")
+        return Decimal(0)
+    return Decimal(written)
+
+
+def _of_service(backend: crd.Backend, resolve: Callable[[str], ResolvedService | None]) -> ResolvedService:
+    name = backend.inference_service_ref.name if backend.inference_service_ref else ""
+    found = resolve(name) if name else None
+    if found is None:
+        return ResolvedService(
+            missing=f"there is no InferenceService {name}" if name else "it names no InferenceService"
+        )
+    if not found.base_url and not found.missing:
+        return attrs.evolve(found, missing=f"InferenceService {name} has no address yet")
+    return found
+
+
+def _of_provider(backend: crd.Backend, at: str, problems: list[str]) -> ResolvedService:
+    external = backend.external
+    assert external is not None
+    url = external.url if external.url is not None else OWN_URLS.get(external.provider, "")
+    if not url:
+        return ResolvedService(
+            model=external.model, missing=f"provider {external.provider} has no address of its own, and no url is given"
+        )
+    base = url.rstrip("/")
+    match = _BASE.fullmatch(base)
+    if match is None:
+        problems.append(
+            f"{at}.external.url: {_without_user(url)!r} is no base URL; write http or https, host and path, without"
+            " user, query and fragment"
+        )
+        return ResolvedService(model=external.model)
+    if endpoint := _ENDPOINTS.search(base):
+        problems.append(f"{at}.external.url: {url!r} names an endpoint; leave {endpoint[0]} away")
+    here = stays_here(base)
+    if backend.effective_tier == crd.LOCAL and not here:
+        problems.append(
+            f"{at}.tier: 'local', and {url} may be outside of this network; write cloud, or give a private address or a"
+            " name of the cluster"
+        )
+    if match[1].lower() == "http" and not here:
+        problems.append(f"{at}.external.url: {url!r} would show requests and key to each host on the way; write https")
+    # A base URL without a path is the provider's host; with one it is taken as it is: /v1 is never doubled
+    return ResolvedService(base_url=base if match[2] else f"{base}/v1", model=external.model)
+
+
+def _without_user(url: str) -> str:
+    """Return a URL without what stands before an @: a password is not repeated."""
+    return re.sub(r"//[^/@\s]*@", "//…@", url)
+
+
+def _key_file(backend: crd.Backend, folder: str) -> KeyFile | None:
+    external = backend.external
+    if external is None or external.credentials_secret_ref is None:
+        return None
+    path = f"{folder}/backends/{backend.name}"
+    return KeyFile(path=path, secret=external.credentials_secret_ref.name, key=SECRET_KEYS.get(external.provider, ""))
+
+
+def _prices(cost: crd.Cost, at: str, problems: list[str]) -> Prices:
+    return Prices(
+        prompt_usd=decimal_of(cost.prompt_usd or "", f"{at}.promptUSD", problems),
+        completion_usd=decimal_of(cost.completion_usd or "", f"{at}.completionUSD", problems),
+    )
+
+
+def _probe(backend: crd.Backend) -> Probe | None:
+    check = backend.health_check
+    if check is None:
+        return None
+    return Probe(
+        path=check.path or _PROBE_PATH, interval_seconds=check.interval_seconds, timeout_seconds=check.timeout_seconds
+    )

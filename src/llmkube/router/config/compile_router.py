@@ -1,0 +1,296 @@
+"""A ModelRouter becomes a RoutingConfig, or all that is wrong with it is named at once.
+
+A backend that cannot be resolved degrades itself alone: it is in the config, with the reason why nothing is sent to it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.k8s.crd import modelrouter as crd
+from llmkube.k8s.crd import router_policy
+from llmkube.router.config.compile_backend import KeyFile, ResolvedService, compiled_backend, decimal_of, seconds_of
+from llmkube.router.config.config_checks import problems_of
+from llmkube.router.config.config_warnings import warnings_of
+from llmkube.router.config.routing_config import (
+    CIRCUIT_SECONDS,
+    FIRST_BYTE_SECONDS,
+    Audit,
+    Auth,
+    Backend,
+    Budget,
+    Classes,
+    Match,
+    RoutingConfig,
+    Rule,
+    Tokens,
+)
+from llmkube.router.config.spec_checks import misfits
+
+__all__ = ["Compiled", "KeyFile", "ResolvedService", "compile_router"]
+
+_DAY: Final = 86400.0
+_TEAM_HEADER: Final = "x-llmkube-team"
+
+
+@attrs.frozen(kw_only=True)
+class Compiled:
+    """What became of a ModelRouter.
+
+    Attributes:
+        config: None where it may not be run by.
+        errors: All that is wrong, each with field, value and fix.
+        warnings: What is allowed and may not be what was meant.
+        not_honoured: Fields that are given and have no effect.
+        key_files: Which entries of which Secrets the router reads, and where.
+    """
+
+    config: RoutingConfig | None
+    errors: tuple[str, ...]
+    warnings: tuple[str, ...]
+    not_honoured: tuple[str, ...] = ()
+    key_files: tuple[KeyFile, ...] = ()
+
+
+def compile_router(
+    router: crd.ModelRouter, resolve: Callable[[str], ResolvedService | None], *, keys_folder: str
+) -> Compiled:
+    """Compile a ModelRouter.
+
+    Args:
+        router: It.
+        resolve: Returns where an InferenceService of the router's namespace answers; None of one that is not there.
+        keys_folder: Where the router finds keys: `backends/NAME` and `teams/TEAM`.
+    """
+    spec = router.spec
+    policy = spec.policy or router_policy.RouterPolicy()
+    problems = [
+        *_unsupported(spec, policy),
+        *_repeated("spec.backends", [each.name for each in spec.backends]),
+    ]
+    backends: dict[str, Backend] = {}
+    key_files: list[KeyFile] = []
+    for each in spec.backends:
+        backend, key_file = compiled_backend(each, resolve, keys_folder, problems)
+        backends[backend.name] = backend
+        key_files += [key_file] if key_file else []
+    auth = _auth(policy.auth, f"{keys_folder}/teams", problems)
+    if policy.auth and policy.auth.keys_secret_ref:
+        key_files.append(KeyFile(path=auth.keys_folder, secret=policy.auth.keys_secret_ref.name, key=""))
+    proxy = spec.proxy or crd.ProxySpec()
+    header_wait = seconds_of(proxy.response_header_timeout, "spec.proxy.responseHeaderTimeout", problems)
+    quarantine = seconds_of(proxy.quarantine_duration, "spec.proxy.quarantineDuration", problems, longest=_DAY)
+    config = RoutingConfig(
+        name=f"{router.metadata.namespace}/{router.metadata.name}",
+        backends=backends,
+        rules=tuple(_rule(rule, place, problems) for place, rule in enumerate(spec.rules)),
+        default_backend=spec.default_route or "",
+        by_model=spec.default_route_strategy == "BackendNameMatch",
+        classes=_classes(policy.classification),
+        budgets=tuple(_budget(budget, problems) for budget in policy.budgets),
+        auth=auth,
+        audit=_audit(policy.audit_log),
+        first_byte_seconds=FIRST_BYTE_SECONDS if header_wait is None else header_wait,
+        circuit_seconds=CIRCUIT_SECONDS if quarantine is None else quarantine,
+    )
+    found = (_as_of_the_router(problem) for problem in problems_of(config))
+    errors = _first_of_each_field(misfits(spec, "spec"), problems, found)
+    return Compiled(
+        config=None if errors else config,
+        errors=errors,
+        warnings=() if errors else (*_of_backends(spec), *map(_as_of_the_router, warnings_of(config))),
+        not_honoured=tuple(_not_honoured(spec)),
+        key_files=tuple(key_files),
+    )
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _rule(rule: crd.RouterRule, place: int, problems: list[str]) -> Rule:
+    match, at = rule.match, f"spec.rules[{place}]"
+    names = [name.lower() for name in match.headers]
+    problems += _repeated(f"{at}.match.headers", names)
+    return Rule(
+        name=rule.name,
+        match=Match(
+            classes=_lower(match.data_classification),
+            models=match.models,
+            headers=dict(zip(names, match.headers.values(), strict=True)),
+            capabilities=_lower(match.required_capabilities),
+            complexity=match.task_complexity or "",
+            latency_seconds=None if match.latency_slo_ms is None else match.latency_slo_ms / 1000,
+        ),
+        backends=rule.route.backends,
+        strategy=rule.route.strategy,
+        fail_closed=bool(rule.fail_closed),
+        first_byte_seconds=seconds_of(rule.timeout, f"{at}.timeout", problems),
+    )
+
+
+def _lower(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(each.strip().lower() for each in values)
+
+
+def _classes(given: router_policy.Classification | None) -> Classes:
+    if given is None:
+        return Classes()
+    header = (given.header_key or "x-llmkube-classification").lower()
+    sensitive = _lower(given.sensitive_classifications or crd.SENSITIVE)
+    return Classes(header=header, default=(given.default_classification or "").strip().lower(), sensitive=sensitive)
+
+
+def _budget(budget: router_policy.Budget, problems: list[str]) -> Budget:
+    at = f"spec.policy.budgets[{budget.name}].maxUSD"
+    return Budget(
+        name=budget.name,
+        scope=budget.scope,
+        rule=budget.rule_name or "",
+        team_header=(budget.header_key or _TEAM_HEADER).lower(),
+        max_tokens=budget.max_tokens,
+        max_usd=None if budget.max_usd is None else decimal_of(budget.max_usd, at, problems),
+        window_seconds=budget.window_seconds,
+    )
+
+
+def _auth(given: router_policy.Auth | None, keys_folder: str, problems: list[str]) -> Auth:
+    if given is None:
+        return Auth()
+    problems += _repeated("spec.policy.auth.allowlists", [each.team for each in given.allowlists])
+    return Auth(
+        keys_folder=keys_folder if given.keys_secret_ref else "",
+        tokens=None if given.jwt is None else _tokens(given.jwt),
+        models_of_team={each.team: each.models or ("*",) for each in given.allowlists},
+    )
+
+
+def _tokens(jwt: router_policy.JWT) -> Tokens:
+    return Tokens(
+        provider=jwt.provider,
+        issuer=jwt.issuer,
+        jwks_uri=jwt.jwks_uri,
+        team_claim=jwt.team_claim,
+        team_header=(jwt.header_key or _TEAM_HEADER).lower(),
+    )
+
+
+def _audit(given: router_policy.AuditLog | None) -> Audit:
+    if given is None:
+        return Audit()
+    path = (given.file_path or "") if given.sink == "file" else ""
+    return Audit(sink=given.sink, path=path, bodies=bool(given.include_request_body))
+
+
+def _first_of_each_field(*sources: Iterable[str]) -> tuple[str, ...]:
+    """Return all problems, without what a later source says of a field that an earlier one has already refused."""
+    told: dict[str, list[str]] = {}
+    for source in sources:
+        fields: dict[str, list[str]] = {}
+        for problem in source:
+            fields.setdefault(problem.partition(": ")[0], []).append(problem)
+        told = {**told, **{field: found for field, found in fields.items() if field not in told}}
+    return tuple(problem for problems in told.values() for problem in problems)
+
+
+# -- what is refused, what has no effect ------------------------------------------------------------------------------
+
+
+def _unsupported(spec: crd.ModelRouterSpec, policy: router_policy.RouterPolicy) -> Iterator[str]:
+    if spec.data_plane != "Proxy":
+        yield f"spec.dataPlane: {spec.data_plane!r} is not built; write Proxy"
+    mode = policy.classification.mode if policy.classification else "header-only"
+    if mode != "header-only":
+        yield (
+            f"spec.policy.classification.mode: {mode!r} is not built, and nothing would find the class of a request;"
+            " write header-only, and defaultClassification for requests that name none"
+        )
+    if policy.audit_log and policy.audit_log.sink == "otlp":
+        yield "spec.policy.auditLog.sink: 'otlp' is not built; write stdout or file"
+    if policy.auth and policy.auth.jwt:
+        yield "spec.policy.auth.jwt: JSON web tokens are not checked yet; give out keys instead (keysSecretRef)"
+    for backend in spec.backends:
+        if (backend.inference_service_ref is None) == (backend.external is None):
+            yield f"spec.backends[{backend.name}]: it must have either an inferenceServiceRef or an external provider"
+        if backend.inference_service_ref and backend.tier == crd.CLOUD:
+            yield f"spec.backends[{backend.name}].tier: 'cloud', and an InferenceService is local; write local"
+
+
+def _repeated(at: str, names: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"{at}: {name!r} stands there twice; give each name once"
+        seen.add(name)
+
+
+def _not_honoured(spec: crd.ModelRouterSpec) -> Iterator[str]:
+    for backend in spec.backends:
+        if backend.health_check is not None:
+            yield f"spec.backends[{backend.name}].healthCheck (a backend's health is what its requests show)"
+    if spec.mcp_server is not None:
+        yield "spec.mcpServer"
+    if spec.gateway_ref is not None:
+        yield "spec.gatewayRef"
+    if spec.endpoint.gateway is not None:
+        yield "spec.endpoint.gateway"
+    audit = spec.policy.audit_log if spec.policy else None
+    if audit and audit.file_path and audit.sink != "file":
+        yield "spec.policy.auditLog.filePath"
+    for budget in spec.policy.budgets if spec.policy else ():
+        if budget.header_key and budget.scope != "team":
+            yield f"spec.policy.budgets[{budget.name}].headerKey"
+
+
+def _of_backends(spec: crd.ModelRouterSpec) -> Iterator[str]:
+    for backend in spec.backends:
+        at, external = f"spec.backends[{backend.name}]", backend.external
+        if external is None:
+            continue
+        if backend.tier == crd.LOCAL and external.url is None:
+            yield f"{at}.tier: 'local' is not true of a provider without a url: it is taken as cloud"
+        if external.credentials_secret_ref is None and external.url is None:
+            yield f"{at}.external: without credentialsSecretRef no key is sent, and {external.provider} asks for one"
+        cost = backend.cost_per_million_tokens
+        if cost is not None and (cost.prompt_usd is None or cost.completion_usd is None):
+            yield f"{at}.costPerMillionTokens: a price is missing, which is not 0: it counts as without prices"
+
+
+_NAMES: Final[Mapping[str, str]] = {
+    r"\.modelId": ".displayName",
+    r"\.baseUrl": ".external.url",
+    r"\.local": ".tier",
+    r"\.firstByteSeconds": ".timeout",
+    r"^firstByteSeconds": "proxy.responseHeaderTimeout",
+    r"^circuitSeconds": "proxy.quarantineDuration",
+    r"\.prices": ".costPerMillionTokens",
+    r"\.probe": ".healthCheck",
+    r"^(rules\[\d+\])\.(backends|strategy)": r"\1.route.\2",
+    r"\.match\.classes": ".match.dataClassification",
+    r"\.match\.capabilities": ".match.requiredCapabilities",
+    r"\.match\.complexity": ".match.taskComplexity",
+    r"\.match\.latencySeconds": ".match.latencySLOMs",
+    r"^defaultBackend": "defaultRoute",
+    r"^classes\.header": "policy.classification.headerKey",
+    r"^classes\.default": "policy.classification.defaultClassification",
+    r"^classes\.sensitive": "policy.classification.sensitiveClassifications",
+    r"^audit\.path": "policy.auditLog.filePath",
+    r"^audit": "policy.auditLog",
+    r"^auth\.modelsOfTeam": "policy.auth.allowlists",
+    r"^auth\.tokens\.jwksUri": "policy.auth.jwt.jwksURI",
+    r"^auth": "policy.auth",
+    r"^budgets": "policy.budgets",
+    r"(budgets\[[^]]*\])\.rule$": r"\1.ruleName",
+    r"\.teamHeader": ".headerKey",
+    r"\.maxUsd": ".maxUSD",
+}
+"""How the ModelRouter calls what a config calls otherwise."""
+
+
+def _as_of_the_router(problem: str) -> str:
+    """Return a sentence about a config as one about the ModelRouter that it comes from."""
+    path, colon, text = problem.partition(": ")
+    for ours, theirs in _NAMES.items():
+        path = re.sub(ours, theirs, path)
+    return f"spec.{path}{colon}{text}"

@@ -1,0 +1,208 @@
+"""What must hold of a RoutingConfig, made or written by hand: a router checks again what the controller checked.
+
+A config comes from a ConfigMap that others may edit, or from a file that a user has written.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from llmkube.router.config.local_address import stays_here
+from llmkube.router.config.model_patterns import problem_of
+from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
+
+STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
+DIALECTS: Final = ("openai", "anthropic")
+SINKS: Final = ("stdout", "file")
+SCOPES: Final = ("router", "rule", "team")
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
+
+
+def problems_of(config: RoutingConfig) -> list[str]:
+    """Return why a config may not be run by, each with field, value and fix; none if it may."""
+    return [*_of_backends(config), *_of_rules(config), *_of_policy(config)]
+
+
+def _of_backends(config: RoutingConfig) -> Iterator[str]:
+    if not config.backends:
+        yield "backends: there is none; give one"
+    for name, backend in config.backends.items():
+        at = f"backends[{name}]"
+        if name != backend.name or not _NAME.fullmatch(name):
+            yield f"{at}.name: {backend.name!r} must be the key, in lower-case letters, digits and hyphens"
+        if not backend.model_id:
+            yield f"{at}.modelId: it is empty; give what clients call it"
+        if backend.dialect not in DIALECTS:
+            yield f"{at}.dialect: {backend.dialect!r} is unknown; write one of {', '.join(DIALECTS)}"
+        yield from _of_address(backend, at)
+        if backend.weight < 0:
+            yield f"{at}.weight: {backend.weight} is negative; write 0 for no share"
+        if backend.slots < 0:
+            yield f"{at}.slots: {backend.slots} is negative; write 0 for no queue"
+        yield from _of_time(backend.first_byte_seconds, f"{at}.firstByteSeconds")
+        yield from _of_lower_case(backend.capabilities, f"{at}.capabilities")
+        yield from _of_lower_case((backend.region,), f"{at}.region")
+        prices = backend.prices
+        if prices is not None and (prices.prompt_usd < 0 or prices.completion_usd < 0):
+            yield f"{at}.prices: a price is negative; write 0 for what costs nothing"
+        if backend.probe and (backend.probe.interval_seconds < 1 or backend.probe.timeout_seconds < 1):
+            yield f"{at}.probe: a time is below 1; write at least 1 second"
+
+
+def _of_address(backend: Backend, at: str) -> Iterator[str]:
+    url = backend.base_url
+    if not url:
+        if not backend.missing:
+            yield f"{at}.baseUrl: it is empty; give it, or say in missing why there is none"
+        return
+    if not _URL.fullmatch(url):
+        yield f"{at}.baseUrl: it is no base URL; write http or https, host and path, without user, query and fragment"
+    elif backend.local and backend.provider and not stays_here(url):
+        yield f"{at}.local: true, and {url} may be outside of this network; write false"
+
+
+def _of_rules(config: RoutingConfig) -> Iterator[str]:
+    names: set[str] = set()
+    for place, rule in enumerate(config.rules):
+        at = f"rules[{place}]"
+        if not _NAME.fullmatch(rule.name):
+            yield f"{at}.name: {rule.name!r} must be of lower-case letters, digits and hyphens"
+        if rule.name in names:
+            yield f"{at}.name: {rule.name!r} is the name of another rule, too; give each its own"
+        names.add(rule.name)
+        yield from _of_route(config, rule, at)
+        yield from _of_match(rule, at)
+        yield from _of_time(rule.first_byte_seconds, f"{at}.firstByteSeconds")
+    yield from _of_default_route(config)
+
+
+def _of_default_route(config: RoutingConfig) -> Iterator[str]:
+    if config.default_backend and config.default_backend not in config.backends:
+        yield f"defaultBackend: {config.default_backend!r} is no backend; name one of {', '.join(config.backends)}"
+    default, unlabelled = config.backends.get(config.default_backend), config.classes.default
+    if default and not default.local and unlabelled in config.classes.sensitive - caught_classes(config):
+        yield (
+            f"defaultBackend: {default.name!r} is not local, and a request without a class is of class {unlabelled},"
+            " which never goes there; name a local backend, or give a rule for that class"
+        )
+    if config.by_model:
+        seen: dict[str, str] = {}
+        for name, backend in config.backends.items():
+            if (other := seen.setdefault(backend.model_id, name)) != name:
+                yield f"backends[{name}].modelId: {backend.model_id!r} names {other}, too; give each its own"
+
+
+def caught_classes(config: RoutingConfig) -> frozenset[str]:
+    """Return the classes of which each request meets some rule."""
+    met = (rule.match.classes for rule in config.rules if rule.match == Match(classes=rule.match.classes))
+    return frozenset().union(*met)
+
+
+def _of_route(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
+    if rule.strategy not in STRATEGIES:
+        yield f"{at}.strategy: {rule.strategy!r} is unknown; write one of {', '.join(STRATEGIES)}"
+    if not rule.backends:
+        yield f"{at}.backends: there is none; name one of {', '.join(config.backends)}"
+    if rule.strategy == "shadow" and len(rule.backends) < 2:
+        yield f"{at}.strategy: 'shadow' has nothing to try out; name a second backend"
+    weights = [config.backends[name].weight for name in rule.backends if name in config.backends]
+    if rule.strategy == "weighted" and not any(weights):
+        yield f"{at}.strategy: 'weighted', and no backend has a weight above 0; give one"
+    yield from _of_sensitive(config, rule, at)
+    for place, name in enumerate(rule.backends):
+        if name not in config.backends:
+            yield f"{at}.backends[{place}]: {name!r} is no backend; name one of {', '.join(config.backends)}"
+        elif name in rule.backends[:place]:
+            yield f"{at}.backends[{place}]: {name!r} stands there twice; name each once"
+
+
+def _of_sensitive(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
+    sensitive = ", ".join(sorted(rule.match.classes & config.classes.sensitive))
+    if not sensitive:
+        return
+    if not rule.fail_closed:
+        yield f"{at}.failClosed: false, and the rule is for {sensitive}; write true"
+    away = [name for name in rule.backends if name in config.backends and not config.backends[name].local]
+    if away:
+        yield f"{at}.backends: {', '.join(away)} not local, and the rule is for {sensitive}; name local backends alone"
+
+
+def _of_match(rule: Rule, at: str) -> Iterator[str]:
+    match = rule.match
+    yield from _of_lower_case(match.classes, f"{at}.match.classes")
+    yield from _of_lower_case(match.capabilities, f"{at}.match.capabilities")
+    yield from _of_lower_case(match.headers, f"{at}.match.headers")
+    yield from _of_lower_case((match.complexity,), f"{at}.match.complexity")
+    yield from _of_time(match.latency_seconds, f"{at}.match.latencySeconds")
+    for pattern in match.models:
+        if problem := problem_of(pattern):
+            yield f"{at}.match.models: {pattern!r}: {problem}"
+
+
+def _of_policy(config: RoutingConfig) -> Iterator[str]:
+    classes = config.classes
+    yield from _of_lower_case((classes.header, classes.default, *classes.sensitive), "classes")
+    if not classes.header:
+        yield "classes.header: it is empty; name the header with the data class"
+    if not classes.sensitive:
+        yield "classes.sensitive: there is none; name the classes that stay local"
+    if config.audit.sink not in SINKS:
+        yield f"audit.sink: {config.audit.sink!r} is unknown; write one of {', '.join(SINKS)}"
+    if (config.audit.sink == "file") != bool(config.audit.path):
+        yield f"audit.path: {config.audit.path!r} and sink {config.audit.sink!r} do not go together; a file has a path"
+    tokens = config.auth.tokens
+    if tokens and not (tokens.jwks_uri.startswith("https://") or stays_here(tokens.jwks_uri)):
+        yield f"auth.tokens.jwksUri: {tokens.jwks_uri!r} lets others give the keys; write https"
+    yield from _of_time(config.first_byte_seconds, "firstByteSeconds")
+    yield from _of_time(config.circuit_seconds, "circuitSeconds")
+    if config.auth.models_of_team and not (config.auth.tokens or config.auth.keys_folder):
+        yield "auth.modelsOfTeam: nothing tells a request's team; give tokens or keysFolder"
+    for team, patterns in config.auth.models_of_team.items():
+        for pattern in patterns:
+            if problem := problem_of(pattern):
+                yield f"auth.modelsOfTeam[{team}]: {pattern!r}: {problem}"
+    yield from _of_budgets(config)
+
+
+def _of_budgets(config: RoutingConfig) -> Iterator[str]:
+    rules = {rule.name: rule for rule in config.rules}
+    names: set[str] = set()
+    for budget in config.budgets:
+        at = f"budgets[{budget.name}]"
+        if budget.name in names:
+            yield f"{at}.name: {budget.name!r} is the name of another budget, too; give each its own"
+        names.add(budget.name)
+        if budget.scope not in SCOPES:
+            yield f"{at}.scope: {budget.scope!r} is unknown; write one of {', '.join(SCOPES)}"
+        if (budget.scope == "rule") != bool(budget.rule) or (budget.rule and budget.rule not in rules):
+            yield f"{at}.rule: {budget.rule!r} does not go with scope {budget.scope!r}; scope rule names a rule"
+        if budget.max_tokens is None and budget.max_usd is None:
+            yield f"{at}: it limits nothing; give maxTokens or maxUsd"
+        if (budget.max_tokens is not None and budget.max_tokens < 1) or (
+            budget.max_usd is not None and budget.max_usd < 0
+        ):
+            yield f"{at}: a limit is below what can be kept; write at least 1 token, and no negative amount"
+        if budget.window_seconds < 1:
+            yield f"{at}.windowSeconds: {budget.window_seconds} is too short; write at least 1"
+        if budget.max_usd is not None:
+            rule = rules.get(budget.rule)
+            reached = rule.backends if rule else tuple(config.backends)
+            free = [name for name in reached if name in config.backends and config.backends[name].prices is None]
+            if free:
+                unpriced = ", ".join(free)
+                yield f"{at}.maxUsd: {budget.max_usd} cannot be kept without prices of {unpriced}; give them, 0 too"
+        yield from _of_lower_case((budget.team_header,), f"{at}.teamHeader")
+
+
+def _of_time(seconds: float | None, at: str) -> Iterator[str]:
+    if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+        yield f"{at}: {seconds} is no time to wait; write seconds above 0"
+
+
+def _of_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
+    for value in values:
+        if value != value.lower().strip():
+            yield f"{at}: {value!r} can never be met; write {value.lower().strip()!r}"

@@ -1,0 +1,258 @@
+"""What one router runs by, with every name resolved and every default filled in: the type that both sides share.
+
+The controller compiles a ModelRouter to it and writes it to a ConfigMap; `llmkube up` compiles it in its own process;
+`llmkube router -f` reads it, or a ModelRouter, from a file. Times are seconds, prices are US dollars per million
+tokens. Data classes, capabilities, regions and header names are lower case. It holds no secret: a key is named by the
+file in which it lies.
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+import attrs
+
+VERSION: Final = 1
+"""Of the written form. A router refuses one that it does not know, and goes on with what it has."""
+
+
+FIRST_BYTE_SECONDS: Final = 120.0
+CIRCUIT_SECONDS: Final = 15.0
+
+
+@attrs.frozen(kw_only=True)
+class Prices:
+    """What a million tokens cost.
+
+    Attributes:
+        prompt_usd: Of the prompt.
+        completion_usd: Of the answer.
+    """
+
+    prompt_usd: Decimal
+    completion_usd: Decimal
+
+
+@attrs.frozen(kw_only=True)
+class Probe:
+    """How a backend's health is asked for.
+
+    Attributes:
+        path: What is asked.
+        interval_seconds: Between two.
+        timeout_seconds: Longest wait for an answer.
+    """
+
+    path: str
+    interval_seconds: int
+    timeout_seconds: int
+
+
+@attrs.frozen(kw_only=True)
+class Backend:
+    """One destination of requests.
+
+    Attributes:
+        name: What rules call it.
+        model_id: What clients call it.
+        base_url: Where it answers, with the path that stands before `/chat/completions` (`https://…/v1`); "" while
+            nothing is known of it, then nothing is sent.
+        dialect: `openai` or `anthropic`: what it speaks.
+        provider: Kind of the provider; "" of an InferenceService.
+        model: The model id that it is asked for; "" passes on what the client asked for.
+        local: Whether what is sent stays here. Only such a backend ever gets a sensitive class.
+        region: Where the data goes; "" where that is not said.
+        capabilities: Tags that rules and requests ask for.
+        weight: Share under strategy weighted.
+        slots: Requests that its engine serves at the same time; more wait in a fair queue. 0 is not known: no queue.
+        first_byte_seconds: Longest wait for the first byte of an answer; None leaves it to rule and router.
+        prices: None where none are given: a USD budget refuses the backend then.
+        probe: None asks for no health.
+        key_file: File with the key, read again when it changes; "" sends none.
+        missing: Why it cannot be used, for people; "" when it can.
+    """
+
+    name: str
+    model_id: str
+    base_url: str
+    local: bool
+    dialect: str = "openai"
+    provider: str = ""
+    model: str = ""
+    region: str = ""
+    capabilities: frozenset[str] = frozenset()
+    weight: int = 1
+    slots: int = 0
+    first_byte_seconds: float | None = None
+    prices: Prices | None = None
+    probe: Probe | None = None
+    key_file: str = ""
+    missing: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Match:
+    """Conditions that a request meets all of; an empty one is met.
+
+    Attributes:
+        classes: Data classes, of which the request has one.
+        models: Patterns (`*`, also over slashes, and `?`), of which the request's model fits one.
+        headers: Header names in lower case, and their values.
+        capabilities: Tags that the chosen backend has, all of them.
+        complexity: What the request declares.
+        latency_seconds: A backend whose measured time to the first byte is above it is not chosen.
+    """
+
+    classes: frozenset[str] = frozenset()
+    models: tuple[str, ...] = ()
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    capabilities: frozenset[str] = frozenset()
+    complexity: str = ""
+    latency_seconds: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Rule:
+    """One rule; the first that matches decides.
+
+    Attributes:
+        name: What logs and metrics call it.
+        match: Its conditions.
+        backends: Names, best first.
+        strategy: `primary-fallback`, `weighted`, `shadow` or `least-loaded`.
+        fail_closed: Refuses with 503 when no backend of it can answer.
+        first_byte_seconds: Longest wait for the first byte of an answer; wins over the backend's.
+    """
+
+    name: str
+    match: Match
+    backends: tuple[str, ...]
+    strategy: str = "primary-fallback"
+    fail_closed: bool = False
+    first_byte_seconds: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Budget:
+    """Most tokens or dollars in a rolling window.
+
+    Attributes:
+        name: Of the budget.
+        scope: `router`, `rule` or `team`.
+        rule: Of scope rule.
+        team_header: Of scope team, where the request's team is not known by its key.
+        max_tokens: None limits none.
+        max_usd: None limits none.
+        window_seconds: Length of the window.
+    """
+
+    name: str
+    scope: str
+    window_seconds: int
+    rule: str = ""
+    team_header: str = "x-llmkube-team"
+    max_tokens: int | None = None
+    max_usd: Decimal | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Classes:
+    """How the data class of a request is found.
+
+    Attributes:
+        header: Header with the class, or several with commas between.
+        default: The class of a request that names none; "" leaves it without.
+        sensitive: Those that stay local or are refused.
+    """
+
+    header: str = "x-llmkube-classification"
+    default: str = ""
+    sensitive: frozenset[str] = frozenset({"pii", "phi"})
+
+
+@attrs.frozen(kw_only=True)
+class Tokens:
+    """How JSON web tokens of clients are checked.
+
+    Attributes:
+        provider: The issuer's name, for people.
+        issuer: Whom they must name.
+        jwks_uri: Where its keys are.
+        team_claim: Claim with the team.
+        team_header: Header that carries the team on.
+    """
+
+    provider: str
+    issuer: str
+    jwks_uri: str
+    team_claim: str
+    team_header: str = "x-llmkube-team"
+
+
+@attrs.frozen(kw_only=True)
+class Auth:
+    """Who may ask, and for what.
+
+    Attributes:
+        keys_folder: Folder of files: the name of each is a team, each line a key; "" asks for no key.
+        tokens: None takes no tokens.
+        models_of_team: Patterns of the models that a team may use; none admits none. With one entry in it, a team
+            without may use none.
+    """
+
+    keys_folder: str = ""
+    tokens: Tokens | None = None
+    models_of_team: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Audit:
+    """Where decisions are written down.
+
+    Attributes:
+        sink: `stdout` or `file`.
+        path: Of sink file.
+        bodies: Whether requests are written down as a whole.
+    """
+
+    sink: str = "stdout"
+    path: str = ""
+    bodies: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class RoutingConfig:
+    """What one router runs by.
+
+    Attributes:
+        name: `NAMESPACE/NAME` of the ModelRouter.
+        backends: By name, in the order of the ModelRouter.
+        rules: The first that matches decides.
+        default_backend: For requests that no rule matches; "" refuses them.
+        by_model: Whether a request that no rule matches goes to the backend whose `model_id` it names, before
+            `default_backend` is asked.
+        classes: How data classes are found.
+        budgets: Limits.
+        auth: Who may ask.
+        audit: Where decisions are written down.
+        first_byte_seconds: Where neither rule nor backend says.
+        circuit_seconds: How long a backend that failed is left alone at first; the time doubles.
+        capabilities: Tags that some backend has.
+    """
+
+    name: str
+    backends: Mapping[str, Backend]
+    rules: tuple[Rule, ...] = ()
+    default_backend: str = ""
+    by_model: bool = False
+    classes: Classes = Classes()
+    budgets: tuple[Budget, ...] = ()
+    auth: Auth = Auth()
+    audit: Audit = Audit()
+    first_byte_seconds: float = FIRST_BYTE_SECONDS
+    circuit_seconds: float = CIRCUIT_SECONDS
+    capabilities: frozenset[str] = attrs.field(init=False, eq=False, repr=False)
+
+    @capabilities.default
+    def _tags_of_backends(self) -> frozenset[str]:
+        return frozenset().union(*(backend.capabilities for backend in self.backends.values()))

@@ -1,0 +1,18 @@
+"""How many requests the engines of an InferenceService serve at the same time, where its spec alone tells that."""
+
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
+from llmkube.runtimes.arguments import flags_in
+
+_RUNTIMES: Final = frozenset({"llamacpp", "llama-server"})
+_FLAGS: Final = frozenset({"-np", "--parallel"})
+
+
+def slots_of(spec: InferenceServiceSpec) -> int:
+    """Return the slots of all replicas; 0 where they are not known: other engines, numbers that change, arguments."""
+    if spec.runtime not in _RUNTIMES or spec.autoscaling is not None or spec.hosts is not None:
+        return 0
+    if spec.command or flags_in(spec.extra_args) & _FLAGS:
+        return 0
+    return spec.parallel_slots * spec.replicas

@@ -1,0 +1,170 @@
+"""A RoutingConfig as JSON: strict when it is read, complete when it is written, the same bytes for the same config.
+
+Keys are the attributes in camelCase. Everything is written, defaults too, so that a router of another release does not
+fill in its own. What is unknown is refused, not dropped: a key that is not read would be policy that is not enforced.
+"""
+
+import functools
+import hashlib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import attrs
+
+from llmkube.base import json_text
+from llmkube.base.errors import UserError
+from llmkube.k8s.fields import camel
+from llmkube.router.config.config_checks import problems_of
+from llmkube.router.config.routing_config import VERSION, RoutingConfig
+
+_VERSION_KEY: Final = "version"
+_LONGEST_SHOWN: Final = 60
+
+
+class ConfigError(UserError):
+    """A written config that cannot be run by; one line for each problem names field, value and fix."""
+
+
+def encode_config(config: RoutingConfig) -> bytes:
+    """Return the written form; equal configs have equal bytes."""
+    return json_text.dumps({_VERSION_KEY: VERSION, **_written(config)})
+
+
+def config_digest(config: RoutingConfig) -> str:
+    """Return what receipts and ConfigMaps call a config: `sha256:` and the digest of its written form."""
+    return f"sha256:{hashlib.sha256(encode_config(config)).hexdigest()}"
+
+
+def decode_config(data: bytes) -> RoutingConfig:
+    """Return the config that a file spells.
+
+    Raises:
+        ConfigError: It is not one, or not one that may be run by; all problems at once.
+    """
+    try:
+        value = json_text.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"the config is no JSON ({exc}); write one object, as a ModelRouter is compiled to") from exc
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"the config is {_shown(value)}; write one JSON object")
+    version = value.get(_VERSION_KEY)
+    if version != VERSION or isinstance(version, bool):
+        raise ConfigError(
+            f"{_shown(version)} is unknown to this release, which reads {VERSION}; compile the ModelRouter again",
+            field=_VERSION_KEY,
+        )
+    problems: list[str] = []
+    config = _read_object(
+        RoutingConfig, {key: each for key, each in value.items() if key != _VERSION_KEY}, "", problems
+    )
+    if not problems:
+        problems += problems_of(config)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    assert isinstance(config, RoutingConfig)
+    return config
+
+
+# -- to JSON ----------------------------------------------------------------------------------------------------------
+
+
+def _written(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return {key: _written(getattr(value, name)) for key, name, _, _ in _fields(value.__class__)}
+    if isinstance(value, Mapping):
+        return {key: _written(each) for key, each in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return [_written(each) for each in value]
+    return str(value) if isinstance(value, Decimal) else value
+
+
+# -- from JSON --------------------------------------------------------------------------------------------------------
+
+_Problems = list[str]
+
+
+@functools.cache
+def _fields(cls: Any) -> tuple[tuple[str, str, Any, bool], ...]:
+    """Return key, attribute, type and whether it must be given, of each attribute that is written."""
+    hints = typing.get_type_hints(cls)
+    return tuple(
+        (camel(each.name), each.name, hints[each.name], each.default is attrs.NOTHING)
+        for each in attrs.fields(cls)
+        if each.init
+    )
+
+
+def _read(kind: Any, value: Any, path: str, problems: _Problems) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # X | None is the only one
+        return None if value is None else _read(arguments[0], value, path, problems)
+    if attrs.has(kind):
+        return _read_object(kind, value, path, problems)
+    if origin in (tuple, frozenset):
+        if not isinstance(value, list):
+            return _unfit(value, "a list", path, problems)
+        return origin(_read(arguments[0], each, f"{path}[{place}]", problems) for place, each in enumerate(value))
+    if origin is not None:  # Mapping[str, X]
+        if not isinstance(value, Mapping):
+            return _unfit(value, "an object", path, problems)
+        return {key: _read(arguments[1], each, f"{path}[{key}]", problems) for key, each in value.items()}
+    return _read_scalar(kind, value, path, problems)
+
+
+def _read_scalar(kind: Any, value: Any, path: str, problems: _Problems) -> Any:
+    if kind is Decimal:
+        try:
+            number = Decimal(value) if isinstance(value, str) else None
+        except InvalidOperation:
+            number = None
+        if number is None or not number.is_finite():
+            return _unfit(value, 'a decimal number as a text, such as "2.50"', path, problems)
+        return number
+    expected, takes = _SCALARS[kind]
+    return value if takes(value) else _unfit(value, expected, path, problems)
+
+
+_SCALARS: Final[Mapping[Any, tuple[str, Callable[[Any], bool]]]] = {
+    str: ("a text", lambda value: type(value) is str),
+    bool: ("true or false", lambda value: type(value) is bool),
+    int: ("a whole number", lambda value: type(value) is int),
+    float: ("a number", lambda value: type(value) in (int, float)),
+}
+
+
+def _read_object(cls: Any, value: Any, path: str, problems: _Problems) -> Any:
+    if not isinstance(value, Mapping):
+        return _unfit(value, "an object", path, problems)
+    found = len(problems)
+    known = _fields(cls)
+    problems += _unknown(value, {key for key, *_ in known}, path)
+    given = {}
+    for key, name, kind, required in known:
+        where = f"{path}.{key}" if path else key
+        if key in value:
+            given[name] = _read(kind, value[key], where, problems)
+        elif required:
+            problems.append(f"{where}: it is missing; give it")
+    return cls(**given) if len(problems) == found else None
+
+
+def _unknown(value: Mapping[str, Any], known: set[str], path: str) -> Iterator[str]:
+    for key in value:
+        if key not in known:
+            where = f"{path}.{key}" if path else key
+            names = ", ".join(sorted(known))
+            yield f"{where}: {_shown(value[key])} stands under a key that nothing reads; known are {names}"
+
+
+def _unfit(value: Any, expected: str, path: str, problems: _Problems) -> None:
+    problems.append(f"{path}: {_shown(value)} is not {expected}; write {expected}")
+
+
+def _shown(value: Any) -> str:
+    text = json_text.dumps(value).decode()
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

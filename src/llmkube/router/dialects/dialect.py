@@ -1,0 +1,236 @@
+"""What a translation is: a request becomes one of chat completions, and its answers become the client's. Pure."""
+
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Final, Protocol
+
+import attrs
+import orjson
+
+EVENT_STREAM: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
+
+JsonObject = dict[str, Any]
+
+
+class DialectError(Exception):
+    """A request cannot be said in the other dialect; the message names field, value and fix."""
+
+
+class Answers(Protocol):
+    """Translates the answers to one request into what its client speaks."""
+
+    media_type: str
+    """Of a stream."""
+
+    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a whole answer."""
+        ...
+
+    def event(self, said: Mapping[str, Any]) -> bytes:
+        """Return what the client reads of one event of a stream.
+
+        Raises:
+            DialectError: It cannot be said; the stream ends with an error.
+        """
+        ...
+
+    def waiting(self) -> bytes:
+        """Return what tells a client that it is not forgotten."""
+        ...
+
+    def end(self) -> bytes:
+        """Return the end of a stream that is whole.
+
+        Raises:
+            DialectError: What has come is not whole in the client's dialect.
+        """
+        ...
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        """Return the end of a stream that is not whole."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class Translated:
+    """One request, translated.
+
+    Attributes:
+        path: Of the backend's request, below `/v1`.
+        body: Of the backend's request.
+        answers: Translates what comes back; None passes it on.
+        dropped: Fields that have no counterpart and change no answer's meaning, for the audit log.
+    """
+
+    path: str
+    body: JsonObject = attrs.field(repr=False)
+    answers: Answers | None = None
+    dropped: tuple[str, ...] = ()
+
+
+class Dialect(Protocol):
+    """One kind of request that clients send."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request.
+
+        Raises:
+            DialectError: It has no counterpart.
+        """
+        ...
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error in the shape that the client reads."""
+        ...
+
+
+def words_of(error: Mapping[str, Any]) -> str:
+    """Return an error's message; of too long a prompt with how long it is and what there is room for."""
+    message = str(error.get("message") or "the request failed")
+    needed, available = error.get("n_prompt_tokens"), error.get("n_ctx")
+    says = str(needed) in message and str(available) in message
+    if isinstance(needed, int) and isinstance(available, int) and not says:
+        return f"{message} (the prompt needs {needed} tokens, {available} are available)"
+    return message
+
+
+def error_in_answer(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the error of an answer that is one, also where it is a text."""
+    error = said.get("error")
+    return error if isinstance(error, dict) else {"message": str(error or "")}
+
+
+def text_of_block(block: Mapping[str, Any], where: str) -> str:
+    """Return the text of a text block.
+
+    Raises:
+        DialectError: It is no text block.
+    """
+    kind, text = block.get("type"), block.get("text")
+    if kind != "text" or not isinstance(text, str):
+        raise DialectError(f'{where} is of type {kind!r}; write {{"type": "text", "text": …}}')
+    return text
+
+
+def objects_in(value: object, where: str) -> list[JsonObject]:
+    """Return a list of objects; none of an absent one.
+
+    Raises:
+        DialectError: It is something else.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise DialectError(f"{where} must be a list of objects")
+    return value
+
+
+def object_in(value: object, where: str) -> JsonObject:
+    """Return an object; an empty one of an absent one.
+
+    Raises:
+        DialectError: It is something else.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise DialectError(f"{where} must be an object")
+    return value
+
+
+def check_kinds(said: Mapping[str, Any], kinds: Mapping[str, type | UnionType], where: str = "") -> None:
+    """Refuse fields of a kind that no backend takes; one that is null counts as absent.
+
+    Raises:
+        DialectError: One is.
+    """
+    for name, kind in kinds.items():
+        value = said.get(name)
+        if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+            continue
+        raise DialectError(f"{where}{name} is {value!r:.80}; write {_KINDS[kind]}, or leave it away")
+
+
+_KINDS: Final[Mapping[type | UnionType, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    int | float: "a number",
+    str: "a text",
+    dict: "an object",
+}
+
+
+def arguments_of(written: object, where: str) -> JsonObject:
+    """Return the arguments of a call that a chat completion writes as text.
+
+    Raises:
+        DialectError: They are no JSON object.
+    """
+    if isinstance(written, str) and not written.strip():
+        return {}
+    try:
+        found = orjson.loads(written) if isinstance(written, str) else written
+    except orjson.JSONDecodeError as exc:
+        raise DialectError(f"{where} must be a JSON object in a string: {exc}") from exc
+    return object_in(found, where)
+
+
+def dumped(value: object) -> str:
+    """Return JSON as text.
+
+    Raises:
+        DialectError: It is nested too deeply.
+    """
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as exc:
+        raise DialectError(f"it is nested too deeply: {exc}") from exc
+
+
+def text_in(said: Mapping[str, Any], name: str) -> str:
+    """Return a text; "" of an absent one.
+
+    Raises:
+        DialectError: It is something else.
+    """
+    value = said.get(name)
+    if value is not None and not isinstance(value, str):
+        raise DialectError(f"{name} must be a text")
+    return value or ""
+
+
+def index_of(call: Mapping[str, Any]) -> int:
+    """Return which call of an answer a piece of a stream belongs to; 0 where it does not say.
+
+    Raises:
+        DialectError: It is no index.
+    """
+    value = call.get("index")
+    if value is not None and (not isinstance(value, int) or value < 0):
+        raise DialectError(f"tool_calls.index is {value!r}, and no index")
+    return value or 0
+
+
+def count_in(said: Mapping[str, Any], name: str) -> int:
+    """Return a number of tokens; 0 where none is said."""
+    value = said.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+class NoStream:
+    """What answers have in common that are never streamed."""
+
+    __slots__ = ()
+
+    def event(self, said: Mapping[str, Any]) -> bytes:
+        """Refuse: it is no stream."""
+        raise DialectError("the backend streams an answer that is no stream")
+
+    def waiting(self) -> bytes:
+        """Return nothing: it is no stream."""
+        return b""
+
+    def end(self) -> bytes:
+        """Return nothing: it is no stream."""
+        return b""

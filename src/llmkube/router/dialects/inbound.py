@@ -1,0 +1,43 @@
+"""Which path of a client's request speaks which dialect, and what is never routed there. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from llmkube.base.http.message import Response
+from llmkube.router.dialects.dialect import Dialect, Translated
+from llmkube.router.dialects.messages_client import CountTokens, Messages
+from llmkube.router.dialects.ollama_client import OllamaChat, OllamaEmbed, OllamaGenerate
+
+DIALECTS: Final[Mapping[str, Dialect]] = {
+    "/v1/messages": Messages(),
+    "/v1/messages/count_tokens": CountTokens(),
+    "/api/chat": OllamaChat(),
+    "/api/generate": OllamaGenerate(),
+    "/api/embed": OllamaEmbed(),
+}
+"""By path; what is not here is asked of backends as it is."""
+
+
+def translated_request(path: str, body: dict[str, Any]) -> Translated:
+    """Return a request as it is decided on.
+
+    Args:
+        path: What the client asked, without a slash at its end.
+        body: The object.
+
+    Raises:
+        DialectError: It has no counterpart.
+    """
+    dialect = DIALECTS.get(path)
+    return Translated(path=path.removeprefix("/v1"), body=body) if dialect is None else dialect.read(body)
+
+
+def refusal_at(path: str, response: Response) -> Response:
+    """Return an error of OpenAI's shape in the shape of the path's dialect."""
+    dialect = DIALECTS.get(path.rstrip("/"))
+    if dialect is None:
+        return response
+    error = orjson.loads(response.body)["error"]
+    return Response(response.status, response.headers, orjson.dumps(dialect.refusal(response.status, error)))

@@ -1,0 +1,234 @@
+"""Answers of chat completions, for clients that speak Anthropic's messages. Pure.
+
+A stream's blocks come one after the other: `message_start`, then of each block its start, deltas and stop, then
+`message_delta` with the reason and the tokens, and `message_stop`. https://docs.anthropic.com/en/api/messages-streaming
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from llmkube.router.dialects.dialect import (
+    EVENT_STREAM,
+    DialectError,
+    JsonObject,
+    NoStream,
+    arguments_of,
+    count_in,
+    error_in_answer,
+    index_of,
+    object_in,
+    objects_in,
+    text_in,
+    words_of,
+)
+
+STOP_REASONS: Final[Mapping[str, str]] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
+_ERRORS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_OF_ANTHROPIC: Final = dict.fromkeys(
+    ("cache_creation", "inference_geo", "output_tokens_details", "server_tool_use", "service_tier")
+)
+"""What a message has to say of its tokens, and what is known by Anthropic alone."""
+PING: Final = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
+    """Return an error as Anthropic's clients read it."""
+    kind = _ERRORS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    said: JsonObject = {"type": kind, "message": words_of(error)}
+    if isinstance(error.get("code"), str):
+        said["code"] = error["code"]
+    return {"type": "error", "error": said}
+
+
+def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
+    """Return a whole answer."""
+    choices = objects_in(chat.get("choices"), "choices")
+    choice = choices[0] if choices else {}
+    said = object_in(choice.get("message"), "message")
+    content: list[JsonObject] = []
+    if said.get("reasoning_content"):
+        content.append({"type": "thinking", "thinking": said["reasoning_content"], "signature": ""})
+    texts = [text for text in (said.get("content"), said.get("refusal")) if isinstance(text, str) and text]
+    content += [{"type": "text", "text": text, "citations": None} for text in texts]
+    for at, call in enumerate(objects_in(said.get("tool_calls"), "tool_calls")):
+        function = object_in(call.get("function"), "function")
+        given = arguments_of(function.get("arguments"), f"tool_calls[{at}].function.arguments")
+        content.append(
+            {"type": "tool_use", "id": call.get("id") or f"call_{at}", "name": function.get("name"), "input": given}
+        )
+    return {
+        "id": _message_id(chat),
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": STOP_REASONS.get(str(choice.get("finish_reason")), "end_turn"),
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": None,
+        "usage": _OF_ANTHROPIC | usage_of_chat(chat),
+    }
+
+
+def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject:
+    """Return tokens: what was read from a cache is no part of `input_tokens`."""
+    usage = object_in(chat.get("usage"), "usage")
+    cached = count_in(object_in(usage.get("prompt_tokens_details"), "prompt_tokens_details"), "cached_tokens")
+    prompt = count_in(usage, "prompt_tokens")
+    cached = min(cached, prompt)
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": count_in(usage, "completion_tokens"),
+    }
+
+
+def _message_id(chat: Mapping[str, Any]) -> str:
+    return f"msg_{chat.get('id') or 'unnamed'}"
+
+
+def _encoded(event: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), orjson.dumps(event))
+
+
+@attrs.define(eq=False, kw_only=True)
+class MessagesAnswers:
+    """Translates the answers to one request.
+
+    Attributes:
+        model: What the client asked for.
+    """
+
+    model: str
+    media_type: str = EVENT_STREAM
+    _usage: JsonObject = attrs.field(factory=lambda: usage_of_chat({}))
+    _reason: str = "end_turn"
+    _begun: bool = False
+    _at: int = -1
+    _open: str = ""
+    _call: int = -1
+
+    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a whole answer, or an error."""
+        if status >= 400:
+            return messages_error(status, error_in_answer(said))
+        return message_of_chat(said, self.model)
+
+    def event(self, said: Mapping[str, Any]) -> bytes:
+        """Return what the client reads of one event."""
+        return b"".join(map(_encoded, self._events(said)))
+
+    def _events(self, said: Mapping[str, Any]) -> list[JsonObject]:
+        events: list[JsonObject] = []
+        if not self._begun:
+            self._begun = True
+            message = message_of_chat({"id": said.get("id")}, self.model) | {"stop_reason": None}
+            events.append({"type": "message_start", "message": message})
+        if said.get("usage"):
+            self._usage = usage_of_chat(said)
+        for choice in objects_in(said.get("choices"), "choices")[:1]:
+            events += self._delta(object_in(choice.get("delta"), "delta"))
+            if choice.get("finish_reason"):
+                self._reason = STOP_REASONS.get(str(choice["finish_reason"]), "end_turn")
+        return events
+
+    def _delta(self, delta: Mapping[str, Any]) -> list[JsonObject]:
+        events: list[JsonObject] = []
+        if thought := text_in(delta, "reasoning_content"):
+            events += self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            events.append(self._piece({"type": "thinking_delta", "thinking": thought}))
+        for text in (delta.get("content"), delta.get("refusal")):
+            if isinstance(text, str) and text:
+                events += self._block("text", {"type": "text", "text": ""})
+                events.append(self._piece({"type": "text_delta", "text": text}))
+        for call in objects_in(delta.get("tool_calls"), "tool_calls"):
+            events += self._tool_call(call)
+        return events
+
+    def _tool_call(self, call: Mapping[str, Any]) -> list[JsonObject]:
+        events: list[JsonObject] = []
+        index, function = index_of(call), object_in(call.get("function"), "function")
+        if index < self._call or (index == self._call and self._open != "tool_use"):
+            raise DialectError("the backend went on with a tool call that had ended")
+        if index > self._call:
+            name = call.get("id") or f"call_{index}"
+            events += self._stop()
+            events += self._block(
+                "tool_use", {"type": "tool_use", "id": name, "name": function.get("name"), "input": {}}
+            )
+            self._call = index
+        if arguments := text_in(function, "arguments"):
+            events.append(self._piece({"type": "input_json_delta", "partial_json": arguments}))
+        return events
+
+    def _block(self, kind: str, block: JsonObject) -> list[JsonObject]:
+        if self._open == kind:
+            return []
+        events = self._stop()
+        self._at += 1
+        self._open = kind
+        return [*events, {"type": "content_block_start", "index": self._at, "content_block": block}]
+
+    def _piece(self, delta: JsonObject) -> JsonObject:
+        return {"type": "content_block_delta", "index": self._at, "delta": delta}
+
+    def _stop(self) -> list[JsonObject]:
+        if not self._open:
+            return []
+        self._open = ""
+        return [{"type": "content_block_stop", "index": self._at}]
+
+    def waiting(self) -> bytes:
+        """Return a ping."""
+        return PING
+
+    def end(self) -> bytes:
+        """Return the end of a message."""
+        delta = {"stop_reason": self._reason, "stop_sequence": None}
+        last = {"type": "message_delta", "delta": delta, "usage": self._usage}
+        return b"".join(map(_encoded, (*self._stop(), last, {"type": "message_stop"})))
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        """Return an error event."""
+        return _encoded(messages_error(502, error))
+
+
+@attrs.define(eq=False, kw_only=True)
+class CountAnswers(NoStream):
+    """Translates a count of tokens.
+
+    Attributes:
+        model: What the client asked for.
+    """
+
+    model: str
+    media_type: str = EVENT_STREAM
+
+    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a count, or an error."""
+        if status >= 400:
+            return messages_error(status, error_in_answer(said))
+        return {"input_tokens": count_in(said, "input_tokens")}
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        """Return an error."""
+        return orjson.dumps(messages_error(502, error))

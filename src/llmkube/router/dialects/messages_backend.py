@@ -1,0 +1,333 @@
+"""Chat completions for a backend that speaks Anthropic's messages. Pure.
+
+https://docs.anthropic.com/en/api/messages. What such a backend cannot do (several answers, log probabilities, audio) is
+an error, so that a backend that can is asked; sampling that only others have is left out, and the audit log says so.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.router.dialects.dialect import (
+    DialectError,
+    JsonObject,
+    arguments_of,
+    count_in,
+    dumped,
+    object_in,
+    objects_in,
+    text_of_block,
+)
+
+MOST_TOKENS: Final = 4096
+"""Of an answer to a request that asks for no limit: messages have to say one."""
+
+VERSION: Final = "2023-06-01"
+"""Of the dialect, as its header says."""
+
+FINISH_REASONS: Final[Mapping[str, str]] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "tool_use": "tool_calls",
+    "refusal": "content_filter",
+}
+_SAME: Final = ("model", "temperature", "top_p", "top_k", "stream")
+_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "required": "any", "none": "none"}
+_READ: Final = frozenset(
+    {
+        *_SAME, "messages", "tools", "tool_choice", "parallel_tool_calls", "stop", "max_tokens",
+        "max_completion_tokens", "user", "stream_options", "response_format", "n", "logprobs", "modalities",
+    }
+)  # fmt: skip
+
+
+def messages_request(chat: Mapping[str, Any], *, count: bool = False) -> tuple[JsonObject, tuple[str, ...]]:
+    """Return a request of messages, and the fields that it does not have.
+
+    Args:
+        chat: A request of chat completions.
+        count: Whether its tokens are to be counted only.
+
+    Raises:
+        DialectError: It cannot be asked in this dialect.
+    """
+    _refuse_what_it_cannot(chat)
+    body: JsonObject = {name: chat[name] for name in _SAME if chat.get(name) is not None}
+    limit = chat.get("max_completion_tokens") or chat.get("max_tokens")
+    body["max_tokens"] = limit or MOST_TOKENS
+    system, body["messages"] = _turns(objects_in(chat.get("messages"), "messages"))
+    if system:
+        body["system"] = system[0]["text"] if len(system) == 1 and "cache_control" not in system[0] else system
+    if stop := chat.get("stop"):
+        body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+    if tools := objects_in(chat.get("tools"), "tools"):
+        body["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+    if (choice := _tool_choice(chat, bool(tools))) is not None:
+        body["tool_choice"] = choice
+    if isinstance(chat.get("user"), str):
+        body["metadata"] = {"user_id": chat["user"]}
+    if (wanted := _format(chat)) is not None:
+        body["output_config"] = {"format": wanted}
+    if count:
+        body = {name: each for name, each in body.items() if name in _COUNTED}
+    return body, tuple(name for name in chat if name not in _READ)
+
+
+_COUNTED: Final = frozenset({"model", "messages", "system", "tools", "tool_choice"})
+
+
+def _refuse_what_it_cannot(chat: Mapping[str, Any]) -> None:
+    if chat.get("n") not in (None, 1):
+        raise DialectError(f"n is {chat['n']}; messages have one answer")
+    if chat.get("logprobs"):
+        raise DialectError("logprobs is true; messages have none")
+    if chat.get("functions"):
+        raise DialectError("functions is set; write tools")
+    modalities = chat.get("modalities")
+    if isinstance(modalities, list) and "audio" in modalities:
+        raise DialectError("modalities has audio; messages have none")
+
+
+def _format(chat: Mapping[str, Any]) -> JsonObject | None:
+    wanted = object_in(chat.get("response_format"), "response_format")
+    kind = wanted.get("type")
+    if kind in (None, "text"):
+        return None
+    if kind != "json_schema":
+        raise DialectError(f"response_format.type is {kind!r}; messages have json_schema only")
+    schema = object_in(wanted.get("json_schema"), "response_format.json_schema").get("schema")
+    return {"type": "json_schema", "schema": schema}
+
+
+def _turns(messages: list[JsonObject]) -> tuple[list[JsonObject], list[JsonObject]]:
+    """Return the system's blocks, and the turns; those of one role that follow each other are one."""
+    system: list[JsonObject] = []
+    turns: list[JsonObject] = []
+    for at, message in enumerate(messages):
+        where, role = f"messages[{at}]", message.get("role")
+        content = message.get("content")
+        if role in ("system", "developer"):
+            system += _blocks(content, f"{where}.content")
+            continue
+        if role == "tool":
+            said = "user"
+            result: JsonObject = {"type": "tool_result", "tool_use_id": message.get("tool_call_id")}
+            if message.get("is_error") is True:
+                result["is_error"] = True
+            blocks = [result | ({"content": _tool_content(content, f"{where}.content")} if content else {})]
+        elif role == "assistant":
+            said, blocks = "assistant", _said_by_model(message, where)
+        elif role == "user":
+            said, blocks = "user", _blocks(content, f"{where}.content")
+        else:
+            raise DialectError(f"{where}.role is {role!r}; write system, user, assistant or tool")
+        if turns and turns[-1]["role"] == said:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": said, "content": blocks})
+    return system, turns
+
+
+def _tool_content(content: object, where: str) -> str | list[JsonObject]:
+    return content if isinstance(content, str) else _blocks(content, where)
+
+
+def _said_by_model(message: Mapping[str, Any], where: str) -> list[JsonObject]:
+    blocks = _blocks(message.get("content"), f"{where}.content")
+    if isinstance(message.get("refusal"), str):
+        blocks.append({"type": "text", "text": message["refusal"]})
+    for at, call in enumerate(objects_in(message.get("tool_calls"), f"{where}.tool_calls")):
+        function = object_in(call.get("function"), f"{where}.tool_calls[{at}].function")
+        given = arguments_of(function.get("arguments"), f"{where}.tool_calls[{at}].function.arguments")
+        blocks.append({"type": "tool_use", "id": call.get("id"), "name": function.get("name"), "input": given})
+    return blocks
+
+
+def _blocks(content: object, where: str) -> list[JsonObject]:
+    if content is None or content == "":
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [_block(each, f"{where}[{at}]") for at, each in enumerate(objects_in(content, where))]
+
+
+def _block(part: Mapping[str, Any], where: str) -> JsonObject:
+    kind = part.get("type")
+    block: JsonObject
+    if kind == "text":
+        block = {"type": "text", "text": text_of_block(part, where)}
+    elif kind == "image_url":
+        url = object_in(part.get("image_url"), f"{where}.image_url").get("url")
+        block = {"type": "image", "source": _source(url, f"{where}.image_url.url")}
+    elif kind == "file":
+        file = object_in(part.get("file"), f"{where}.file")
+        block = {"type": "document", "source": _source(file.get("file_data"), f"{where}.file.file_data")}
+        if isinstance(file.get("filename"), str):
+            block["title"] = file["filename"]
+    else:
+        raise DialectError(f"{where}.type is {kind!r}; messages have text, image_url and file")
+    if isinstance(part.get("cache_control"), dict):
+        block["cache_control"] = part["cache_control"]
+    return block
+
+
+def _source(url: object, where: str) -> JsonObject:
+    head, comma, data = str(url).partition(",")
+    if not head.startswith("data:") or not head.endswith(";base64") or not comma:
+        raise DialectError(f"{where} must be a data: URL in base64")
+    return {"type": "base64", "media_type": head[5:-7], "data": data}
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
+    function = object_in(tool.get("function"), f"{where}.function")
+    if not function.get("name"):
+        raise DialectError(f"{where}.function.name is missing; messages have functions only")
+    said: JsonObject = {"name": function["name"], "input_schema": function.get("parameters") or {"type": "object"}}
+    for name in ("description", "strict"):
+        if function.get(name) is not None:
+            said[name] = function[name]
+    if isinstance(tool.get("cache_control"), dict):
+        said["cache_control"] = tool["cache_control"]
+    return said
+
+
+def _tool_choice(chat: Mapping[str, Any], any_tool: bool) -> JsonObject | None:
+    choice, parallel = chat.get("tool_choice"), chat.get("parallel_tool_calls")
+    if not any_tool:
+        return None
+    said: JsonObject | None = None
+    if isinstance(choice, dict):
+        name = object_in(choice.get("function"), "tool_choice.function").get("name")
+        said = {"type": "tool", "name": name}
+    elif choice is not None:
+        if not isinstance(choice, str) or choice not in _CHOICES:
+            raise DialectError(f"tool_choice is {choice!r}; write auto, required, none or a function")
+        said = {"type": _CHOICES[choice]}
+    if parallel is not None and (said is None or said["type"] != "none"):
+        said = (said or {"type": "auto"}) | {"disable_parallel_tool_use": not parallel}
+    return said
+
+
+def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
+    """Return a whole answer of chat completions; an error keeps its words, its type is its code."""
+    if message.get("type") == "error" or "error" in message:
+        error = object_in(message.get("error"), "error")
+        return {"error": {**error, "code": error.get("code") or error.get("type")}}
+    if "input_tokens" in message:  # a count, which costs none
+        none = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        return {"input_tokens": message["input_tokens"], "usage": none}
+    text, thoughts = "", ""
+    calls: list[JsonObject] = []
+    for block in objects_in(message.get("content"), "content"):
+        if block.get("type") == "text":
+            text += str(block.get("text") or "")
+        elif block.get("type") == "thinking":
+            thoughts += str(block.get("thinking") or "")
+        elif block.get("type") == "tool_use":
+            function = {"name": block.get("name"), "arguments": dumped(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+    said: JsonObject = {"role": "assistant", "content": text or None, "refusal": None}
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    if calls:
+        said["tool_calls"] = calls
+    reason = FINISH_REASONS.get(str(message.get("stop_reason")), "stop")
+    return {
+        "id": message.get("id"),
+        "object": "chat.completion",
+        "created": 0,
+        "model": message.get("model"),
+        "choices": [{"index": 0, "message": said, "finish_reason": reason, "logprobs": None}],
+        "usage": usage_of_message(object_in(message.get("usage"), "usage")),
+    }
+
+
+def usage_of_message(usage: Mapping[str, Any]) -> JsonObject:
+    """Return tokens: those written to a cache and read from one are part of the prompt."""
+    cached = count_in(usage, "cache_read_input_tokens")
+    prompt = count_in(usage, "input_tokens") + count_in(usage, "cache_creation_input_tokens") + cached
+    answer = count_in(usage, "output_tokens")
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+@attrs.define(eq=False)
+class MessageEvents:
+    """Translates the events of one answer.
+
+    Attributes:
+        done: Whether `message_stop` came.
+    """
+
+    done: bool = False
+    _id: str = ""
+    _model: str = ""
+    _usage: JsonObject = attrs.field(factory=dict)
+    _call: int = -1
+    _role: JsonObject = attrs.field(factory=dict)
+
+    def take(self, event: Mapping[str, Any]) -> list[JsonObject]:
+        """Return what one event is in chat completions; nothing of one that says nothing there.
+
+        Raises:
+            DialectError: It has another shape than its dialect's.
+        """
+        kind = event.get("type")
+        if kind == "message_start":
+            message = object_in(event.get("message"), "message")
+            self._id, self._model = str(message.get("id") or ""), str(message.get("model") or "")
+            self._usage = dict(object_in(message.get("usage"), "usage"))
+            self._role = {"role": "assistant"}  # goes with what is said first: until then another backend can answer
+            return []
+        if kind == "content_block_start":
+            return self._start(object_in(event.get("content_block"), "content_block"))
+        if kind == "content_block_delta":
+            return self._piece(object_in(event.get("delta"), "delta"))
+        if kind == "message_delta":
+            said = object_in(event.get("usage"), "usage")
+            self._usage |= {name: each for name, each in said.items() if each is not None}
+            reason = object_in(event.get("delta"), "delta").get("stop_reason")
+            usage = self._chunk({}) | {"choices": [], "usage": usage_of_message(self._usage)}
+            return [self._chunk({}, FINISH_REASONS.get(str(reason), "stop")), usage] if reason else []
+        if kind == "message_stop":
+            self.done = True
+        if kind == "error":
+            return [chat_of_message(event)]
+        return []
+
+    def _start(self, block: Mapping[str, Any]) -> list[JsonObject]:
+        if block.get("type") == "tool_use":
+            self._call += 1
+            function = {"name": block.get("name"), "arguments": ""}
+            call = {"index": self._call, "id": block.get("id"), "type": "function", "function": function}
+            return [self._chunk({"tool_calls": [call]})]
+        return [self._chunk({"content": block["text"]})] if block.get("text") else []
+
+    def _piece(self, delta: Mapping[str, Any]) -> list[JsonObject]:
+        kind = delta.get("type")
+        if kind == "text_delta":
+            return [self._chunk({"content": delta.get("text")})]
+        if kind == "thinking_delta":
+            return [self._chunk({"reasoning_content": delta.get("thinking")})]
+        if kind == "input_json_delta":
+            call = {"index": self._call, "function": {"arguments": delta.get("partial_json")}}
+            return [self._chunk({"tool_calls": [call]})]
+        return []
+
+    def _chunk(self, delta: JsonObject, reason: str | None = None) -> JsonObject:
+        role, self._role = self._role, {}
+        return {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": 0,
+            "model": self._model,
+            "choices": [{"index": 0, "delta": role | delta, "finish_reason": reason}],
+        }

@@ -1,0 +1,237 @@
+"""Requests of clients that speak Anthropic's messages, as chat completions. Pure.
+
+https://docs.anthropic.com/en/api/messages. What has no counterpart is refused by its field if an answer would mean
+something else without it (a tool of Anthropic's own, a document by URL), else it is left out and the audit log says so.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from llmkube.router.dialects.dialect import (
+    DialectError,
+    JsonObject,
+    Translated,
+    check_kinds,
+    dumped,
+    object_in,
+    objects_in,
+    text_in,
+)
+from llmkube.router.dialects.messages_answers import CountAnswers, MessagesAnswers, messages_error
+
+_SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
+_SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int}
+_CHOICES: Final[Mapping[str, str]] = {"auto": "auto", "any": "required", "none": "none"}
+_READ: Final = frozenset(
+    {*_SAME, "messages", "system", "stop_sequences", "tools", "tool_choice", "metadata", "output_config"}
+)
+
+
+class Messages:
+    """`/v1/messages`."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request."""
+        if "max_tokens" not in body:
+            raise DialectError("max_tokens is missing; write the most tokens that the answer may have")
+        return Translated(
+            path="/chat/completions",
+            body=chat_request(body),
+            answers=MessagesAnswers(model=str(body.get("model"))),
+            dropped=_dropped(body),
+        )
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error."""
+        return messages_error(status, error)
+
+
+class CountTokens:
+    """`/v1/messages/count_tokens`: asked of the backend in its own words, which costs none."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request."""
+        chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")})
+        return Translated(
+            path="/messages/count_tokens",
+            body=chat,
+            answers=CountAnswers(model=str(body.get("model"))),
+            dropped=_dropped(body),
+        )
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error."""
+        return messages_error(status, error)
+
+
+def chat_request(body: Mapping[str, Any]) -> JsonObject:
+    """Return a request of chat completions.
+
+    Raises:
+        DialectError: It has no counterpart.
+    """
+    check_kinds(body, _SCALARS)
+    chat: JsonObject = {name: body[name] for name in _SAME if name in body}
+    messages: list[JsonObject] = []
+    if body.get("system"):
+        messages.append({"role": "system", "content": _system(body["system"])})
+    for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
+        messages += _turn(turn, f"messages[{at}]")
+    if not messages:
+        raise DialectError("messages is empty; write at least one message")
+    chat["messages"] = messages
+    if stops := body.get("stop_sequences"):
+        if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+            raise DialectError("stop_sequences must be a list of texts")
+        chat["stop"] = stops
+    chat |= _tools(body)
+    user = object_in(body.get("metadata"), "metadata").get("user_id")
+    if isinstance(user, str):
+        chat["user"] = user
+    wanted = object_in(object_in(body.get("output_config"), "output_config").get("format"), "output_config.format")
+    if wanted:
+        chat["response_format"] = _format(wanted)
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _tools(body: Mapping[str, Any]) -> JsonObject:
+    found: JsonObject = {}
+    if tools := objects_in(body.get("tools"), "tools"):
+        found["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+    if choice := object_in(body.get("tool_choice"), "tool_choice"):
+        found["tool_choice"] = _tool_choice(choice)
+        if "disable_parallel_tool_use" in choice:
+            found["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    return found
+
+
+def _dropped(body: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name in body if name not in _READ)
+
+
+def _system(system: object) -> str | list[JsonObject]:
+    if isinstance(system, str):
+        return system
+    blocks = objects_in(system, "system")
+    return [_content_part(each, f"system[{at}]") for at, each in enumerate(blocks)]
+
+
+def _format(wanted: Mapping[str, Any]) -> JsonObject:
+    if wanted.get("type") != "json_schema":
+        raise DialectError(f"output_config.format.type is {wanted.get('type')!r}; write json_schema")
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted.get("schema"), "strict": True}}
+
+
+def _turn(turn: Mapping[str, Any], where: str) -> list[JsonObject]:
+    role, content = turn.get("role"), turn.get("content")
+    if role == "assistant":
+        return [_said_by_model(content, f"{where}.content")]
+    if role == "system":
+        return [{"role": "system", "content": _system(content)}]
+    if role != "user":
+        raise DialectError(f"{where}.role is {role!r}; write user or assistant")
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    turns: list[JsonObject] = []
+    parts: list[JsonObject] = []
+    for at, block in enumerate(objects_in(content, f"{where}.content")):
+        here = f"{where}.content[{at}]"
+        if block.get("type") == "tool_result":
+            turns.append(_tool_result(block, here))
+        else:
+            parts.append(_content_part(block, here))
+    if parts or not turns:
+        turns.append({"role": "user", "content": parts})
+    return turns
+
+
+def _said_by_model(content: object, where: str) -> JsonObject:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    texts: list[JsonObject] = []
+    calls: list[JsonObject] = []
+    thoughts = ""
+    for at, block in enumerate(objects_in(content, where)):
+        kind = block.get("type")
+        if kind == "tool_use":
+            check_kinds(block, {"id": str, "name": str, "input": dict}, f"{where}[{at}].")
+            function = {"name": block.get("name"), "arguments": dumped(block.get("input") or {})}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts += text_in(block, "thinking")
+        elif kind != "redacted_thinking":
+            texts.append(_content_part(block, f"{where}[{at}]"))
+    said: JsonObject = {"role": "assistant", "content": texts or None}
+    if len(texts) == 1 and set(texts[0]) == {"type", "text"}:
+        said["content"] = texts[0]["text"]
+    if thoughts:
+        said["reasoning_content"] = thoughts
+    if calls:
+        said["tool_calls"] = calls
+    return said
+
+
+def _tool_result(block: Mapping[str, Any], where: str) -> JsonObject:
+    content = block.get("content")
+    check_kinds(block, {"tool_use_id": str, "is_error": bool}, f"{where}.")
+    said: JsonObject = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content or ""}
+    if block.get("is_error"):
+        said["is_error"] = True  # what only a backend of messages gets: chat completions have no such field
+    if content and not isinstance(content, str):
+        blocks = objects_in(content, f"{where}.content")
+        said["content"] = [_content_part(each, f"{where}.content[{at}]") for at, each in enumerate(blocks)]
+    return said
+
+
+def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
+    kind, source = block.get("type"), object_in(block.get("source"), f"{where}.source")
+    part: JsonObject
+    if kind == "text" and isinstance(block.get("text"), str):
+        part = {"type": "text", "text": block["text"]}
+    elif kind == "image":
+        part = {"type": "image_url", "image_url": {"url": _data_url(source, where)}}
+    elif kind == "document" and source.get("type") == "text":
+        part = {"type": "text", "text": text_in(source, "data")}
+    elif kind == "document":
+        part = {"type": "file", "file": {"file_data": _data_url(source, where)}}
+        if isinstance(block.get("title"), str):
+            part["file"]["filename"] = block["title"]
+    else:
+        raise DialectError(f"{where}.type is {kind!r}; this router takes text, image, document, tool_use, tool_result")
+    if isinstance(block.get("cache_control"), dict):
+        part["cache_control"] = block["cache_control"]
+    return part
+
+
+def _data_url(source: Mapping[str, Any], where: str) -> str:
+    if source.get("type") != "base64":
+        words = f"{where}.source.type is {source.get('type')!r}; nothing is fetched for a client, write base64 and data"
+        raise DialectError(words)
+    check_kinds(source, {"media_type": str, "data": str}, f"{where}.source.")
+    return f"data:{source.get('media_type')};base64,{source.get('data')}"
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
+    if tool.get("type") not in (None, "custom"):
+        words = f"{where}.type is {tool.get('type')!r}, a tool that Anthropic runs; write tools with an input_schema"
+        raise DialectError(words)
+    check_kinds(tool, {"name": str, "description": str, "input_schema": dict}, f"{where}.")
+    function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
+    if "description" in tool:
+        function["description"] = tool["description"]
+    said: JsonObject = {"type": "function", "function": function}
+    if isinstance(tool.get("cache_control"), dict):
+        said["cache_control"] = tool["cache_control"]
+    return said
+
+
+def _tool_choice(choice: Mapping[str, Any]) -> str | JsonObject:
+    kind = choice.get("type")
+    if kind == "tool":
+        check_kinds(choice, {"name": str}, "tool_choice.")
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if not isinstance(kind, str) or kind not in _CHOICES:
+        raise DialectError(f"tool_choice.type is {kind!r}; write auto, any, none or tool")
+    return _CHOICES[kind]

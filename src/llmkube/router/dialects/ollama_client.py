@@ -1,0 +1,192 @@
+"""Requests of clients that speak Ollama's API, as chat completions and embeddings. Pure.
+
+https://github.com/ollama/ollama/blob/main/docs/api.md. An answer is a stream unless the client says otherwise. What
+only Ollama's own server does (a template, raw prompts, a context of numbers) is refused by its field; how it would run
+its engine (`keep_alive`, `options.num_ctx`) is left out, and the audit log says so.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from llmkube.router.dialects.dialect import (
+    DialectError,
+    JsonObject,
+    Translated,
+    check_kinds,
+    dumped,
+    object_in,
+    objects_in,
+    text_in,
+)
+from llmkube.router.dialects.ollama_answers import EmbedAnswers, OllamaAnswers, ollama_error
+
+_OPTIONS: Final[Mapping[str, str]] = {
+    "frequency_penalty": "frequency_penalty",
+    "min_p": "min_p",
+    "num_predict": "max_tokens",
+    "presence_penalty": "presence_penalty",
+    "repeat_last_n": "repeat_last_n",
+    "repeat_penalty": "repeat_penalty",
+    "seed": "seed",
+    "stop": "stop",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "typical_p": "typical_p",
+}
+_KINDS: Final = {name: int | float for name in _OPTIONS if name != "stop"}
+_REFUSED: Final = ("context", "raw", "suffix", "template")
+_READ: Final = frozenset(
+    {"model", "messages", "prompt", "system", "images", "input", "dimensions", "tools", "format", "options", "stream"}
+    | {"think", *_REFUSED}
+)
+_TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
+"""What an image is, by how its base64 begins."""
+
+
+class OllamaChat:
+    """`/api/chat`."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request."""
+        turns = objects_in(body.get("messages"), "messages")
+        if not turns:
+            raise DialectError("messages is empty; write at least one message")
+        return _translated(body, list(_turns(turns)), OllamaAnswers(model=str(body.get("model"))))
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error."""
+        return ollama_error(error)
+
+
+class OllamaGenerate:
+    """`/api/generate`: a prompt under the model's own template."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request."""
+        prompt, system = body.get("prompt"), body.get("system")
+        if not isinstance(prompt, str) or not prompt:
+            raise DialectError("prompt is missing; write a text")
+        check_kinds(body, {"system": str})
+        turns: list[JsonObject] = [{"role": "user", "content": _content(prompt, body.get("images"), "images")}]
+        if system:
+            turns.insert(0, {"role": "system", "content": system})
+        return _translated(body, turns, OllamaAnswers(model=str(body.get("model")), generates=True))
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error."""
+        return ollama_error(error)
+
+
+class OllamaEmbed:
+    """`/api/embed`."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request."""
+        asked = body.get("input")
+        texts = [asked] if isinstance(asked, str) else asked
+        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+            raise DialectError("input must be a text, or a list of texts")
+        check_kinds(body, {"dimensions": int})
+        embeddings: JsonObject = {"model": body.get("model"), "input": texts}
+        if "dimensions" in body:
+            embeddings["dimensions"] = body["dimensions"]
+        left_out = tuple(name for name in body if name not in ("model", "input", "dimensions"))
+        answers = EmbedAnswers(model=str(body.get("model")))
+        return Translated(path="/embeddings", body=embeddings, answers=answers, dropped=left_out)
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error."""
+        return ollama_error(error)
+
+
+def _translated(body: JsonObject, turns: list[JsonObject], answers: OllamaAnswers) -> Translated:
+    _refuse_ollamas_own(body)
+    chat: JsonObject = {"model": body.get("model"), "messages": turns}
+    if body.get("stream") is not False:
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    if tools := objects_in(body.get("tools"), "tools"):
+        chat["tools"] = tools
+    if wanted := body.get("format"):
+        chat["response_format"] = _format(wanted)
+    if isinstance(think := body.get("think"), bool):
+        chat["chat_template_kwargs"] = {"enable_thinking": think}
+    elif isinstance(think, str):
+        chat["reasoning_effort"] = think
+    elif think is not None:
+        raise DialectError(f"think is {think!r:.80}; write true, false or a level")
+    options = object_in(body.get("options"), "options")
+    check_kinds(options, _KINDS, "options.")
+    stops = options.get("stop") or []
+    if not isinstance(stops, str | list) or not all(isinstance(each, str) for each in stops):
+        raise DialectError("options.stop must be a text, or a list of texts")
+    if options.get("num_predict") in (-1, -2):  # they stand for no limit
+        options = {name: each for name, each in options.items() if name != "num_predict"}
+    chat |= {_OPTIONS[name]: each for name, each in options.items() if name in _OPTIONS}
+    dropped = [name for name in body if name not in _READ]
+    dropped += [f"options.{name}" for name in options if name not in _OPTIONS]
+    return Translated(path="/chat/completions", body=chat, answers=answers, dropped=tuple(dropped))
+
+
+def _refuse_ollamas_own(body: JsonObject) -> None:
+    for name in _REFUSED:
+        if body.get(name):
+            raise DialectError(f"{name} is set, which only Ollama's own server takes; leave it away")
+
+
+def _format(wanted: object) -> JsonObject:
+    if wanted == "json":
+        return {"type": "json_object"}
+    if not isinstance(wanted, dict):
+        raise DialectError(f'format is {wanted!r}; write "json" or a JSON schema')
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted, "strict": True}}
+
+
+def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
+    """Yield the turns; calls get names, which results are given in the order of their calls."""
+    calls = 0
+    pending: list[tuple[str, object]] = []
+    for at, turn in enumerate(turns):
+        where, role = f"messages[{at}]", turn.get("role")
+        said: JsonObject = {"role": role, "content": _content(turn.get("content"), turn.get("images"), where)}
+        if role == "assistant":
+            if thought := text_in(turn, "thinking"):
+                said["reasoning_content"] = thought
+            named: list[JsonObject] = []
+            for call in objects_in(turn.get("tool_calls"), f"{where}.tool_calls"):
+                function = object_in(call.get("function"), f"{where}.tool_calls.function")
+                check_kinds(function, {"name": str, "arguments": dict}, f"{where}.tool_calls.function.")
+                written = {"name": function.get("name"), "arguments": dumped(function.get("arguments") or {})}
+                named.append({"id": f"call_{calls}", "type": "function", "function": written})
+                pending.append((f"call_{calls}", function.get("name")))
+                calls += 1
+            if named:
+                said["tool_calls"] = named
+        elif role == "tool":
+            said["tool_call_id"] = _answered(pending, turn.get("tool_name"), where)
+        elif role not in ("system", "user"):
+            raise DialectError(f"{where}.role is {role!r}; write system, user, assistant or tool")
+        yield said
+
+
+def _answered(pending: list[tuple[str, object]], tool: object, where: str) -> str:
+    at = next((at for at, (_, name) in enumerate(pending) if tool in (None, "", name)), None)
+    if at is None:
+        raise DialectError(f"{where} is the result of {tool!r}, which no message before it calls")
+    return pending.pop(at)[0]
+
+
+def _content(text: object, images: object, where: str) -> str | list[JsonObject]:
+    if text is not None and not isinstance(text, str):
+        raise DialectError(f"{where}.content must be a text")
+    if not images:
+        return text or ""
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise DialectError(f"{where}.images must be a list of images in base64")
+    parts: list[JsonObject] = [{"type": "image_url", "image_url": {"url": _data_url(each)}} for each in images]
+    return [{"type": "text", "text": text}, *parts] if text else parts
+
+
+def _data_url(image: str) -> str:
+    kind = next((kind for begin, kind in _TYPES.items() if image.startswith(begin)), "png")
+    return f"data:image/{kind};base64,{image}"

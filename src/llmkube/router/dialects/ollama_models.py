@@ -1,0 +1,73 @@
+"""What Ollama's API says of the models that a client can ask for. Pure.
+
+Ollama's clients want a size and a digest. A router knows no file of a model: the size is 0, and the digest is that of
+the name, so that what is listed twice is the same.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from llmkube.router.config.routing_config import Backend
+
+VERSION: Final = "0.12.0"
+"""Of the API that is followed here; clients compare it with what they need."""
+
+LISTS: Final = ("/api/tags", "/api/ps", "/api/version", "/api/show")
+_CAPABILITIES: Final[Mapping[str, str]] = {
+    "chat": "completion",
+    "tools": "tools",
+    "vision": "vision",
+    "embedding": "embedding",
+    "embeddings": "embedding",
+    "thinking": "thinking",
+}
+
+
+def listed(ids: Sequence[str], created: int) -> Mapping[str, Any]:
+    """Return the models that there are.
+
+    Args:
+        ids: What clients call them.
+        created: Since when, in seconds since 1970.
+    """
+    since = _time(created)
+    return {"models": [_model(each) | {"modified_at": since} for each in ids]}
+
+
+def running(ids: Sequence[str]) -> Mapping[str, Any]:
+    """Return the models that engines of ours serve now."""
+    return {"models": [_model(each) | {"size_vram": 0} for each in ids]}
+
+
+def shown(backend: Backend, created: int) -> Mapping[str, Any]:
+    """Return what is known of one model.
+
+    Args:
+        backend: The first that a request for it reaches.
+        created: Since when, in seconds since 1970.
+    """
+    tags = backend.capabilities
+    can = sorted({_CAPABILITIES[each] for each in tags if each in _CAPABILITIES}) or ["completion"]
+    return {"details": _details(), "model_info": {}, "capabilities": can, "modified_at": _time(created)}
+
+
+def _model(name: str) -> dict[str, Any]:
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    return {"name": name, "model": name, "size": 0, "digest": digest, "details": _details()}
+
+
+def _details() -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def _time(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

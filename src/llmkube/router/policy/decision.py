@@ -1,0 +1,184 @@
+"""Which rule decides, and in which order what is permitted is tried."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+
+from llmkube.router.config.model_patterns import fits_any
+from llmkube.router.config.routing_config import Match, RoutingConfig, Rule
+from llmkube.router.policy.permits import Permit, Permits
+from llmkube.router.policy.request_facts import RequestFacts
+
+NO_ROUTE: Final = "NoRoute"
+FAIL_CLOSED: Final = "FailClosed"
+NOT_PERMITTED: Final = "NotPermitted"
+MODEL_NOT_ALLOWED: Final = "ModelNotAllowed"
+REASONS: Final = (NO_ROUTE, FAIL_CLOSED, NOT_PERMITTED, MODEL_NOT_ALLOWED)
+
+
+@attrs.frozen(kw_only=True)
+class Decision:
+    """Where a request goes.
+
+    Attributes:
+        rule: The rule that decided; None where the default did, or nothing.
+        order: What is tried, best first; empty refuses the request.
+        shadows: What gets a copy, whose answer is not used.
+        why: For people and the audit log: what decided.
+        first_byte_seconds: Longest wait for the first byte, by the backend's name.
+        reason: One CamelCase word of a refusal: `NoRoute`, `FailClosed`, `NotPermitted`, `ModelNotAllowed`; else "".
+    """
+
+    rule: Rule | None
+    order: tuple[Permit, ...]
+    why: str
+    first_byte_seconds: Mapping[str, float]
+    shadows: tuple[Permit, ...] = ()
+    reason: str = ""
+
+
+def decide(
+    config: RoutingConfig,
+    facts: RequestFacts,
+    permits: Permits,
+    *,
+    first_byte_seconds: Mapping[str, float],
+    pick: float,
+    load: Mapping[str, int],
+) -> Decision:
+    """Return where a request goes: the first rule that matches decides, and only what is permitted is chosen from.
+
+    A rule of which nothing may be used is passed over, unless it fails closed.
+
+    Args:
+        config: What the router runs by.
+        facts: What is known of the request.
+        permits: What it may reach.
+        first_byte_seconds: Measured time to the first byte, by the backend's name; one that is not in it is not known.
+        pick: A number from 0 to below 1, for strategy weighted.
+        load: Requests in flight, by the backend's name.
+    """
+    if not permits.model_allowed:
+        return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
+    for rule in config.rules:
+        if unmet(rule.match, facts):
+            continue
+        chosen = [permits.allowed[name] for name in usable(rule, permits, first_byte_seconds)]
+        if chosen:
+            order, shadows = _arranged(rule, chosen, pick, load)
+            if order:
+                return Decision(
+                    rule=rule,
+                    order=order,
+                    shadows=shadows,
+                    why=f"rule {rule.name}",
+                    first_byte_seconds=_limits(config, rule, (*order, *shadows)),
+                )
+        if rule.fail_closed:
+            why = f"rule {rule.name} fails closed, and none of its backends may be used"
+            return _refusal(rule, FAIL_CLOSED, why)
+    return _by_default(config, facts, permits)
+
+
+def unmet(match: Match, facts: RequestFacts) -> str:
+    """Return the first condition that a request does not meet, by the name of its field; "" if it meets all."""
+    if match.classes and match.classes.isdisjoint(facts.classes):
+        return "dataClassification"
+    if match.complexity and match.complexity != facts.complexity:
+        return "taskComplexity"
+    if match.models and not fits_any(match.models, facts.model):
+        return "models"
+    if match.headers:
+        headers = facts.headers
+        for name, value in match.headers.items():
+            if headers.get(name) != value:
+                return f"headers[{name}]"
+    return ""
+
+
+def usable(rule: Rule, permits: Permits, first_byte_seconds: Mapping[str, float]) -> list[str]:
+    """Return the backends of a rule that the request may reach and that have what the rule asks of a backend."""
+    return [
+        name
+        for name in rule.backends
+        if name in permits.allowed and not lacks(rule.match, permits.allowed[name], first_byte_seconds)
+    ]
+
+
+def lacks(match: Match, permit: Permit, first_byte_seconds: Mapping[str, float]) -> str:
+    """Return what a rule asks of a backend and the backend does not have, as the field is called; "" if it has all."""
+    if match.capabilities and not match.capabilities <= permit.backend.capabilities:
+        return "requiredCapabilities"
+    limit = match.latency_seconds
+    if limit is not None and first_byte_seconds.get(permit.backend.name, 0.0) > limit:
+        return "latencySLOMs"
+    return ""
+
+
+def _by_default(config: RoutingConfig, facts: RequestFacts, permits: Permits) -> Decision:
+    named = _named_by(config, facts.model) if config.by_model else ""
+    for name, why in ((named, "the model's name"), (config.default_backend, "the default route")):
+        permit = permits.allowed.get(name)
+        if permit is not None:
+            limits = _limits(config, None, (permit,))
+            return Decision(rule=None, order=(permit,), why=why, first_byte_seconds=limits)
+    closed = named or config.default_backend
+    if closed:
+        return _refusal(None, NOT_PERMITTED, f"no rule matches, and {closed}: {permits.refused.get(closed, '')}")
+    return _refusal(None, NO_ROUTE, "no rule matches, and the router has no default route")
+
+
+def _named_by(config: RoutingConfig, model: str) -> str:
+    if model:
+        for name, backend in config.backends.items():
+            if backend.model_id == model:
+                return name
+    return ""
+
+
+def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:
+    return Decision(rule=rule, order=(), why=why, first_byte_seconds={}, reason=reason)
+
+
+def _limits(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit]) -> dict[str, float]:
+    if rule is not None and rule.first_byte_seconds is not None:
+        return {permit.backend.name: rule.first_byte_seconds for permit in permits}
+    return {
+        permit.backend.name: config.first_byte_seconds
+        if permit.backend.first_byte_seconds is None
+        else permit.backend.first_byte_seconds
+        for permit in permits
+    }
+
+
+# -- strategies -------------------------------------------------------------------------------------------------------
+
+_Arrangement = tuple[tuple[Permit, ...], tuple[Permit, ...]]
+
+
+def _arranged(rule: Rule, chosen: Sequence[Permit], pick: float, load: Mapping[str, int]) -> _Arrangement:
+    """Return what is tried, best first, and what gets a copy."""
+    if rule.strategy == "shadow":
+        # What is tried out never answers, not even in place of the backend that does
+        return tuple(permit for permit in chosen if permit.backend.name == rule.backends[0]), tuple(
+            permit for permit in chosen if permit.backend.name != rule.backends[0]
+        )
+    if rule.strategy == "weighted":
+        return _weighted(chosen, pick), ()
+    if rule.strategy == "least-loaded":
+        return tuple(sorted(chosen, key=lambda permit: load.get(permit.backend.name, 0))), ()
+    return tuple(chosen), ()
+
+
+def _weighted(chosen: Sequence[Permit], pick: float) -> tuple[Permit, ...]:
+    """Return the drawn one first and the others after it as the rule lists them; weight 0 is only fallen back on."""
+    mark = pick * sum(permit.backend.weight for permit in chosen)
+    drawn = 0
+    for position, permit in enumerate(chosen):
+        if permit.backend.weight:
+            drawn = position  # stays at the last one with a share where rounding leaves the mark at the very end
+            mark -= permit.backend.weight
+            if mark < 0:
+                break
+    return (chosen[drawn], *chosen[:drawn], *chosen[drawn + 1 :])

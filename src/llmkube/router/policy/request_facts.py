@@ -1,0 +1,142 @@
+"""What policy knows of a request: nothing else of it decides where it goes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.router.config.routing_config import RoutingConfig
+
+CAPABILITIES_HEADER: Final = "x-llmkube-capabilities"
+REGION_HEADER: Final = "x-llmkube-region"
+COMPLEXITY_HEADER: Final = "x-llmkube-task-complexity"
+
+VISION: Final = "vision"
+AUDIO: Final = "audio"
+TOOLS: Final = "tools"
+
+_BETWEEN: Final = re.compile(r"[^\w-]+")
+_PARTS: Final[Mapping[str, str]] = {
+    "image_url": VISION,
+    "input_image": VISION,
+    "image": VISION,
+    "input_audio": AUDIO,
+    "audio": AUDIO,
+}
+"""Types of content parts (chat completions, responses, messages), and what a backend needs for them."""
+_MOST_NESTED: Final = 8
+
+
+@attrs.frozen(kw_only=True)
+class Principal:
+    """Who asks, as its key or its token says; made once for each request.
+
+    Attributes:
+        team: "" where clients need not say who asks.
+        tenant: What shares are fair between: the key's digest, else the address.
+    """
+
+    team: str = ""
+    tenant: str = ""
+
+
+NOBODY: Final = Principal()
+
+
+@attrs.frozen(kw_only=True)
+class RequestFacts:
+    """One request.
+
+    Attributes:
+        model: What its body names; "" of one that names none.
+        classes: Its data classes, in lower case, the default filled in.
+        complexity: What it declares, in lower case.
+        capabilities: Tags that it needs: those of its header, and those that its body implies (`vision`, `audio`,
+            `tools`).
+        regions: Where its data may go, in lower case; none admits everywhere.
+        headers: Its headers, names in lower case; of a repeated one the values with ", " between.
+        principal: Who asks.
+    """
+
+    model: str
+    classes: frozenset[str] = frozenset()
+    complexity: str = ""
+    capabilities: frozenset[str] = frozenset()
+    regions: frozenset[str] = frozenset()
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # keys of clients are among them
+    principal: Principal = NOBODY
+
+
+def facts_of(
+    config: RoutingConfig, head_lines: Mapping[str, str], body: Mapping[str, Any] | None, principal: Principal
+) -> RequestFacts:
+    """Return what policy knows of a request.
+
+    Args:
+        config: What the router runs by.
+        head_lines: Headers, names in lower case; of a repeated one the values with ", " between.
+        body: The request's JSON object; None of a request without.
+        principal: Who asks.
+    """
+    classes = _data_classes(head_lines.get(config.classes.header, ""))
+    if not classes and config.classes.default:
+        classes = frozenset((config.classes.default,))
+    capabilities = _words(head_lines.get(CAPABILITIES_HEADER, ""))
+    model = ""
+    if body is not None:
+        named = body.get("model")
+        model = named if isinstance(named, str) else ""
+        implied = config.capabilities & _implied(body)
+        if implied:
+            capabilities |= implied
+    return RequestFacts(
+        model=model,
+        classes=classes,
+        complexity=head_lines.get(COMPLEXITY_HEADER, "").strip().lower(),
+        capabilities=capabilities,
+        regions=_words(head_lines.get(REGION_HEADER, "")),
+        headers=head_lines,
+        principal=principal,
+    )
+
+
+def _words(line: str) -> frozenset[str]:
+    """Return the values of a header that lists some, in lower case."""
+    if not line:
+        return frozenset()
+    values = (each.strip().strip('"').strip() for each in line.lower().split(","))
+    return frozenset(each for each in values if each)
+
+
+def _data_classes(line: str) -> frozenset[str]:
+    """Return the classes that a header names, read in each way in which it may be meant.
+
+    The name of a class may have a space in it. A client that writes `pii phi`, `pii;phi` or `["pii"]` means pii, and no
+    reading of the line may lose a sensitive class: what is read too much can only close backends.
+    """
+    values = _words(line)
+    if line.isalpha():
+        return values
+    return values.union(piece for value in values for piece in _BETWEEN.split(value) if piece)
+
+
+def _implied(body: Mapping[str, Any]) -> set[str]:
+    """Return what only a backend of that kind can answer."""
+    needs = {TOOLS} if body.get("tools") or body.get("functions") else set()
+    for key in ("messages", "input", "system"):
+        turns = body.get(key)
+        if isinstance(turns, list):
+            needs.update(_needs_of(turns, 0))
+    return needs
+
+
+def _needs_of(parts: list[Any], depth: int) -> Iterator[str]:
+    for part in parts:
+        if type(part) is dict:
+            need = _PARTS.get(kind) if isinstance(kind := part.get("type"), str) else None
+            if need:
+                yield need
+            content = part.get("content")
+            if type(content) is list and depth < _MOST_NESTED:
+                yield from _needs_of(content, depth + 1)

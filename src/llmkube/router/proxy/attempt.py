@@ -1,0 +1,304 @@
+"""One attempt: a request to one backend, up to where it is known whether an answer has begun.
+
+A whole answer is read before a byte of it goes on, a stream up to its first event: until then another backend can
+take its place. Time bounds how long a backend is silent, never how long it goes on.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+
+from llmkube.base.http.errors import ConnectError, HttpError
+from llmkube.base.http.message import Headers
+from llmkube.base.http.streamed_response import StreamedResponse
+from llmkube.router.budgets.usage import Usage, usage_of
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.dialects.dialect import Answers, DialectError
+from llmkube.router.dialects.messages_backend import chat_of_message
+from llmkube.router.policy.permits import Permit
+from llmkube.router.proxy.event_stream import (
+    AnswerJudge,
+    EventSplitter,
+    Kind,
+    MessagesSplitter,
+    OversizedEventError,
+    Splitter,
+)
+from llmkube.router.proxy.key_files import BackendKeys
+from llmkube.router.proxy.passed_headers import request_lines
+from llmkube.router.proxy.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
+from llmkube.router.proxy.transport import Transport
+from llmkube.router.proxy.verdicts import Cause, Failure, error_in, judge, status_of_error
+from llmkube.router.refusals import error_object
+
+MAX_ANSWER_BYTES: Final = 32 << 20
+"""A longer answer that is no stream is a fault of the backend."""
+
+LEAST_BYTES_PER_SECOND: Final = 512
+"""An answer that is no stream and comes slower than this drips."""
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """What a client asked, and whose request it is.
+
+    Attributes:
+        path: Below `/v1`.
+        body: The object.
+        request_id: Its name in logs, here and at the backend.
+        trace: The headers of its trace.
+        answers: Translates what comes back for the client; None passes it on.
+        dropped: Fields of the client's that have no counterpart.
+    """
+
+    path: str
+    body: Mapping[str, Any] = attrs.field(repr=False)
+    request_id: str
+    trace: Mapping[str, str]
+    answers: Answers | None = attrs.field(default=None, repr=False)
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants the answer as it comes."""
+        return bool(self.body.get("stream"))
+
+
+@attrs.frozen(kw_only=True)
+class Whole:
+    """An answer that has come.
+
+    Attributes:
+        status: What the client gets.
+        headers: Of the backend's answer.
+        body: The bytes.
+        usage: Its tokens, where it says so.
+        model: The model that the backend says it is.
+        error_code: Of an error, for the audit log; "" of an answer.
+        dropped: Fields that the backend did not get.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes = attrs.field(repr=False)
+    usage: Usage | None = None
+    model: str = ""
+    error_code: str = ""
+    dropped: tuple[str, ...] = ()
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Begun:
+    """A stream that has begun.
+
+    Attributes:
+        answer: Where the rest comes from.
+        splitter: Cuts it.
+        judge: Has read the first events.
+        events: Those, up to the first that says something, and what each is.
+        silence_seconds: Longest time between two events.
+        hides_usage: Whether the client did not ask for usage, and gets none.
+        dropped: Fields that the backend did not get.
+    """
+
+    answer: StreamedResponse
+    splitter: Splitter
+    judge: AnswerJudge
+    events: tuple[tuple[Kind, bytes], ...]
+    silence_seconds: float
+    hides_usage: bool
+    dropped: tuple[str, ...] = ()
+
+
+@attrs.frozen(eq=False)
+class Attempts:
+    """Makes attempts.
+
+    Attributes:
+        transport: The way to the backends.
+        keys: Their credentials.
+    """
+
+    transport: Transport
+    keys: BackendKeys
+
+    async def make(self, permit: Permit, asked: Asked, silence_seconds: float) -> Whole | Begun | Failure:
+        """Send the request to one backend; a stream that has begun has to be released.
+
+        Args:
+            permit: Leave to do so.
+            asked: The request.
+            silence_seconds: Longest wait for the first byte, and between two later ones.
+        """
+        backend = permit.backend
+        key = self.keys.key_of(backend.key_file) if backend.key_file else ""
+        if (missing := _missing(backend, key, asked.path)) is not None:
+            return missing
+        try:
+            rebuilt = rebuild(asked.path, asked.body, backend)
+        except DialectError as exc:
+            return Failure(Cause.UNSUPPORTED, str(exc))
+        lines = request_lines(backend, key, asked.request_id, asked.trace)
+        answer, keeps = None, False
+        try:
+            with trio.CancelScope() as silence:
+                silence.deadline = trio.current_time() + silence_seconds
+                answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body)
+                by_messages = asks_by_messages(asked.path, backend)
+                reader = _Reader(answer, silence, silence_seconds, backend, by_messages=by_messages)
+                found = await reader.read(asked.streams)
+                if isinstance(found, Begun):
+                    keeps = True
+                    return attrs.evolve(found, hides_usage=rebuilt.usage_added, dropped=asked.dropped + rebuilt.dropped)
+                return (
+                    attrs.evolve(found, dropped=asked.dropped + rebuilt.dropped) if isinstance(found, Whole) else found
+                )
+            return Failure(Cause.TIMEOUT, f"it was silent for {silence_seconds:g} seconds")
+        except ConnectError as exc:
+            late = isinstance(exc.__cause__, TimeoutError)
+            return Failure(Cause.TIMEOUT if late else Cause.CONNECT, str(exc))
+        except HttpError as exc:
+            return Failure(Cause.BROKEN, str(exc))
+        except OversizedEventError as exc:
+            return Failure(Cause.MALFORMED, str(exc))
+        finally:
+            if answer is not None and not keeps:
+                await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+
+
+def _missing(backend: Backend, key: str, path: str) -> Failure | None:
+    if backend.missing or not backend.base_url:
+        return Failure(Cause.MISSING, backend.missing or "its address is not known")
+    if path not in FIELDS or (backend.dialect == "anthropic" and path not in ("/chat/completions", COUNT_TOKENS)):
+        return Failure(Cause.MISSING, f"it has nothing at {path}")
+    if path == COUNT_TOKENS and backend.provider and backend.dialect != "anthropic":
+        return Failure(Cause.UNSUPPORTED, f"backend {backend.name} counts no tokens; ask for a model that does")
+    if backend.key_file and not key:
+        return Failure(Cause.KEY, f"no key can be read from {backend.key_file}")
+    return None
+
+
+@attrs.frozen(eq=False)
+class _Reader:
+    """Reads one answer until it is known what it is.
+
+    Attributes:
+        answer: The answer.
+        silence: Its deadline moves with every byte.
+        silence_seconds: By how much.
+        backend: Whose answer.
+        by_messages: Whether it answers in Anthropic's messages.
+    """
+
+    answer: StreamedResponse
+    silence: trio.CancelScope
+    silence_seconds: float
+    backend: Backend
+    by_messages: bool
+
+    async def read(self, streams: bool) -> Whole | Begun | Failure:
+        head = self.answer.head
+        encoding = (head.headers.get("content-encoding") or "identity").lower()
+        if encoding != "identity":
+            return Failure(
+                Cause.MALFORMED, f"its answer is encoded as {encoding}, which was not asked for", head.status
+            )
+        media_type = (head.headers.get("content-type") or "").partition(";")[0].strip().lower()
+        if head.status == 200 and streams and media_type == "text/event-stream":
+            return await self._begin()
+        return await self._whole(streams)
+
+    async def _begin(self) -> Begun | Whole | Failure:
+        splitter: Splitter = MessagesSplitter() if self.by_messages else EventSplitter()
+        judge_ = AnswerJudge()
+        events: list[tuple[Kind, bytes]] = []  # the client has nothing of them: what is wrong with one leads on
+        while True:
+            # Only an event that says something moves the deadline: comments and drops of one would else be for ever.
+            piece = await self.answer.receive_some()
+            if not piece:
+                return Failure(Cause.BROKEN, "its stream ended before anything was said")
+            for event in splitter.feed(piece):
+                kind = judge_.take(event)
+                events.append((kind, event))
+                if kind is Kind.ERROR:
+                    return self._error(judge_.error or {}, 200, b"")
+                empty = kind is Kind.DONE and not any(each is Kind.PIECE for each, _ in events)
+                if kind is Kind.GARBAGE or empty:
+                    return Failure(Cause.MALFORMED, "its stream has an event that is no piece of an answer", 200)
+            if any(kind is Kind.PIECE for kind, _ in events):
+                return Begun(
+                    answer=self.answer,
+                    splitter=splitter,
+                    judge=judge_,
+                    events=tuple(events),
+                    silence_seconds=self.silence_seconds,
+                    hides_usage=False,
+                )
+
+    async def _whole(self, streams: bool) -> Whole | Failure:
+        received, started_at = bytearray(), None
+        while piece := await self.answer.receive_some():
+            received += piece
+            if len(received) > MAX_ANSWER_BYTES:
+                return Failure(
+                    Cause.MALFORMED, f"its answer is longer than {MAX_ANSWER_BYTES} bytes", self.answer.status
+                )
+            now = trio.current_time()
+            if not received.isspace():  # space comes while a provider has not begun: a byte of it is no drip
+                started_at = now if started_at is None else started_at
+                slowest = started_at + self.silence_seconds + len(received) / LEAST_BYTES_PER_SECOND
+                self.silence.deadline = min(now + self.silence_seconds, slowest)
+        return self._judged(bytes(received), streams)
+
+    def _judged(self, body: bytes, streams: bool) -> Whole | Failure:
+        status, headers = self.answer.status, self.answer.headers
+        try:
+            said = orjson.loads(body)
+            if self.by_messages and isinstance(said, dict):
+                said = chat_of_message(said)
+                body = orjson.dumps(said)
+        except (orjson.JSONDecodeError, DialectError):
+            said = None
+        error = error_in(said)
+        if error is not None:
+            return self._error(error, status, body)
+        if (failure := judge(status, headers, None, ours=not self.backend.provider)) is not None:
+            return failure
+        if status in (401, 403):
+            return self._error({}, status, body)
+        if status >= 400:
+            code = "backend_refused"
+            message = f"the backend answers {status}, and does not say why in a way that can be read"
+            return self._own(status, message, code)
+        if not isinstance(said, dict):
+            return Failure(Cause.MALFORMED, "its answer is no JSON object", status)
+        if streams:
+            return Failure(Cause.MALFORMED, "it was asked for a stream and answers with none", status)
+        model = said.get("model")
+        return Whole(
+            status=status,
+            headers=headers,
+            body=body,
+            usage=usage_of(said),
+            model=model if isinstance(model, str) else "",
+        )
+
+    def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Whole | Failure:
+        """Judge an error, by the status that it should have had if it came with 200."""
+        meant = status if status >= 300 else status_of_error(error)
+        if (failure := judge(meant, self.answer.headers, error, ours=not self.backend.provider)) is not None:
+            return failure
+        if meant in (401, 403) and (self.backend.provider or self.backend.key_file):
+            # The credentials were this router's: what the provider says of them is not for the client.
+            message = "the backend does not take this router's credentials; its operator has to see to that"
+            return self._own(502, message, "backend_refused_credentials")
+        code = str(error.get("code") or error.get("type") or "error")
+        text = body if status == meant and body else orjson.dumps({"error": dict(error)})
+        return Whole(status=meant, headers=self.answer.headers, body=text, error_code=code)
+
+    def _own(self, status: int, message: str, code: str) -> Whole:
+        body = orjson.dumps({"error": error_object(status, message, code)})
+        return Whole(status=status, headers=self.answer.headers, body=body, error_code=code)

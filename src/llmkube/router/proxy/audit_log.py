@@ -1,0 +1,216 @@
+"""One line of JSON for each request: who asked, what was decided and why, what was tried, what became of it.
+
+The lines are a chain of receipts: each carries the hash of the one before (`router.receipts`). A line is owed: where
+lines come faster than they can be written, requests wait for theirs. Files are written in a thread, many lines at a
+time. No prompt and no answer is in a line, unless the config asks for whole requests.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import attrs
+import structlog
+import trio
+
+from llmkube import __version__
+from llmkube.router.config.routing_config import Audit, RoutingConfig
+from llmkube.router.config.written_form import config_digest
+from llmkube.router.proxy.record import Record
+from llmkube.router.receipts.chain import ReceiptChain
+
+MAX_WAITING_LINES: Final = 4096
+PUT_SECONDS: Final = 5.0
+"""How long a request waits for room for its line at most."""
+
+DRAIN_SECONDS: Final = 5.0
+"""For the lines of the last requests, when the router stops."""
+
+Write = Callable[[Sequence[bytes]], Awaitable[None]]
+"""Writes lines where they belong; raises OSError if that cannot be."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+class LineLostError(Exception):
+    """A line could not be written in time: the chain has a gap, which `llmkube router verify` names."""
+
+
+def writer_of(audit: Audit) -> Write:
+    """Return what writes where the config says, in a thread: a pipe without a reader stops no other request."""
+    blocking = _to_file(Path(audit.path)) if audit.sink == "file" else _to_stdout
+    limiter = trio.CapacityLimiter(1)
+
+    async def write(lines: Sequence[bytes]) -> None:
+        await trio.to_thread.run_sync(blocking, lines, limiter=limiter)
+
+    return write
+
+
+def _to_file(path: Path) -> Callable[[Sequence[bytes]], None]:
+    def append(lines: Sequence[bytes]) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            _write_all(descriptor, b"".join(lines))
+        finally:
+            os.close(descriptor)
+
+    return append
+
+
+def _to_stdout(lines: Sequence[bytes]) -> None:
+    sys.stdout.flush()
+    _write_all(sys.stdout.fileno(), b"".join(lines))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@attrs.define(eq=False)
+class AuditLog:
+    """The lines of one router, in order.
+
+    Attributes:
+        write: Where they go; the config may change it.
+        chain: Makes receipts of them.
+        utcnow: The wall clock.
+    """
+
+    write: Write
+    chain: ReceiptChain
+    utcnow: Callable[[], datetime]
+    _sender: trio.MemorySendChannel[bytes] = attrs.field(init=False)
+    _lines: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
+    _taken: list[bytes] = attrs.field(factory=list)
+    _failing: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self._sender, self._lines = trio.open_memory_channel[bytes](MAX_WAITING_LINES)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last lines could not be written."""
+        return self._failing
+
+    async def begin(self, config: RoutingConfig) -> None:
+        """Write that decisions are made by this config."""
+        await self._put(self.chain.start(config=config_digest(config), fields=self._named("router.start", config)))
+
+    async def reload(self, config: RoutingConfig) -> None:
+        """Write that decisions are made by another config from here on."""
+        await self._put(self.chain.reload(config=config_digest(config), fields=self._named("router.config", config)))
+
+    async def dispatched(self, fields: Mapping[str, Any]) -> None:
+        """Write what became of a request, also of one that is cancelled: while too many lines wait, this one does.
+
+        Raises:
+            LineLostError: It has waited too long.
+        """
+        line = self.chain.decision({"ts": self.utcnow().isoformat(), "msg": "router.dispatch", **fields})
+        try:
+            self._sender.send_nowait(line)  # a scope for each request would cost more than its line
+        except trio.WouldBlock:
+            with trio.move_on_after(PUT_SECONDS) as patience:
+                patience.shield = True
+                await self._sender.send(line)
+            if patience.cancelled_caught:
+                raise LineLostError(f"no room for a line within {PUT_SECONDS:g} s") from None
+
+    def end_nowait(self, config: RoutingConfig) -> None:
+        """Write that nothing follows, if there is room for that."""
+        with contextlib.suppress(trio.WouldBlock):
+            self._sender.send_nowait(self.chain.end(self._named("router.end", config)))
+
+    def _named(self, message: str, config: RoutingConfig) -> dict[str, Any]:
+        return {"ts": self.utcnow().isoformat(), "msg": message, "router": config.name, "release": __version__}
+
+    async def _put(self, line: bytes) -> None:
+        try:
+            self._sender.send_nowait(line)
+        except trio.WouldBlock:
+            await self._sender.send(line)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Write lines until cancelled, and then those that are left."""
+        task_status.started()
+        try:
+            while True:
+                self._taken.append(await self._lines.receive())
+                await self._write_some()
+        finally:
+            with trio.move_on_after(DRAIN_SECONDS) as rest:
+                rest.shield = True
+                await self._write_some()
+
+    async def _write_some(self) -> None:
+        """Write what is there; a cancel leaves it for the next call."""
+        while len(self._taken) < MAX_WAITING_LINES:
+            try:
+                self._taken.append(self._lines.receive_nowait())
+            except trio.WouldBlock:
+                break
+        if not self._taken:
+            return
+        try:
+            await self.write(self._taken)
+            self._failing = False
+        except OSError as exc:
+            if not self._failing:
+                _log.error("cannot write the audit log", lines=len(self._taken), error=str(exc))
+            self._failing = True
+        self._taken = []
+
+
+def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str, Any]:
+    """Return what the line of one request says.
+
+    Args:
+        record: What became of it.
+        config: What counted for it.
+        seconds: From its beginning to its end.
+    """
+    facts, decision, usage = record.facts, record.decision, record.usage
+    backend = config.backends.get(record.backend)
+    return {
+        "router": config.name,
+        "requestID": record.request_id,
+        "traceID": record.trace_id,
+        "path": record.path,
+        "source": record.peer,
+        "team": facts.principal.team if facts else "",
+        "tenant": facts.principal.tenant if facts else "",
+        "model": facts.model if facts else "",
+        "classification": sorted(facts.classes) if facts else [],
+        "taskComplexity": facts.complexity if facts else "",
+        "status": record.status,
+        "outcome": record.outcome,
+        "rule": record.rule if decision else "",
+        "why": decision.why if decision else "",
+        "backend": record.backend,
+        "backendTier": "" if backend is None else "local" if backend.local else "cloud",
+        "answeredModel": record.model,
+        "attempts": [
+            {
+                "backend": each.backend,
+                "result": each.result,
+                "status": each.status,
+                "ms": round(each.seconds * 1000, 1),
+                "detail": each.detail,
+            }
+            for each in record.tries
+        ],
+        "streamed": record.streamed,
+        "latencyMs": round(seconds * 1000, 1),
+        "firstByteMs": None if record.first_byte_seconds is None else round(record.first_byte_seconds * 1000, 1),
+        "promptTokens": usage.prompt if usage else None,
+        "completionTokens": usage.completion if usage else None,
+        "cachedTokens": usage.cached if usage else None,
+        "droppedFields": list(record.dropped[:32]),
+    }

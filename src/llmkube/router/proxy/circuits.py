@@ -1,0 +1,144 @@
+"""When a backend is left alone, and who asks it first afterwards: a value and its transitions, by a given clock.
+
+```
+closed ──failures in a row──▶ open until T ──T──▶ half-open: one request goes through ──success──▶ closed
+                                 ▲                        │
+                                 └──────failure, doubled──┘
+```
+"""
+
+import enum
+import random
+
+import attrs
+
+from llmkube.base.backoff import Backoff
+
+
+class State(enum.Enum):
+    """What a circuit is."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@attrs.frozen
+class Terms:
+    """When circuits open, and for how long.
+
+    Attributes:
+        failures: In a row.
+        pauses: How long, by how often it opened in a row.
+    """
+
+    failures: int = 3
+    pauses: Backoff = Backoff(base_seconds=15.0, cap_seconds=300.0)
+
+
+@attrs.frozen
+class Circuit:
+    """What is known of one backend.
+
+    Attributes:
+        failures: In a row.
+        opened: How often in a row.
+        open_until: 0 while it is closed.
+        probing: Whether the one request is under way.
+    """
+
+    failures: int = 0
+    opened: int = 0
+    open_until: float = 0.0
+    probing: bool = False
+
+    def state(self, now: float) -> State:
+        """Return what it is now."""
+        if not self.open_until:
+            return State.CLOSED
+        return State.OPEN if now < self.open_until else State.HALF_OPEN
+
+    def admit(self, now: float) -> tuple["Circuit", bool]:
+        """Return the circuit after a request has come by, and whether the request may go through."""
+        state = self.state(now)
+        if state is State.CLOSED:
+            return self, True
+        if state is State.OPEN or self.probing:
+            return self, False
+        return attrs.evolve(self, probing=True), True
+
+    def abandoned(self) -> "Circuit":
+        """The request that went through ended before anything was known: the next one may take its place."""
+        return attrs.evolve(self, probing=False)
+
+    def began(self) -> "Circuit":
+        """Its stream has begun: others may follow, and if this one breaks off it counts with the failures before."""
+        return attrs.evolve(self, open_until=0.0, probing=False)
+
+    def succeeded(self) -> "Circuit":
+        """It answered, to the end."""
+        return Circuit()
+
+    def failed(self, now: float, terms: Terms, rng: random.Random) -> "Circuit":
+        """It did not."""
+        failures = self.failures + 1
+        if self.state(now) is State.CLOSED and failures < terms.failures:
+            return attrs.evolve(self, failures=failures, probing=False)
+        if self.state(now) is State.OPEN:
+            return attrs.evolve(self, failures=failures)  # it went out before the circuit opened
+        opened = self.opened + 1
+        return Circuit(failures, opened, now + terms.pauses.delay(opened, rng))
+
+    def told_to_wait(self, now: float, seconds: float) -> "Circuit":
+        """It said itself when it wants to be asked again."""
+        return attrs.evolve(self, open_until=max(self.open_until, now + seconds), probing=False)
+
+
+@attrs.define(eq=False)
+class Circuits:
+    """Those of all backends, by name.
+
+    Attributes:
+        terms: Of all.
+        rng: Spreads the pauses.
+    """
+
+    terms: Terms
+    rng: random.Random
+    _by_name: dict[str, Circuit] = attrs.field(factory=dict)
+
+    def of(self, name: str) -> Circuit:
+        """Return the circuit of a backend."""
+        return self._by_name.get(name, _CLOSED)
+
+    def admit(self, name: str, now: float) -> bool:
+        """Whether a request may go to this backend; if so, one of the next four calls has to follow."""
+        self._by_name[name], may = self.of(name).admit(now)
+        return may
+
+    def began(self, name: str) -> None:
+        """The backend's stream has begun."""
+        self._by_name[name] = self.of(name).began()
+
+    def succeeded(self, name: str) -> None:
+        """The backend answered, to the end."""
+        self._by_name[name] = _CLOSED
+
+    def failed(self, name: str, now: float, *, wait_seconds: float | None = None) -> None:
+        """The backend did not answer, or said when it wants to be asked again."""
+        circuit = self.of(name)
+        if wait_seconds is not None:
+            self._by_name[name] = circuit.told_to_wait(now, wait_seconds)
+        else:
+            self._by_name[name] = circuit.failed(now, self.terms, self.rng)
+
+    def abandoned(self, name: str) -> None:
+        """Nothing became known."""
+        self._by_name[name] = self.of(name).abandoned()
+
+    def keep_only(self, names: frozenset[str]) -> None:
+        """Forget backends that are no more, or are others under the same name."""
+        self._by_name = {name: circuit for name, circuit in self._by_name.items() if name in names}
+
+
+_CLOSED = Circuit()

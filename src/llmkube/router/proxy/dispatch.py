@@ -1,0 +1,344 @@
+"""Asks one backend after the other until one answers, and gives its answer to the client.
+
+It leads on only for the causes of `verdicts`, and only while the client has nothing of an answer. Every wait has the
+bound that the decision gave its backend. An engine of ours that loads its model is waited for, if no other answers.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.message import Headers, Response
+from llmkube.router.budgets.meter import asked_tokens
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.policy.decision import Decision
+from llmkube.router.policy.permits import Permit
+from llmkube.router.policy.request_facts import NOBODY
+from llmkube.router.proxy.attempt import Asked, Attempts, Begun, Whole
+from llmkube.router.proxy.circuits import Circuits, State
+from llmkube.router.proxy.client_stream import ClientStream
+from llmkube.router.proxy.passed_headers import answer_headers
+from llmkube.router.proxy.record import Record
+from llmkube.router.proxy.relay import UNTRANSLATABLE, Ending, relay
+from llmkube.router.proxy.request_body import COUNT_TOKENS, STREAMING
+from llmkube.router.proxy.verdicts import Cause, Failure
+from llmkube.router.queue.turns import Line, Turn, Turns
+from llmkube.router.refusals import error_object
+
+LOADING_POLL_SECONDS: Final = 1.0
+"""How often an engine that loads is asked again."""
+
+COMMENT_SECONDS: Final = 5.0
+"""How often a client that waits for a stream hears that it is not forgotten."""
+
+LOADING_COMMENT: Final = b": the model is loading\n\n"
+QUEUE_COMMENT: Final = b": the request waits for its turn\n\n"
+_NEWEST_SHARE: Final = 0.2
+
+
+@attrs.define(eq=False)
+class Observed:
+    """What was seen of the backends.
+
+    Attributes:
+        in_flight: Requests under way, those in a queue among them, by the backend's name.
+        first_byte_seconds: Time to the first byte, by the backend's name: a mean in which the newest counts a fifth.
+    """
+
+    in_flight: Counter[str] = attrs.field(factory=Counter)
+    first_byte_seconds: dict[str, float] = attrs.field(factory=dict)
+
+    def began(self, backend: str, seconds: float) -> None:
+        """Note how long a backend took to begin its answer."""
+        before = self.first_byte_seconds.get(backend, seconds)
+        self.first_byte_seconds[backend] = before + _NEWEST_SHARE * (seconds - before)
+
+
+@attrs.define(eq=False)
+class Dispatcher:
+    """Carries decisions out.
+
+    Attributes:
+        attempts: Makes one attempt.
+        circuits: Which backends are left alone.
+        observed: What was seen of them.
+        turns: The queues in front of engines.
+        on_try: Told of each attempt: the backend's name and what came of it.
+    """
+
+    attempts: Attempts
+    circuits: Circuits
+    observed: Observed
+    turns: Turns
+    on_try: Callable[[str, str], None]
+
+    async def answer(self, decision: Decision, asked: Asked, exchange: StreamExchange, record: Record) -> None:
+        """Give the client the answer of the first backend that has one, else say why there is none."""
+        client = ClientStream(exchange, asked.answers)
+        failures: list[Failure] = []
+        cold: list[Permit] = []
+        for permit in decision.order:
+            failure = await self._try(permit, decision, asked, client, record)
+            if failure is None:
+                return
+            failures.append(failure)
+            if failure.cause is Cause.LOADING:
+                cold.append(permit)
+        if cold:
+            last = await self._wait_for(cold[0], decision, asked, client, record)
+            if last is None:
+                return
+            failures.append(last)
+        status, code, message, headers = self._refusal(decision, failures, record)
+        record.status, record.outcome = status, code
+        if client.begun:
+            await client.fail(error_object(status, message, code))
+            return
+        said = {"error": error_object(status, message, code)}
+        named = Headers.of({"X-Request-Id": record.request_id, **headers})
+        await client.respond(Response.json(status, said, headers=named))
+
+    async def _try(
+        self, permit: Permit, decision: Decision, asked: Asked, client: ClientStream, record: Record
+    ) -> Failure | None:
+        """Return why a backend does not answer; None when the client has its answer. One with slots is waited for."""
+        backend, started_at = permit.backend, trio.current_time()
+        is_open = self.circuits.of(backend.name).state(started_at) is State.OPEN
+        self.observed.in_flight[backend.name] += 1
+        try:
+            if not backend.slots or is_open or asked.path == COUNT_TOKENS:
+                return await self._ask(permit, decision, asked, client, record)
+            line = self.turns.line(backend)
+            most = asked_tokens(asked.body) if asked.path in STREAMING else 0
+            tokens = line.tokens_of(len(client.exchange.body), most)
+            with self.turns.turn(backend, _tenant(record), tokens) as turn:
+                seconds = decision.first_byte_seconds[backend.name]
+                headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None
+                if not await _until_called(turn, seconds, client, headers):
+                    failure = _not_called(turn, line)
+                    record.tried(backend.name, failure, trio.current_time() - started_at)
+                    self.on_try(backend.name, failure.cause.value)
+                    return failure
+                unanswered = await self._ask(permit, decision, asked, client, record)
+                if unanswered is not None:
+                    turn.took = turn.tokens if unanswered.counts else 0
+                elif record.usage is not None:
+                    usage = record.usage
+                    line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
+                return unanswered
+        finally:
+            self.observed.in_flight[backend.name] -= 1
+
+    async def _ask(
+        self, permit: Permit, decision: Decision, asked: Asked, client: ClientStream, record: Record
+    ) -> Failure | None:
+        """Return why a backend does not answer, whose turn it is; None when the client has its answer."""
+        name, started_at = permit.backend.name, trio.current_time()
+        if not self.circuits.admit(name, started_at):
+            failure = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
+            record.tried(name, failure, 0.0)
+            self.on_try(name, failure.cause.value)
+            return failure
+        found: Whole | Begun | Failure | None = None
+        try:
+            found = await self._attempt(permit, asked, decision.first_byte_seconds[name], client, record)
+            seconds = trio.current_time() - started_at
+            self._note(name, found, seconds, record)
+            if isinstance(found, Failure):
+                return found
+            record.backend, record.first_byte_seconds = name, trio.current_time() - record.started_at
+            record.dropped = found.dropped
+            if isinstance(found, Whole):
+                await self._give(found, permit, client, record)
+            else:
+                await self._relay(found, permit, client, record)
+            return None
+        finally:
+            if found is None:
+                self.circuits.abandoned(name)
+            if isinstance(found, Begun):
+                await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
+
+    async def _attempt(
+        self, permit: Permit, asked: Asked, silence_seconds: float, client: ClientStream, record: Record
+    ) -> Whole | Begun | Failure:
+        """Make the attempt; a client that waits for a stream already hears comments meanwhile."""
+        if not client.begun:
+            return await self.attempts.make(permit, asked, silence_seconds)
+        found: list[Whole | Begun | Failure] = []
+        done = trio.Event()
+
+        async def make() -> None:
+            found.append(await self.attempts.make(permit, asked, silence_seconds))
+            done.set()
+
+        handed = False
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(make)
+                await _comment_until(done, client, _comment(record))
+            handed = True
+        finally:
+            if not handed and found and isinstance(found[0], Begun):
+                await self.attempts.transport.release(permit, found[0].answer)  # noqa: ASYNC102 (closes at once)
+        return found[0]
+
+    def _note(self, name: str, found: Whole | Begun | Failure, seconds: float, record: Record) -> None:
+        """Tell circuit, metrics and record what came of an attempt."""
+        now = trio.current_time()
+        if not isinstance(found, Failure):
+            (self.circuits.began if isinstance(found, Begun) else self.circuits.succeeded)(name)
+            self.observed.began(name, seconds)
+            record.tried(name, None, seconds, found.status if isinstance(found, Whole) else 200)
+            self.on_try(name, "answered")
+            return
+        record.tried(name, found, seconds)
+        self.on_try(name, found.cause.value)
+        if found.cause is Cause.RATE_LIMITED or found.retry_after_seconds is not None:
+            self.circuits.failed(name, now, wait_seconds=found.retry_after_seconds or 1.0)
+        elif found.counts:
+            self.circuits.failed(name, now)
+        else:
+            self.circuits.abandoned(name)
+
+    async def _give(self, whole: Whole, permit: Permit, client: ClientStream, record: Record) -> None:
+        record.status, record.usage, record.model = whole.status, whole.usage, whole.model
+        record.outcome = "ok" if whole.status < 400 else whole.error_code
+        if client.begun:  # with 200, while the engine loaded
+            await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
+            return
+        headers = answer_headers(whole.headers, record.request_id, permit.backend.name)
+        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", _server_timing(record))
+        try:
+            await client.respond(Response(whole.status, headers, whole.body))
+        except DialectError as exc:
+            record.status, record.outcome = 502, Ending.UNTRANSLATABLE.value
+            said = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", record.outcome)}
+            await client.respond(Response.json(502, said, headers=headers))
+
+    async def _relay(self, begun: Begun, permit: Permit, client: ClientStream, record: Record) -> None:
+        record.status, record.streamed = 200, True
+        headers = answer_headers(begun.answer.headers, record.request_id, permit.backend.name)
+        try:
+            await client.begin(headers.with_("Server-Timing", _server_timing(record)))
+            ending = await relay(begun, client)
+            record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
+        finally:
+            record.usage, record.model = begun.judge.usage, begun.judge.model
+        if ending is Ending.WHOLE:
+            self.circuits.succeeded(permit.backend.name)
+        elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE):
+            self.circuits.failed(permit.backend.name, trio.current_time())
+
+    async def _wait_for(
+        self, permit: Permit, decision: Decision, asked: Asked, client: ClientStream, record: Record
+    ) -> Failure | None:
+        """Ask an engine of ours that loads its model again and again, for as long as its first byte may take."""
+        until = record.started_at + decision.first_byte_seconds[permit.backend.name]
+        silent_since = trio.current_time()
+        while trio.current_time() + LOADING_POLL_SECONDS < until:
+            await trio.sleep(LOADING_POLL_SECONDS)
+            if asked.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
+                await client.begin(answer_headers(Headers(), record.request_id, permit.backend.name))
+                await client.send(LOADING_COMMENT)
+                silent_since = trio.current_time()
+            failure = await self._try(permit, decision, asked, client, record)
+            if failure is None or failure.cause is not Cause.LOADING:
+                return failure
+            record.tries.pop()  # the first time it said so is there
+        return Failure(Cause.LOADING, "it still loads its model", 503)
+
+    def _refusal(
+        self, decision: Decision, failures: list[Failure], record: Record
+    ) -> tuple[int, str, str, Mapping[str, str]]:
+        """Return status, code, message and headers of the answer to a request that no backend answers."""
+        tried = "; ".join(f"{each.backend}: {each.result}" for each in record.tries)
+        message = f"no backend answered ({tried})"
+        if all(each.cause is Cause.UNSUPPORTED for each in failures):
+            return 400, "unsupported", failures[0].detail, {}
+        last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
+        again = {"Retry-After": str(self._seconds_until_again(decision))}
+        if decision.rule is not None and decision.rule.fail_closed:
+            return 503, "fail_closed_runtime", f"{message}, and rule {decision.rule.name!r} fails closed", again
+        if last.cause is Cause.QUEUE:
+            again = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
+            return (429, "tenant_queue_full", message, again) if last.is_own else (503, "queue_full", message, again)
+        if last.cause is Cause.TIMEOUT:
+            return 504, "backend_timeout", message, {}
+        if last.cause is Cause.RATE_LIMITED:
+            return 429, "rate_limited", message, again
+        if last.cause is Cause.LOADING:
+            return 503, "model_loading", message, {"Retry-After": "5"}
+        if last.cause in (Cause.CIRCUIT, Cause.KEY, Cause.MISSING):
+            return 503, "no_backend_available", message, again
+        return 502, "all_backends_failed", message, {}
+
+    def _seconds_until_again(self, decision: Decision) -> int:
+        now = trio.current_time()
+        waits = [self.circuits.of(permit.backend.name).open_until - now for permit in decision.order]
+        return max(1, math.ceil(min(waits, default=1.0)))
+
+
+def _tenant(record: Record) -> str:
+    """Return whom a turn is charged to: the team, else the tenant."""
+    principal = record.facts.principal if record.facts is not None else NOBODY
+    return principal.team or principal.tenant
+
+
+async def _until_called(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
+    """Return whether a turn comes in time; with headers the client wants a stream, and hears comments meanwhile."""
+    until = trio.current_time() + seconds
+    while not turn.called.is_set() and (left := until - trio.current_time()) > 0:
+        with trio.move_on_after(left if comment_headers is None else min(left, COMMENT_SECONDS)):
+            await turn.called.wait()
+        if comment_headers is not None and not turn.called.is_set() and trio.current_time() < until:
+            await client.begin(comment_headers)
+            await client.send(QUEUE_COMMENT)
+    return turn.admitted_at is not None
+
+
+def _not_called(turn: Turn, line: Line) -> Failure:
+    """Return why it never was a request's turn."""
+    again = float(line.retry_seconds())
+    if turn.is_dropped:
+        return Failure(Cause.QUEUE, "its queue is full", retry_after_seconds=again, is_own=turn.is_own)
+    is_own = line.queue.waiting_of(turn.tenant) > 1
+    return Failure(Cause.QUEUE, "no slot of it was free in time", retry_after_seconds=again, is_own=is_own)
+
+
+def _comment(record: Record) -> bytes:
+    """Return what a client that waits is told."""
+    loads = any(each.result == Cause.LOADING.value for each in record.tries)
+    return LOADING_COMMENT if loads else QUEUE_COMMENT
+
+
+async def _comment_until(done: trio.Event, client: ClientStream, comment: bytes) -> None:
+    while not done.is_set():
+        with trio.move_on_after(COMMENT_SECONDS):
+            await done.wait()
+        if not done.is_set():
+            await client.send(comment)
+
+
+def _server_timing(record: Record) -> str:
+    """Return where the time went, in milliseconds (W3C Server Timing)."""
+    parts = [f"total;dur={_ms(record.first_byte_seconds or 0.0)}"]
+    if record.tries:
+        parts.append(f"backend;dur={_ms(record.tries[-1].seconds)}")
+        parts.append(f'attempts;desc="{len(record.tries)}"')
+    usage = record.usage
+    if usage is not None and usage.prefill_ms is not None:
+        parts.append(f"prefill;dur={usage.prefill_ms:.1f}")
+        parts.append(f'cached;desc="{usage.cached}"')
+    if usage is not None and usage.decode_ms is not None:
+        parts.append(f"decode;dur={usage.decode_ms:.1f}")
+    return ", ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"

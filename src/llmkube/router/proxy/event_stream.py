@@ -1,0 +1,184 @@
+"""Server-sent events of an answer: cut from its bytes, and judged for whether the answer came to its end. Pure."""
+
+import enum
+import re
+from typing import Any, Final, Protocol
+
+import orjson
+
+from llmkube.router.budgets.usage import Usage, usage_of
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.messages_backend import MessageEvents
+from llmkube.router.proxy.verdicts import error_in
+
+MAX_EVENT_BYTES: Final = 4 << 20
+"""A longer event is a fault of the backend."""
+
+DONE: Final = b"data: [DONE]\n\n"
+
+_END: Final = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_LONGEST_END: Final = 4
+
+
+class OversizedEventError(Exception):
+    """An event is longer than any that makes sense."""
+
+
+class Splitter(Protocol):
+    """Cuts an answer into events of chat completions."""
+
+    @property
+    def rest(self) -> bytes:
+        """What has come of an event that is not whole."""
+        ...
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes and return the events that are whole."""
+        ...
+
+
+class EventSplitter:
+    """Cuts whole events from bytes as they come."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes and return the events that are whole, each with its empty line.
+
+        Raises:
+            OversizedEventError: One is too long.
+        """
+        begun = max(0, len(self.rest) - _LONGEST_END + 1)
+        self.rest += data
+        found, at = [], 0
+        while (end := _END.search(self.rest, max(at, begun))) is not None:
+            found.append(self.rest[at : end.end()])
+            at = end.end()
+        self.rest = self.rest[at:]
+        if len(self.rest) > MAX_EVENT_BYTES:
+            raise OversizedEventError(f"an event is longer than {MAX_EVENT_BYTES} bytes")
+        return found
+
+
+class MessagesSplitter:
+    """Cuts the events of Anthropic's messages from bytes as they come, and returns them as those of a chat."""
+
+    def __init__(self) -> None:
+        self._splitter = EventSplitter()
+        self._events = MessageEvents()
+
+    @property
+    def rest(self) -> bytes:
+        """What has come of an event that is not whole."""
+        return self._splitter.rest
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes and return the events that are whole.
+
+        Raises:
+            OversizedEventError: One is too long.
+        """
+        return [each for event in self._splitter.feed(data) for each in self._translated(event)]
+
+    def _translated(self, event: bytes) -> list[bytes]:
+        data = data_of(event)
+        said = None if data is None else _object_in(data)
+        if said is None:
+            return [event]  # a comment, or garbage, which the judge finds out
+        if said.get("type") == "ping":
+            return [b": ping\n\n"]
+        was_done = self._events.done
+        try:
+            chunks = self._events.take(said)
+        except DialectError:
+            return [b"data: {}\n\n"]  # garbage
+        found = [b"data: %b\n\n" % orjson.dumps(each) for each in chunks]
+        return [*found, DONE] if self._events.done and not was_done else found
+
+
+class Kind(enum.Enum):
+    """What one event is."""
+
+    COMMENT = "a comment, or nothing"
+    PIECE = "a piece of the answer"
+    USAGE = "nothing but the usage"
+    ERROR = "an error"
+    DONE = "the end"
+    GARBAGE = "nothing that can be read"
+
+
+class AnswerJudge:
+    """Reads the events of one answer.
+
+    Attributes:
+        usage: Tokens, as far as they are known.
+        error: The error that the backend sent.
+        model: The model that the backend says it is.
+        done: Whether `[DONE]` came.
+    """
+
+    def __init__(self) -> None:
+        self.usage: Usage | None = None
+        self.error: dict[str, Any] | None = None
+        self.model = ""
+        self.done = False
+        self._finished: dict[int, bool] = {}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer came to its end: it said so, or every choice has a reason to be finished."""
+        return self.done or (bool(self._finished) and all(self._finished.values()))
+
+    def take(self, event: bytes) -> Kind:
+        """Read the next event."""
+        data = data_of(event)
+        if data is None:
+            return Kind.COMMENT
+        if data.strip() == b"[DONE]":
+            self.done = True
+            return Kind.DONE
+        said = _object_in(data)
+        if said is None:
+            return Kind.GARBAGE
+        error = error_in(said)
+        if error is not None:
+            self.error = dict(error)
+            return Kind.ERROR
+        self.usage = usage_of(said, self.usage)
+        if isinstance(model := said.get("model"), str):
+            self.model = self.model or model
+        choices = said.get("choices")
+        if not isinstance(choices, list):
+            return Kind.GARBAGE
+        if not choices:
+            return Kind.USAGE if "usage" in said else Kind.PIECE
+        self._note_finished(choices)
+        return Kind.PIECE
+
+    def _note_finished(self, choices: list[Any]) -> None:
+        for choice in choices:
+            if isinstance(choice, dict):
+                index = choice.get("index")
+                at = index if isinstance(index, int) else 0
+                self._finished[at] = self._finished.get(at, False) or bool(choice.get("finish_reason"))
+
+
+def data_of(event: bytes) -> bytes | None:
+    """Return the data of an event; None of one without, a comment for instance."""
+    found = [line[5:] for line in _LINE_END.split(event) if line.startswith(b"data:")]
+    return b"\n".join(line.removeprefix(b" ") for line in found) if found else None
+
+
+def _object_in(data: bytes) -> dict[str, Any] | None:
+    try:
+        said = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return said if isinstance(said, dict) else None
+
+
+def error_event(error: dict[str, Any]) -> bytes:
+    """Return the event by which a stream ends that is not whole."""
+    return b"data: %b\n\n" % orjson.dumps({"error": error})

@@ -1,0 +1,337 @@
+"""Answers clients: a request is read, decided on by policy alone, and carried out; each leaves one record.
+
+```
+ head ─ judge ─▶ body ─▶ facts ─▶ permits ─▶ decision ─▶ dispatcher ─▶ backend
+                                                  └────▶ shadows
+```
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.message import Headers, Response
+from llmkube.router.budget_store.budget_file import BudgetFileError
+from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
+from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request
+from llmkube.router.dialects.ollama_models import LISTS, VERSION, listed, running, shown
+from llmkube.router.origin_policy import is_preflight, preflight_answer
+from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
+from llmkube.router.policy.permits import permits_for
+from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
+from llmkube.router.proxy.attempt import Asked
+from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
+from llmkube.router.proxy.dispatch import Dispatcher
+from llmkube.router.proxy.key_files import ClientKeys
+from llmkube.router.proxy.metrics import RouterMetrics, class_label, known_classes
+from llmkube.router.proxy.passed_headers import request_id_of, trace_of
+from llmkube.router.proxy.principals import principal_of
+from llmkube.router.proxy.record import Record
+from llmkube.router.proxy.relay import Ending
+from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, parse_body, refuse_urls
+from llmkube.router.proxy.shadows import Shadows
+from llmkube.router.refusals import RefusedError, refused
+
+ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
+"""What is asked of backends: each with a permit, and a reserve in its budgets."""
+
+_REFUSALS: Final = {
+    NO_ROUTE: (404, "no_route"),
+    FAIL_CLOSED: (503, "fail_closed"),
+    NOT_PERMITTED: (503, "not_permitted"),
+    MODEL_NOT_ALLOWED: (403, "model_not_allowed"),
+}
+NEVER_AGAIN: Final = {"X-Should-Retry": "false"}
+_HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
+
+  GET  /v1/models              what can be asked for
+  POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank
+  POST /v1/messages, /v1/messages/count_tokens (Anthropic's)
+  Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
+  GET  /healthz, /readyz       whether the router is there, and whether it can answer
+"""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@attrs.define(eq=False)
+class Routing:
+    """What counts now; a reload replaces it as a whole, and requests under way keep theirs.
+
+    Attributes:
+        config: What the router runs by.
+        keys: Those of clients; None where clients need none.
+    """
+
+    config: RoutingConfig
+    keys: ClientKeys | None
+    classes: frozenset[str] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.classes = known_classes(self.config)
+
+
+@attrs.define(eq=False, kw_only=True)
+class RouterHandler:
+    """The `StreamHandler` of a router.
+
+    Attributes:
+        routing: Returns what counts now.
+        dispatcher: Carries decisions out.
+        shadows: Sends copies.
+        metrics: Counts.
+        audit: Writes down.
+        budgets: Those that requests are under.
+        ready: Returns whether requests can be answered, and why not.
+        created: When the router began, for the models that it lists, in seconds since 1970.
+        rng: Draws for weights and names of requests.
+    """
+
+    routing: Callable[[], Routing]
+    dispatcher: Dispatcher
+    shadows: Shadows
+    metrics: RouterMetrics
+    audit: AuditLog
+    budgets: KeptBudgets
+    ready: Callable[[], tuple[bool, str]]
+    created: int
+    rng: random.Random
+
+    async def __call__(self, exchange: StreamExchange) -> None:
+        """Answer one request."""
+        head = exchange.head
+        path, reading = head.path.rstrip("/") or "/", head.method in ("GET", "HEAD")
+        below = path.removeprefix("/v1")
+        if is_preflight(head):
+            await exchange.respond(preflight_answer(head))
+        elif path in ("/healthz", "/health") and reading:
+            await exchange.respond(Response.json(200, {"status": "ok"}))
+        elif path == "/readyz" and reading:
+            is_ready, why = self.ready()
+            said = {"status": "ok" if is_ready else "not ready", "reason": why}
+            await exchange.respond(Response.json(200 if is_ready else 503, said))
+        elif path in ("/", "/v1") and reading:
+            await exchange.respond(Response.text(200, _HINT))
+        elif below == "/models" or below.startswith("/models/"):
+            await exchange.respond(self._models(exchange, below.removeprefix("/models").removeprefix("/")))
+        elif path in LISTS:
+            await exchange.respond(self._lists(exchange, path))
+        elif path in ROUTES:
+            await self._route(exchange, path)
+        else:
+            known = ", ".join((*ROUTES, "/v1/models", *LISTS))
+            await exchange.respond(refused(404, f"nothing at {path}; there is {known}", "not_found").response)
+
+    # -- one request -------------------------------------------------------------------------------------------------
+
+    async def _route(self, exchange: StreamExchange, path: str) -> None:
+        routing, headers = self.routing(), exchange.head.headers.joined()
+        trace = trace_of(headers, f"{self.rng.getrandbits(192):048x}")
+        record = Record(
+            request_id=request_id_of(headers, f"{self.rng.getrandbits(128):032x}"),
+            path=path,
+            peer=exchange.peer,
+            started_at=trio.current_time(),
+            trace_id=trace["traceparent"][3:35],
+        )
+        try:
+            asked, decision = self._decide(exchange, path, routing, record, trace)
+            await self._keep(record.reservation)
+            for permit in decision.shadows:
+                seconds = decision.first_byte_seconds[permit.backend.name]
+                self.shadows.offer_nowait(permit, asked, seconds, len(exchange.body))
+            await self.dispatcher.answer(decision, asked, exchange, record)
+        except RefusedError as exc:
+            record.status, record.outcome = exc.response.status, exc.code
+            named = exc.response.headers.with_("X-Request-Id", record.request_id)
+            await exchange.respond(refusal_at(path, attrs.evolve(exc.response, headers=named)))
+        except Exception:
+            record.outcome = "crashed"  # the server's own broad catch answers and logs it
+            raise
+        finally:
+            await self._end(record, routing, exchange.body)  # noqa: ASYNC102 (it shields itself, with a deadline)
+
+    def _decide(
+        self, exchange: StreamExchange, path: str, routing: Routing, record: Record, trace: Mapping[str, str]
+    ) -> tuple[Asked, Decision]:
+        """Read the request and decide where it goes.
+
+        Raises:
+            RefusedError: Nowhere.
+        """
+        head, config = exchange.head, routing.config
+        if head.method != "POST":
+            words = f"{head.method} is not allowed on {path}"
+            raise refused(405, words, "method_not_allowed", {"Allow": "POST"})
+        principal = principal_of(head.headers, exchange.peer, routing.keys)
+        if principal is None:  # the judge let it in by keys that have changed since
+            raise refused(401, "this key counts no more", "invalid_api_key")
+        try:
+            translated = translated_request(path, parse_body(exchange.body))
+            refuse_urls(translated.body)
+        except BodyError as exc:
+            raise refused(400, str(exc), exc.code) from exc
+        except DialectError as exc:
+            raise refused(400, str(exc), "invalid_value") from exc
+        body = translated.body
+        facts = facts_of(config, head.headers.joined(), body, principal)
+        record.facts = facts
+        decision = self._decision(config, facts)
+        record.decision = decision
+        if not decision.order:
+            raise _nowhere(config, facts, decision)
+        demand = Demand(body=body, body_bytes=len(exchange.body), writes=translated.path in STREAMING)
+        record.reservation = self._reserve(config, decision, facts, demand)
+        if record.reservation.cap is not None:
+            body = {**body, "max_tokens": record.reservation.cap}
+        asked = Asked(
+            path=translated.path,
+            body=body,
+            request_id=record.request_id,
+            trace=trace,
+            answers=translated.answers,
+            dropped=translated.dropped,
+        )
+        return asked, decision
+
+    def _reserve(self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand) -> Reservation:
+        """Reserve what a request may take.
+
+        Raises:
+            RefusedError: A budget has no room for it.
+        """
+        found = self.budgets.reserve(config, decision, facts, demand)
+        if isinstance(found, Exhausted):
+            again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else NEVER_AGAIN
+            raise refused(429, found.message, "budget_exhausted", again)
+        return found
+
+    async def _keep(self, reservation: Reservation) -> None:
+        """Have a reservation written down before anything is sent.
+
+        Raises:
+            RefusedError: It cannot be.
+        """
+        try:
+            await self.budgets.kept(reservation)
+        except BudgetFileError as exc:
+            words = "the budget that this request is under cannot be written down now; ask again later"
+            raise refused(503, words, "budget_not_kept", {"Retry-After": "5"}) from exc
+
+    def _settle(self, record: Record, config: RoutingConfig) -> None:
+        """Charge a request; what was reserved, if its client went away before it was known what it takes."""
+        took: Took | None = Took()
+        backend = config.backends.get(record.backend)
+        if record.usage is not None and backend is not None:
+            took = Took(prompt=record.usage.prompt, answer=record.usage.completion, prices=backend.prices)
+        elif (record.backend and record.status < 400) or record.outcome in ("client_gone", Ending.UNTRANSLATABLE.value):
+            took = None
+        self.budgets.settle(record.reservation, took)
+
+    def _decision(self, config: RoutingConfig, facts: RequestFacts) -> Decision:
+        observed = self.dispatcher.observed
+        return decide(
+            config,
+            facts,
+            permits_for(config, facts),
+            first_byte_seconds=observed.first_byte_seconds,
+            pick=self.rng.random(),
+            load=observed.in_flight,
+        )
+
+    async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
+        self._settle(record, routing.config)
+        seconds = trio.current_time() - record.started_at
+        classes = record.facts.classes if record.facts is not None else frozenset[str]()
+        self.metrics.ended(record, class_label(classes, routing.classes), seconds)
+        fields = fields_of(record, routing.config, seconds)
+        if routing.config.audit.bodies:
+            fields["body"] = body.decode("utf-8", "replace")
+        try:
+            await self.audit.dispatched(fields)
+        except LineLostError as exc:
+            _log.error("a line of the audit log is lost", requestID=record.request_id, error=str(exc))
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    def _models(self, exchange: StreamExchange, wanted: str) -> Response:
+        """List what this client can ask for: each id reaches a backend as it is."""
+        if exchange.head.method not in ("GET", "HEAD"):
+            said = f"{exchange.head.method} is not allowed on {exchange.head.path}"
+            return refused(405, said, "method_not_allowed", {"Allow": "GET, HEAD"}).response
+        found = [
+            {"id": model_id, "object": "model", "created": self.created, "owned_by": owner}
+            for model_id, owner, _ in self._routable(exchange)
+        ]
+        if not wanted:
+            return Response.json(200, {"object": "list", "data": found})
+        one = next((each for each in found if each["id"] == wanted), None)
+        if one is None:
+            there_is = ", ".join(repr(each["id"]) for each in found) or "none"
+            return refused(404, f"no model {wanted!r}; there is {there_is}", "model_not_found").response
+        return Response.json(200, one, headers=Headers())
+
+    def _routable(self, exchange: StreamExchange) -> list[tuple[str, str, Backend]]:
+        """Return each name that this client can ask for, its owner, and the backend that is asked first."""
+        routing = self.routing()
+        principal = principal_of(exchange.head.headers, exchange.peer, routing.keys) or Principal()
+        config = routing.config
+        found = []
+        for model_id, owner in _ids(config):
+            decision = self._decision(config, facts_of(config, {}, {"model": model_id}, principal))
+            if decision.order:
+                found.append((model_id, owner, decision.order[0].backend))
+        return found
+
+    def _lists(self, exchange: StreamExchange, path: str) -> Response:
+        """Say in Ollama's words what this client can ask for."""
+        allowed = ("POST",) if path == "/api/show" else ("GET", "HEAD")
+        if exchange.head.method not in allowed:
+            said = f"{exchange.head.method} is not allowed on {path}"
+            return Response.json(405, {"error": said}, headers=Headers.of({"Allow": ", ".join(allowed)}))
+        if path == "/api/version":
+            return Response.json(200, {"version": VERSION})
+        found = self._routable(exchange)
+        if path == "/api/tags":
+            return Response.json(200, listed([model_id for model_id, _, _ in found], self.created))
+        if path == "/api/ps":
+            ours = [model_id for model_id, _, backend in found if not backend.provider and not backend.missing]
+            return Response.json(200, running(ours))
+        try:
+            wanted = parse_body(exchange.body)["model"]
+        except BodyError as exc:
+            return Response.json(400, {"error": str(exc)})
+        one = next((backend for model_id, _, backend in found if model_id == wanted), None)
+        if one is None:
+            return Response.json(404, {"error": f"model {wanted!r} not found"})
+        return Response.json(200, shown(one, self.created))
+
+
+def _nowhere(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:
+    """Return what is said where no backend may answer; what only stays away for its data is not "not found"."""
+    status, code = _REFUSALS.get(decision.reason, (503, "no_route"))
+    sensitive = sorted(facts.classes & config.classes.sensitive)
+    why = decision.why
+    if sensitive and status == 404:
+        status, code = _REFUSALS[NOT_PERMITTED]
+        why = f"data class {', '.join(sensitive)} stays local, and {why}"
+    again = NEVER_AGAIN if status == 503 else {}
+    return refused(status, f"no backend may answer this request: {why}", code, again)
+
+
+def _ids(config: RoutingConfig) -> list[tuple[str, str]]:
+    """Return each name that a client could ask for, with the owner of the first backend that it may mean."""
+    found = {backend.model_id: backend.provider or "llmkube" for backend in config.backends.values()}
+    for rule in config.rules:
+        for pattern in rule.match.models:
+            if not set(pattern) & set("*?["):
+                found.setdefault(pattern, "llmkube")
+    return list(found.items())

@@ -1,0 +1,85 @@
+"""Keys lie in files and are read again when those change: a rotated key counts without a restart.
+
+A look is a file's stat; the file is read when that differs. What cannot be read now is not forgotten: between the
+unlink and the rename of a rotation the old key goes on.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from llmkube.router.client_key import digest_of_key
+
+MAX_KEY_BYTES: Final = 16 * 1024
+_NOTHING: Final = (0, 0, 0)
+
+Stamp = tuple[int, int, int]
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Return what changes when a file does: modification time, inode and size; zeros without a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return _NOTHING
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+@attrs.define(eq=False)
+class BackendKeys:
+    """The keys that backends ask for, by file."""
+
+    _read: dict[str, tuple[Stamp, str]] = attrs.field(factory=dict, repr=False)
+
+    def key_of(self, path: str) -> str:
+        """Return the key in a file, of several lines the first one; "" while there is none that can be read."""
+        file, before = Path(path), self._read.get(path)
+        stamp = stamp_of(file)
+        if before is not None and stamp in (before[0], _NOTHING):
+            return before[1]
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(MAX_KEY_BYTES + 1)
+            key = text.decode("ascii").strip().partition("\n")[0].strip() if len(text) <= MAX_KEY_BYTES else ""
+        except (OSError, UnicodeDecodeError):
+            return before[1] if before is not None else ""
+        if not key or not key.isprintable():
+            return ""
+        self._read[path] = stamp, key
+        return key
+
+
+@attrs.define(eq=False)
+class ClientKeys:
+    """The teams that a folder has keys of, by the digests of these: how long a look-up takes tells nothing of a key.
+
+    Attributes:
+        folder: Each file is a team, each line of it a key.
+    """
+
+    folder: Path
+    _teams: Mapping[bytes, str] = attrs.field(factory=dict, repr=False)
+    _stamps: Mapping[str, Stamp] = attrs.field(factory=dict)
+
+    def refresh(self) -> None:
+        """Look whether a file has changed, and read the folder again if so. Blocks for as long as small files take.
+
+        Raises:
+            OSError: The folder cannot be read; what was read before still counts.
+        """
+        files = sorted(each for each in self.folder.iterdir() if not each.name.startswith(".") and each.is_file())
+        stamps = {each.name: stamp_of(each) for each in files}
+        if stamps == self._stamps:
+            return
+        teams: dict[bytes, str] = {}
+        for file in files:
+            for line in file.read_text(encoding="ascii", errors="replace").splitlines():
+                if key := line.strip():
+                    teams[digest_of_key(key)] = file.name
+        self._teams, self._stamps = teams, stamps
+
+    def team_of(self, digest: bytes) -> str | None:
+        """Return whose key it is; None of one that no client has."""
+        return self._teams.get(digest)

@@ -1,0 +1,126 @@
+"""What a router runs by may change while it runs: its file is looked at, read again when it differs, and swapped whole.
+
+A request keeps the config that it began with. A file that cannot be used changes nothing: the old config counts, and
+log, metric and `/readyz` say so until the file is right.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, NoReturn
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.proxy.handler import Routing
+from llmkube.router.proxy.key_files import ClientKeys, Stamp
+
+LOOK_SECONDS: Final = 1.0
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@attrs.frozen
+class Source:
+    """Where a config comes from.
+
+    Attributes:
+        load: Reads it; blocks, and raises UserError if it cannot be used.
+        stamp: Returns what changes when the source does; a file's stat.
+    """
+
+    load: Callable[[], RoutingConfig]
+    stamp: Callable[[], Stamp]
+
+
+@attrs.define(eq=False)
+class LiveConfig:
+    """The config that counts now.
+
+    Attributes:
+        routing: It, and the keys of clients that go with it.
+        on_change: Told of each new one.
+        problem: Why the file that is there cannot be used; "" if it counts.
+    """
+
+    source: Source
+    routing: Routing
+    on_change: Callable[[RoutingConfig, RoutingConfig], Awaitable[None]]
+    problem: str = ""
+    _seen: Stamp = (0, 0, 0)
+    _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Look at the file, and at the keys of clients, until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Read again what has changed."""
+        stamp = self.source.stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            await self._reload()
+        keys = self.routing.keys
+        if keys is not None:
+            await trio.to_thread.run_sync(_refreshed, keys, limiter=self._limiter)
+
+    async def _reload(self) -> None:
+        try:
+            config = await trio.to_thread.run_sync(self.source.load, limiter=self._limiter)
+            keys = await trio.to_thread.run_sync(keys_for, config, limiter=self._limiter)
+        except UserError as exc:
+            if self.problem != str(exc):
+                _log.error("the config cannot be used, the old one counts", error=str(exc))
+            self.problem = str(exc)
+            return
+        self.problem = ""
+        before = self.routing.config
+        if config == before:
+            return
+        self.routing = Routing(config, keys)
+        _log.info("another config counts", router=config.name, backends=len(config.backends), rules=len(config.rules))
+        await self.on_change(before, config)
+
+
+def load_routing(source: Source) -> tuple[Routing, Stamp]:
+    """Read the config for the first time. Blocks.
+
+    Raises:
+        UserError: It cannot be used.
+    """
+    stamp = source.stamp()
+    config = source.load()
+    return Routing(config, keys_for(config)), stamp
+
+
+def keys_for(config: RoutingConfig) -> ClientKeys | None:
+    """Return the keys that clients have to show, None if none. Blocks.
+
+    Raises:
+        UserError: They cannot be read, or something is asked for that this release does not do.
+    """
+    if config.auth.tokens is not None:
+        raise UserError(
+            "auth.tokens: JSON web tokens are not checked by this release; give out keys (auth.keysFolder) instead"
+        )
+    if not config.auth.keys_folder:
+        return None
+    keys = ClientKeys(Path(config.auth.keys_folder))
+    try:
+        keys.refresh()
+    except OSError as exc:
+        words = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); it takes a folder with a file per team"
+        raise UserError(words, field="auth.keysFolder") from exc
+    return keys
+
+
+def _refreshed(keys: ClientKeys) -> None:
+    try:
+        keys.refresh()
+    except OSError as exc:
+        _log.warning("cannot read the keys of clients, those of before count", folder=str(keys.folder), error=str(exc))

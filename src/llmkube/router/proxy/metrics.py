@@ -1,0 +1,218 @@
+"""What a router's `/metrics` says; every value of every label is one of the config's, or of a list in this package.
+
+A request counts once, whatever became of it. Gauges are read when they are asked for: a backend that no request asks
+any more has the health that it has.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+
+from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.proxy.record import Record
+
+_SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+_FIRST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 120.0)
+
+OUTCOMES: Final = frozenset(
+    {
+        *("ok", "client_gone", "client_error", "stream_broken", "unauthorized", "bad_request", "budget_exhausted"),
+        *("no_route", "fail_closed", "not_permitted", "model_not_allowed", "fail_closed_runtime", "backend_timeout"),
+        *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
+        *("backend_refused_credentials", "audit_unavailable", "untranslatable"),
+        *("queue_full", "tenant_queue_full"),
+    }
+)
+"""What becomes of requests."""
+
+
+@attrs.define(eq=False)
+class RouterMetrics:
+    """The series of one router.
+
+    Attributes:
+        router: Label of all.
+    """
+
+    router: str
+    requests: Counter
+    duration_seconds: Histogram
+    fail_closed: Counter
+    first_token_seconds: Histogram
+    attempts: Counter
+    tokens: Counter
+    shadows: Counter
+
+    @classmethod
+    def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
+        """Register the series.
+
+        Raises:
+            ValueError: The registry already has them.
+        """
+        return cls(
+            router=router,
+            requests=Counter(
+                "llmkube_router_requests_total",
+                "Requests by what became of them, failures among them.",
+                ["router", "rule", "backend", "classification", "outcome"],
+                registry=registry,
+            ),
+            duration_seconds=Histogram(
+                "llmkube_router_request_duration_seconds",
+                "Seconds from a request to the end of its answer, streams to their last byte.",
+                ["router", "rule", "backend"],
+                buckets=_SECONDS,
+                registry=registry,
+            ),
+            fail_closed=Counter(
+                "llmkube_router_fail_closed_total",
+                "Requests that were refused rather than sent where their data may not go.",
+                ["router", "rule", "classification"],
+                registry=registry,
+            ),
+            first_token_seconds=Histogram(
+                "llmkube_router_first_token_seconds",
+                "Seconds from a request to the first event of its stream.",
+                ["router", "backend"],
+                buckets=_FIRST_SECONDS,
+                registry=registry,
+            ),
+            attempts=Counter(
+                "llmkube_router_attempts_total",
+                "Attempts at backends by what came of them; more than one for a request is a fallback.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
+            tokens=Counter(
+                "llmkube_router_tokens_total",
+                "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt).",
+                ["router", "backend", "kind"],
+                registry=registry,
+            ),
+            shadows=Counter(
+                "llmkube_router_shadows_total",
+                "Copies to backends that are tried out, by what came of them.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
+        )
+
+    def stranger(self) -> None:
+        """Count a request that showed no key that counts; nothing of it was read."""
+        self.requests.labels(self.router, "none", "none", "none", "unauthorized").inc()
+
+    def tried(self, backend: str, result: str) -> None:
+        """Count an attempt."""
+        self.attempts.labels(self.router, backend, result).inc()
+
+    def shadowed(self, backend: str, result: str) -> None:
+        """Count a copy."""
+        self.shadows.labels(self.router, backend, result).inc()
+
+    def ended(self, record: Record, classification: str, seconds: float) -> None:
+        """Count a request that has ended."""
+        outcome = bounded_outcome(record.outcome, record.status)
+        rule, backend = record.rule, record.backend or "none"
+        self.requests.labels(self.router, rule, backend, classification, outcome).inc()
+        self.duration_seconds.labels(self.router, rule, backend).observe(seconds)
+        if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
+            self.fail_closed.labels(self.router, rule, classification).inc()
+        if record.streamed and record.first_byte_seconds is not None:
+            self.first_token_seconds.labels(self.router, backend).observe(record.first_byte_seconds)
+        if record.usage is not None:
+            counts = {
+                "prompt": record.usage.prompt,
+                "completion": record.usage.completion,
+                "cached": record.usage.cached,
+            }
+            for kind, count in counts.items():
+                self.tokens.labels(self.router, backend, kind).inc(count)
+
+
+def bounded_outcome(outcome: str, status: int) -> str:
+    """Return the outcome as a label: an error's own code, which a backend chose, is none."""
+    if outcome in OUTCOMES:
+        return outcome
+    return "stream_broken" if outcome.startswith("stream_") else "client_error" if 400 <= status < 500 else "crashed"
+
+
+def known_classes(config: RoutingConfig) -> frozenset[str]:
+    """Return the data classes that the config names."""
+    named = {each for rule in config.rules for each in rule.match.classes}
+    return config.classes.sensitive | named | ({config.classes.default} - {""})
+
+
+def class_label(classes: frozenset[str], known: frozenset[str]) -> str:
+    """Return a request's data classes as a label: what a client makes up is `other`."""
+    if not classes:
+        return "none"
+    return "+".join(sorted(classes & known)) or "other"
+
+
+@attrs.frozen(eq=False)
+class BackendGauges:
+    """How the backends stand, for a registry.
+
+    Attributes:
+        router: Label of all.
+        config: Returns what counts now.
+        healthy: Returns whether a backend is asked, by its name.
+        in_flight: Requests under way, by the backend's name.
+        waiting: Returns how many requests wait for a slot of a backend.
+        config_valid: Whether the config's file counts.
+        budgets: Returns how much of each budget is taken.
+    """
+
+    router: str
+    config: Callable[[], RoutingConfig]
+    healthy: Callable[[str], bool]
+    in_flight: Mapping[str, int]
+    waiting: Callable[[Backend], int]
+    config_valid: Callable[[], bool]
+    budgets: Callable[[], Sequence[Mapping[str, Any]]]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield each gauge with a value for each backend."""
+        health = GaugeMetricFamily(
+            "llmkube_router_backend_health",
+            "1 while a backend is asked, 0 while it is left alone or is not available.",
+            labels=["router", "backend"],
+        )
+        active = GaugeMetricFamily(
+            "llmkube_router_active_backends", "Backends that are asked, by tier.", labels=["router", "tier"]
+        )
+        running = GaugeMetricFamily(
+            "llmkube_router_in_flight",
+            "Requests under way at a backend, those in its queue among them.",
+            labels=["router", "backend"],
+        )
+        waiting = GaugeMetricFamily(
+            "llmkube_router_queue_depth", "Requests that wait for a slot of an engine.", labels=["router", "backend"]
+        )
+        tiers = {"local": 0, "cloud": 0}
+        for name, backend in self.config().backends.items():
+            up = self.healthy(name)
+            health.add_metric([self.router, name], float(up))
+            running.add_metric([self.router, name], float(self.in_flight.get(name, 0)))
+            waiting.add_metric([self.router, name], float(self.waiting(backend)))
+            tiers["local" if backend.local else "cloud"] += up
+        for tier, count in tiers.items():
+            active.add_metric([self.router, tier], float(count))
+        valid = GaugeMetricFamily(
+            "llmkube_router_config_valid",
+            "1 while the router runs by what its file says, 0 while the file cannot be used and the old one counts.",
+            labels=["router"],
+        )
+        valid.add_metric([self.router], float(self.config_valid()))
+        taken = GaugeMetricFamily(
+            "llmkube_router_budget_utilization",
+            "Share of a budget that is taken or reserved, from 0 to 1; under scope team, of the team with the most.",
+            labels=["router", "budget"],
+        )
+        for budget in self.budgets():
+            taken.add_metric([self.router, budget["name"]], float(budget["utilization"]))
+        yield from (health, active, running, waiting, valid, taken)

@@ -1,0 +1,75 @@
+"""Which header lines cross the router, in either direction: those of a list, and no others. Pure.
+
+A client's credentials, cookies and data class stay here. What a backend says of itself, its cookies, its server, where
+it is, stays on its side.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from llmkube import __version__
+from llmkube.base.http.message import Headers, encode_lines
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.dialects.messages_backend import VERSION
+
+_TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+"""W3C trace context, version 00 and later ones, which may have more at the end."""
+
+_TRACE_STATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ANSWER_NAMES: Final = frozenset({"content-type", "retry-after", "openai-model", "openai-processing-ms"})
+_ANSWER_PREFIXES: Final = ("x-ratelimit-",)
+
+
+def request_id_of(asked: Mapping[str, str], fresh: str) -> str:
+    """Return the client's own name of the request if it is one that a log can hold, else a fresh one."""
+    named = asked.get("x-request-id", "")
+    return named if _REQUEST_ID.fullmatch(named) else fresh
+
+
+def trace_of(asked: Mapping[str, str], fresh: str) -> Mapping[str, str]:
+    """Return the headers of the trace that a request belongs to; it begins one if it names none.
+
+    Args:
+        asked: The client's headers, names in lower case.
+        fresh: 48 hexadecimal digits: a trace and a span of it.
+    """
+    parent = asked.get("traceparent", "")
+    if not _TRACE_PARENT.fullmatch(parent) or parent.startswith("ff") or (parent.startswith("00") and len(parent) > 55):
+        return {"traceparent": f"00-{fresh[:32]}-{fresh[32:48]}-01"}
+    state = asked.get("tracestate", "")
+    return {"traceparent": parent} | ({"tracestate": state} if _TRACE_STATE.fullmatch(state) else {})
+
+
+def request_lines(backend: Backend, key: str, request_id: str, trace: Mapping[str, str]) -> bytes:
+    """Return the header lines of one attempt, with the credentials of this backend and no other's.
+
+    Raises:
+        ValueError: The key would break out of its line.
+    """
+    lines = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "Accept-Encoding": "identity",
+        "User-Agent": f"llmkube/{__version__}",
+        "X-Request-Id": request_id,
+        **trace,
+    }
+    if backend.dialect == "anthropic":
+        lines["Anthropic-Version"] = VERSION
+    if key and backend.dialect == "anthropic":
+        lines["X-Api-Key"] = key
+    elif key:
+        lines["Authorization"] = f"Bearer {key}"
+    return encode_lines(lines.items())
+
+
+def answer_headers(received: Headers, request_id: str, backend: str) -> Headers:
+    """Return what a client reads of an answer's head."""
+    passed = [
+        (name, value)
+        for name, value in received
+        if name.lower() in _ANSWER_NAMES or name.lower().startswith(_ANSWER_PREFIXES)
+    ]
+    return Headers((*passed, ("X-Request-Id", request_id), ("X-LLMKube-Backend", backend)))

@@ -1,0 +1,83 @@
+"""What became of one request: written by those who handle it, read by the metrics and the audit log."""
+
+import attrs
+
+from llmkube.router.budgets.meter import NOTHING, Reservation
+from llmkube.router.budgets.usage import Usage
+from llmkube.router.policy.decision import Decision
+from llmkube.router.policy.request_facts import RequestFacts
+from llmkube.router.proxy.verdicts import Failure
+
+
+@attrs.frozen
+class Try:
+    """One attempt.
+
+    Attributes:
+        backend: Name.
+        result: `answered`, or the cause.
+        detail: More of it, for the operator.
+        seconds: Until that was known.
+        status: What the backend answered; 0 for nothing.
+    """
+
+    backend: str
+    result: str
+    detail: str
+    seconds: float
+    status: int
+
+
+@attrs.define(eq=False, kw_only=True)
+class Record:
+    """One request.
+
+    Attributes:
+        request_id: Its name.
+        path: What was asked.
+        peer: The address that it comes from.
+        started_at: By Trio's clock.
+        facts: None until they are known.
+        decision: None until it is made.
+        tries: In order.
+        backend: The one that answered; "" for none.
+        status: What the client got; 0 if it went away before.
+        outcome: One word for what became of it.
+        streamed: Whether the answer was a stream.
+        first_byte_seconds: Until the answer began.
+        usage: Tokens.
+        model: The model that the backend says it is.
+        dropped: Fields that the backend did not get.
+        trace_id: Of its trace.
+        reservation: What is reserved for it in budgets.
+    """
+
+    request_id: str
+    path: str
+    peer: str
+    started_at: float
+    trace_id: str = ""
+    reservation: Reservation = NOTHING
+    facts: RequestFacts | None = None
+    decision: Decision | None = None
+    tries: list[Try] = attrs.field(factory=list)
+    backend: str = ""
+    status: int = 0
+    outcome: str = "client_gone"
+    streamed: bool = False
+    first_byte_seconds: float | None = None
+    usage: Usage | None = None
+    model: str = ""
+    dropped: tuple[str, ...] = ()
+
+    def tried(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
+        """Note an attempt."""
+        if failure is None:
+            self.tries.append(Try(backend, "answered", "", seconds, status))
+        else:
+            self.tries.append(Try(backend, failure.cause.value, failure.detail, seconds, failure.status))
+
+    @property
+    def rule(self) -> str:
+        """The name of the rule that decided; "default" where none did."""
+        return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"

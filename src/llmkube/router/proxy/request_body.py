@@ -1,0 +1,308 @@
+"""The body that a backend gets is written anew from what its kind of request has: a client names no URL and no key.
+
+A provider gets the fields of the list and no others, at every depth. An engine of ours gets llama.cpp's further fields
+as well. Neither is told to fetch anything: a picture is in the request itself (`data:`). Pure.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.messages_backend import messages_request
+
+
+class BodyError(Exception):
+    """The body is refused; says so to the client.
+
+    Attributes:
+        code: For programs.
+    """
+
+    def __init__(self, message: str, code: str = "invalid_json") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@attrs.frozen
+class _Many:
+    """A list of these, or one scalar."""
+
+    each: "Shape"
+
+
+class _Leaf:
+    """A kind of value that has no named parts."""
+
+
+Shape = _Leaf | _Many | Mapping[str, "Shape"]
+
+PLAIN: Final = _Leaf()
+"""A scalar, or lists of scalars."""
+
+DATA_URL: Final = _Leaf()
+"""A URL that holds what it names."""
+
+FREE: Final = _Leaf()
+"""JSON that the model reads, and no program: the schema of a tool's arguments."""
+
+NUMBERS: Final = _Leaf()
+"""An object with numbers, by the numbers of tokens."""
+
+WORDS: Final = _Leaf()
+"""An object with strings."""
+
+_CACHED: Final[Shape] = {"type": PLAIN, "ttl": PLAIN}
+_PART: Final[Shape] = {
+    "type": PLAIN,
+    "text": PLAIN,
+    "refusal": PLAIN,
+    "image_url": {"url": DATA_URL, "detail": PLAIN},
+    "input_audio": {"data": PLAIN, "format": PLAIN},
+    "file": {"file_data": PLAIN, "filename": PLAIN},
+    "cache_control": _CACHED,
+}
+_CALL: Final[Shape] = {"name": PLAIN, "arguments": PLAIN}
+_FUNCTION: Final[Shape] = {"name": PLAIN, "description": PLAIN, "parameters": FREE, "strict": PLAIN}
+_SAMPLING: Final[Mapping[str, Shape]] = {
+    "model": PLAIN,
+    "frequency_penalty": PLAIN,
+    "logit_bias": NUMBERS,
+    "max_tokens": PLAIN,
+    "n": PLAIN,
+    "presence_penalty": PLAIN,
+    "seed": PLAIN,
+    "stop": PLAIN,
+    "stream": PLAIN,
+    "stream_options": {"include_usage": PLAIN},
+    "temperature": PLAIN,
+    "top_p": PLAIN,
+    "user": PLAIN,
+}
+_MESSAGE: Final[Mapping[str, Shape]] = {
+    "role": PLAIN,
+    "name": PLAIN,
+    "content": _Many(_PART),
+    "refusal": PLAIN,
+    "reasoning_content": PLAIN,
+    "tool_calls": _Many({"id": PLAIN, "type": PLAIN, "index": PLAIN, "function": _CALL}),
+    "tool_call_id": PLAIN,
+    "function_call": _CALL,
+    "audio": {"id": PLAIN},
+}
+_CHAT: Final[Mapping[str, Shape]] = {
+    **_SAMPLING,
+    "messages": _Many(_MESSAGE),
+    "audio": {"voice": PLAIN, "format": PLAIN},
+    "function_call": {"name": PLAIN},
+    "functions": _Many(_FUNCTION),
+    "logprobs": PLAIN,
+    "max_completion_tokens": PLAIN,
+    "metadata": WORDS,
+    "modalities": PLAIN,
+    "parallel_tool_calls": PLAIN,
+    "prediction": {"type": PLAIN, "content": _Many({"type": PLAIN, "text": PLAIN})},
+    "prompt_cache_key": PLAIN,
+    "reasoning_effort": PLAIN,
+    "response_format": {
+        "type": PLAIN,
+        "json_schema": {"name": PLAIN, "description": PLAIN, "schema": FREE, "strict": PLAIN},
+    },
+    "safety_identifier": PLAIN,
+    "service_tier": PLAIN,
+    "tool_choice": {"type": PLAIN, "function": {"name": PLAIN}},
+    "tools": _Many({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHED}),
+    "top_logprobs": PLAIN,
+    "verbosity": PLAIN,
+}
+MOST_NESTED: Final = 64
+"""Objects and lists in each other, besides those that are text to a model."""
+
+COUNT_TOKENS: Final = "/messages/count_tokens"
+FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
+    "/chat/completions": _CHAT,
+    "/completions": {**_SAMPLING, "prompt": PLAIN, "best_of": PLAIN, "echo": PLAIN, "logprobs": PLAIN, "suffix": PLAIN},
+    "/embeddings": {"model": PLAIN, "input": PLAIN, "dimensions": PLAIN, "encoding_format": PLAIN, "user": PLAIN},
+    "/rerank": {
+        "model": PLAIN,
+        "query": PLAIN,
+        "documents": _Many({"text": PLAIN}),
+        "top_n": PLAIN,
+        "return_documents": PLAIN,
+    },
+    COUNT_TOKENS: _CHAT,
+}
+"""What may stand in a request to a provider, by the path below `/v1`; before it is said in another dialect."""
+
+STREAMING: Final = frozenset({"/chat/completions", "/completions"})
+"""Where a model writes an answer, as it comes if the client wants that."""
+_METADATA: Final = frozenset({"openai"})
+"""Providers that store `metadata`. Other gateways take orders from it."""
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """Return the object that a body is, in whatever dialect.
+
+    Raises:
+        BodyError: It is none.
+    """
+    try:
+        parsed = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise BodyError(f"the body must be a JSON object: {exc}") from exc
+    if not isinstance(parsed, dict):
+        raise BodyError("the body must be a JSON object")
+    model = parsed.get("model")
+    if not isinstance(model, str) or not model:
+        raise BodyError('"model" must be a string; GET /v1/models lists what there is', "invalid_model")
+    if not isinstance(parsed.get("stream"), bool | None):
+        raise BodyError('"stream" must be true or false', "invalid_value")
+    return parsed
+
+
+def refuse_urls(body: Mapping[str, Any]) -> None:
+    """Refuse what would have to be fetched for a client.
+
+    Raises:
+        BodyError: The body names an address.
+    """
+    for where in _fetched(body, "", MOST_NESTED):
+        message = f"{where} must be a data: URL; nothing is fetched for a client, so send the content itself"
+        raise BodyError(message, "url_not_allowed")
+
+
+@attrs.frozen
+class Rebuilt:
+    """What one backend gets.
+
+    Attributes:
+        body: The bytes.
+        dropped: Fields of the client's that it does not get, for the audit log.
+        usage_added: Whether usage was asked for that the client did not ask for, and does not get.
+        path: Below the backend's base URL.
+    """
+
+    path: str
+    body: bytes
+    dropped: tuple[str, ...] = ()
+    usage_added: bool = False
+
+
+def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
+    """Return the body for one backend.
+
+    Args:
+        path: Below `/v1`.
+        asked: What `parse_body` returned.
+        backend: Who gets it.
+
+    Raises:
+        DialectError: It cannot be said in the backend's dialect.
+    """
+    dropped: list[str] = []
+    if backend.provider:
+        shape = FIELDS[path]
+        if backend.dialect == "anthropic":
+            shape = {**shape, "top_k": PLAIN, "messages": _Many({**_MESSAGE, "is_error": PLAIN})}
+        if backend.provider not in _METADATA:
+            shape = {name: each for name, each in shape.items() if name != "metadata"}
+        body = _object(asked, shape, "", dropped)
+    else:
+        body = dict(asked)
+    if backend.model:
+        body["model"] = backend.model
+    usage_added = False
+    if path in STREAMING and body.get("stream"):
+        options = body.get("stream_options")
+        options = dict(options) if isinstance(options, dict) else {}
+        usage_added = options.get("include_usage") is not True
+        body["stream_options"] = options | {"include_usage": True}
+    if asks_by_messages(path, backend):
+        count = path == COUNT_TOKENS
+        path = COUNT_TOKENS if count else "/messages"
+        body, left_out = messages_request(body, count=count)
+        dropped += left_out
+    try:
+        written = orjson.dumps(body)
+    except orjson.JSONEncodeError as exc:
+        raise DialectError(f"the body is nested too deeply: {exc}") from exc
+    return Rebuilt(path, written, tuple(dropped), usage_added)
+
+
+def asks_by_messages(path: str, backend: Backend) -> bool:
+    """Whether a backend is asked in Anthropic's dialect; llama.cpp's server speaks it as well, and only it counts."""
+    return backend.dialect == "anthropic" or path == COUNT_TOKENS
+
+
+def _fetched(value: object, where: str, deeper: int) -> Iterator[str]:
+    """Yield where something is named that would have to be fetched: what stands as `url`, or as `image_url` itself.
+
+    Raises:
+        BodyError: It is nested too deeply to be looked through.
+    """
+    if deeper < 0:
+        raise BodyError(f"the body is nested more than {MOST_NESTED} deep, at {where[:80]}…", "invalid_value")
+    if isinstance(value, list):
+        for place, each in enumerate(value):
+            yield from _fetched(each, f"{where}[{place}]", deeper - 1)
+        return
+    if not isinstance(value, dict):
+        return
+    for name, each in value.items():
+        at = f"{where}.{name}" if where else name
+        if name in _MODEL_READS:
+            continue
+        if isinstance(each, str):
+            if name in _URLS and not each.startswith("data:"):
+                yield at
+        else:
+            yield from _fetched(each, at, deeper - 1)
+
+
+_MODEL_READS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
+"""What is text to a model, whatever its parts are called."""
+
+_URLS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
+
+
+def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, each in value.items():
+        at = f"{where}.{name}" if where else name
+        part = shape.get(name)
+        if part is not None and _fits(each, part):
+            kept[name] = _rebuilt(each, part, at, dropped)
+        else:
+            dropped.append(at)
+    return kept
+
+
+def _rebuilt(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
+    if isinstance(value, dict) and isinstance(shape, Mapping):
+        return _object(value, shape, where, dropped)
+    if isinstance(value, list) and isinstance(shape, _Many):
+        each = shape.each
+        for at, one in enumerate(value):
+            if not _fits(one, each):
+                dropped.append(f"{where}[{at}]")
+        return [_rebuilt(one, each, f"{where}[{at}]", dropped) for at, one in enumerate(value) if _fits(one, each)]
+    return value
+
+
+def _fits(value: Any, shape: Shape) -> bool:
+    if shape is FREE:
+        return True
+    if isinstance(value, dict):
+        if shape is NUMBERS:
+            return all(name.isdigit() and isinstance(each, int | float) for name, each in value.items())
+        if shape is WORDS:
+            return all(isinstance(each, str) for each in value.values())
+        return isinstance(shape, Mapping)
+    if isinstance(value, list):
+        return isinstance(shape, _Many) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
+    if shape is DATA_URL:
+        return isinstance(value, str) and value.startswith("data:")
+    return True

@@ -1,0 +1,104 @@
+"""Copies of requests go to backends that are tried out; what they answer is dropped, and no client waits for it.
+
+Where too many are under way, or too large ones, a copy is left out: it can neither delay a request nor fail it.
+"""
+
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.http.errors import HttpError
+from llmkube.router.policy.permits import Permit
+from llmkube.router.proxy.attempt import Asked, Attempts, Begun
+from llmkube.router.proxy.verdicts import Failure
+
+WORKERS: Final = 8
+MAX_WAITING: Final = 16
+MAX_BYTES: Final = 32 << 20
+"""Of the copies that wait or are under way, together."""
+
+MAX_SECONDS: Final = 600.0
+"""For the whole of an answer that no client reads."""
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@attrs.frozen
+class _Copy:
+    permit: Permit
+    asked: Asked
+    silence_seconds: float
+    size: int
+
+
+@attrs.define(eq=False)
+class Shadows:
+    """The copies of one router.
+
+    Attributes:
+        attempts: Makes them.
+        on_end: Told of each: the backend's name, and what came of it.
+    """
+
+    attempts: Attempts
+    on_end: Callable[[str, str], None]
+    _sender: trio.MemorySendChannel[_Copy] = attrs.field(init=False)
+    _copies: trio.MemoryReceiveChannel[_Copy] = attrs.field(init=False)
+    _bytes: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self._sender, self._copies = trio.open_memory_channel[_Copy](MAX_WAITING)
+
+    def offer_nowait(self, permit: Permit, asked: Asked, silence_seconds: float, size: int) -> None:
+        """Send a copy if there is room for one."""
+        if self._bytes + size > MAX_BYTES:
+            self.on_end(permit.backend.name, "left_out")
+            return
+        try:
+            self._sender.send_nowait(_Copy(permit, asked, silence_seconds, size))
+        except trio.WouldBlock:
+            self.on_end(permit.backend.name, "left_out")
+        else:
+            self._bytes += size
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Send copies until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(WORKERS):
+                nursery.start_soon(self._work)
+            task_status.started()
+        raise AssertionError("workers never end")
+
+    async def _work(self) -> NoReturn:
+        while True:
+            copy = await self._copies.receive()
+            try:
+                result = "timeout"
+                with trio.move_on_after(MAX_SECONDS):
+                    result = await self._send(copy)
+            finally:
+                self._bytes -= copy.size
+            self.on_end(copy.permit.backend.name, result)
+
+    async def _send(self, copy: _Copy) -> str:
+        found = await self.attempts.make(copy.permit, copy.asked, copy.silence_seconds)
+        if isinstance(found, Failure):
+            return found.cause.value
+        if not isinstance(found, Begun):
+            return "answered"
+        try:
+            with trio.CancelScope() as silence:
+                piece = b"begun"
+                while piece:
+                    silence.deadline = trio.current_time() + copy.silence_seconds
+                    piece = await found.answer.receive_some()
+        except HttpError as exc:
+            _log.debug("a copy broke off", backend=copy.permit.backend.name, error=str(exc))
+            return "broken_off"
+        else:
+            return "timeout" if silence.cancelled_caught else "answered"
+        finally:
+            await self.attempts.transport.release(copy.permit, found.answer)  # noqa: ASYNC102 (closes at once)

@@ -1,0 +1,164 @@
+"""Whether what a backend said is an answer, or a cause to ask the next one. Pure.
+
+Only the causes of this module lead on: a refusal of the content, and what the request itself got wrong, are answers.
+"""
+
+import enum
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import attrs
+
+from llmkube.base.http.message import Headers
+
+MAX_RETRY_AFTER_SECONDS: Final = 3600.0
+"""A backend that asks for more is asked again after this."""
+
+
+class Cause(enum.Enum):
+    """Why an attempt came to nothing; the names are those of the metric's label."""
+
+    CONNECT = "connect_error"
+    TIMEOUT = "timeout"
+    SERVER_ERROR = "server_error"
+    RATE_LIMITED = "rate_limited"
+    LOADING = "loading"
+    BROKEN = "broken_off"
+    MALFORMED = "malformed"
+    REDIRECT = "redirect"
+    CIRCUIT = "circuit_open"
+    KEY = "no_key"
+    MISSING = "not_available"
+    UNSUPPORTED = "unsupported"
+    QUEUE = "queue"
+
+
+@attrs.frozen
+class Failure:
+    """An attempt that came to nothing.
+
+    Attributes:
+        cause: Of the list above.
+        detail: For the log and the audit log; a client reads it only of what no backend can be asked.
+        status: What the backend answered; 0 for nothing.
+        retry_after_seconds: After which time it wants to be asked again.
+        is_own: Of a queue: whether more requests of the same tenant wait in it.
+    """
+
+    cause: Cause
+    detail: str
+    status: int = 0
+    retry_after_seconds: float | None = None
+    is_own: bool = False
+
+    @property
+    def counts(self) -> bool:
+        """Whether it tells of a backend that does not do its work, so that its circuit counts it."""
+        return self.cause not in _NO_FAULT
+
+
+_NO_FAULT: Final = frozenset(
+    {Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE}
+)
+_CONTENT_CODES: Final = frozenset(
+    {
+        "content_filter",
+        "content_filtered",
+        "content_policy_violation",
+        "contentpolicyviolationerror",
+        "moderation_blocked",
+        "responsibleaipolicyviolation",
+        "safety",
+    }
+)
+_STATUS_OF_TYPE: Final[Mapping[str, int]] = {
+    "authentication_error": 401,
+    "insufficient_quota": 429,
+    "invalid_request_error": 400,
+    "not_found_error": 404,
+    "overloaded_error": 529,
+    "permission_error": 403,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+}
+
+
+def is_content_refusal(error: Mapping[str, Any]) -> bool:
+    """Whether an error says that the content is not wanted."""
+    inner = error.get("innererror")
+    codes = [error.get("code"), error.get("type"), inner.get("code") if isinstance(inner, dict) else None]
+    return any(isinstance(code, str) and code.lower() in _CONTENT_CODES for code in codes)
+
+
+def error_in(said: object) -> Mapping[str, Any] | None:
+    """Return the error that an answer is, whatever its status says; None if it is none."""
+    if not isinstance(said, dict):
+        return None
+    error = said.get("error")
+    if isinstance(error, str) and error:
+        return {"message": error}
+    return error if isinstance(error, dict) and error else None
+
+
+def status_of_error(error: Mapping[str, Any]) -> int:
+    """Return the status that an error should have had which came with 200."""
+    if is_content_refusal(error):
+        return 400
+    for name in ("status", "code"):
+        value = error.get(name)
+        number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) == 3 else value
+        if isinstance(number, int) and 400 <= number <= 599:
+            return number
+    for name in ("type", "code"):
+        if isinstance(value := error.get(name), str) and value in _STATUS_OF_TYPE:
+            return _STATUS_OF_TYPE[value]
+    return 502
+
+
+def judge(status: int, headers: Headers, error: Mapping[str, Any] | None, *, ours: bool) -> Failure | None:
+    """Return why this leads on to the next backend; None if it is an answer.
+
+    Args:
+        status: Of the answer.
+        headers: Of the answer.
+        error: What `error_in` found in it.
+        ours: Whether the backend is an engine of ours, which says 503 while it loads.
+    """
+    if error is not None and is_content_refusal(error):
+        return None
+    if 300 <= status < 400:
+        return Failure(Cause.REDIRECT, f"it answers {status} and wants the request elsewhere", status)
+    if status == 429:
+        return Failure(Cause.RATE_LIMITED, "it answers 429", status, retry_after(headers) or 1.0)
+    if status == 503 and ours and error is not None and _is_loading(error):
+        return Failure(Cause.LOADING, "it loads its model", status)
+    if status >= 500 and ours and error is not None and _is_unsupported(error):
+        return Failure(Cause.UNSUPPORTED, f"it answers {status}: {error.get('message')}", status)
+    if status >= 500:
+        return Failure(Cause.SERVER_ERROR, f"it answers {status}", status, retry_after(headers))
+    return None
+
+
+def retry_after(headers: Headers) -> float | None:
+    """Return after how many seconds a backend wants to be asked again, if it says so in a way that can be read."""
+    text = (headers.get("retry-after") or "").strip()
+    if not text:
+        return None
+    if text.isdecimal() and text.isascii():
+        return min(float(text[:9]), MAX_RETRY_AFTER_SECONDS)
+    try:
+        until, now = parsedate_to_datetime(text), parsedate_to_datetime(headers.get("date") or "")
+        return min(max((until - now).total_seconds(), 0.0), MAX_RETRY_AFTER_SECONDS)
+    except (TypeError, ValueError):
+        return None  # a date without the backend's own clock beside it says nothing
+
+
+def _is_unsupported(error: Mapping[str, Any]) -> bool:
+    """Whether llama.cpp's server says with 500 or 501 that its model cannot read what the client sent."""
+    message = str(error.get("message", "")).lower()
+    return error.get("type") == "not_supported_error" or "input is not supported" in message
+
+
+def _is_loading(error: Mapping[str, Any]) -> bool:
+    return "loading" in str(error.get("message", "")).lower() or error.get("code") == "model_not_ready"

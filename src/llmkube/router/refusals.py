@@ -1,0 +1,39 @@
+"""What a client is told when it gets no engine's answer: OpenAI's shape of an error, which its clients understand."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from llmkube.base.http.message import Headers, Response
+
+NO_HEADERS: Final[Mapping[str, str]] = {}
+_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+}
+
+
+class RefusedError(Exception):
+    """The request gets an answer of our own."""
+
+    def __init__(self, response: Response, code: str = "") -> None:
+        super().__init__(response.status)
+        self.response = response
+        self.code = code
+
+
+def error_object(status: int, message: str, code: str) -> dict[str, str]:
+    """Return what stands under `error`."""
+    return {"message": message, "type": kind_of(status), "code": code}
+
+
+def kind_of(status: int) -> str:
+    """Return OpenAI's `type` of an error with this status."""
+    return _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
+
+
+def refused(status: int, message: str, code: str, headers: Mapping[str, str] = NO_HEADERS) -> RefusedError:
+    """Return a refusal, to be raised."""
+    said = {"error": error_object(status, message, code)}
+    return RefusedError(Response.json(status, said, headers=Headers.of(headers)), code)

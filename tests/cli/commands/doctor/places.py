@@ -1,0 +1,22 @@
+"""Machines on which something of ours is installed, or nothing."""
+
+from pathlib import Path
+
+from llmkube.cli.commands.doctor.installation import Installation
+from llmkube.cli.commands.programs.background.launchd_user import User
+from llmkube.cli.config import UpConfig
+
+
+def installation(folder, *, program="up", config=None, **changes):
+    """A machine with this state directory."""
+    facts = {
+        "user": User(uid=501, name="ada", home=Path("/Users/ada")),
+        "pid": None,
+        "problem": "",
+        "job": None,
+        "daemon": False,
+        "unit": None,
+        "job_program": "/usr/bin/python3",
+        "mac": False,
+    }
+    return Installation(folder=folder, program=program, config=config or UpConfig(), **{**facts, **changes})

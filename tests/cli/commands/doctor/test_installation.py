@@ -1,0 +1,78 @@
+"""Which program is here, and with which settings."""
+
+import os
+import plistlib
+
+import pytest
+
+from llmkube.cli.commands.doctor.installation import find_installation, given_flags
+from llmkube.cli.state_lock import ENGINES, SERVER, held
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "flags"),
+    [
+        ("agent", "/py -m llmkube agent --memory-fraction=0.5 --port 9191", {"memory_fraction": "0.5", "port": "9191"}),
+        ("agent", "/py -m llmkube agent --start-limit=5 --insecure-lan", {"insecure_lan": True}),
+        ("agent", "/usr/local/bin/llmkube-metal-agent --host-ip 10.0.0.5", {"host_ip": "10.0.0.5"}),
+        ("up", "llmkube up --state-dir /s --no-insecure-lan", {"state_dir": "/s", "insecure_lan": False}),
+        ("up", "llmkube up --of-another-version", {}),
+        ("agent", "", {}),
+    ],
+)
+def test_a_command_line_s_settings_are_read_as_the_program_reads_them(program, words, flags):
+    """What is no setting is left out, and so is what this version does not know."""
+    found = given_flags(program, words.split())
+    assert {name: str(value) if name == "state_dir" else value for name, value in found.items()} == flags
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LLMKUBE_STATE_DIR", raising=False)
+    return tmp_path
+
+
+def test_nothing_is_an_up_that_does_not_run(home):
+    """Its folder is not made."""
+    here = find_installation(home / "state")
+    assert (here.program, here.pid, here.job, here.problem) == ("up", None, None, "")
+    assert not here.folder.exists()
+
+
+def test_who_holds_the_state_directory_runs(home):
+    """With both locks it is an `up`, with one an agent."""
+    state = home / "state"
+    state.mkdir(mode=0o700)
+    with held(state / ENGINES):
+        assert find_installation(state).program == "agent"
+        with held(state / SERVER):
+            here = find_installation(state)
+    assert (here.program, here.pid) == ("up", os.getpid())
+
+
+def test_a_job_s_flags_count_although_it_does_not_run(home, monkeypatch):
+    """On a machine with a launchd: the flags that its owner has added to the file."""
+    tools = home / "bin"
+    tools.mkdir()
+    (tools / "launchctl").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
+    job = home / "Library" / "LaunchAgents" / "com.llmkube.metal-agent.plist"
+    job.parent.mkdir(parents=True)
+    words = ["/opt/python", "-m", "llmkube", "agent", "--memory-fraction=0.5"]
+    job.write_bytes(plistlib.dumps({"Label": "com.llmkube.metal-agent", "ProgramArguments": words}))
+    here = find_installation(home / "state")
+    assert (here.program, here.job, here.daemon, here.job_program) == ("agent", job, False, "/opt/python")
+    assert here.config.memory_fraction == 0.5
+    job.write_bytes(b"damaged")
+    assert find_installation(home / "state").config.memory_fraction == 0
+
+
+def test_settings_that_cannot_be_read_are_told_and_the_defaults_taken(home):
+    """Everything else can still be looked at."""
+    state = home / "state"
+    state.mkdir(mode=0o700)
+    (state / "config.toml").write_text("[up]\ngateway_prot = 1\n")
+    here = find_installation(state)
+    assert "gateway_prot" in here.problem
+    assert here.config.gateway_port == 8080

@@ -1,0 +1,68 @@
+"""launchd as its documents and its users describe it: `bootout` does not wait, and what is not over answers 5 or 37."""
+
+from pathlib import Path
+
+import attrs
+import trio
+
+from llmkube.cli.commands.programs.background.agent_jobs import agent_job
+from llmkube.cli.commands.programs.background.launchctl import Answer
+from llmkube.cli.commands.programs.background.launchd_job import Kept
+from llmkube.cli.commands.programs.background.launchd_user import User
+from llmkube.cli.config import AgentConfig
+
+ADA = User(uid=501, name="ada", home=Path("/Users/ada"))
+STATE = Path("/Users/ada/Library/Application Support/llmkube")
+
+
+def job(*, daemon=False, kept=None, config=None):
+    """The agent's job for ada."""
+    return agent_job(ADA, STATE, config or AgentConfig(), kept or Kept(), daemon=daemon)
+
+
+@attrs.define
+class LaunchdModel:
+    """One domain with at most one job of ours.
+
+    Attributes:
+        end_seconds: How long a job takes to end after it was asked to.
+        session: Whether the domain's user is logged in.
+        calls: What was asked, verb by verb.
+    """
+
+    end_seconds: float = 0.0
+    session: bool = True
+    loaded: bool = False
+    runs: int = 0
+    file: str = ""
+    ends_at: float | None = None
+    calls: list[str] = attrs.field(factory=list)
+
+    async def call(self, words):
+        """Answer as launchctl does."""
+        await trio.sleep(0.01)
+        self.calls.append(words[0])
+        if self.ends_at is not None and trio.current_time() >= self.ends_at:
+            self.loaded, self.ends_at = False, None
+        return getattr(self, f"_{words[0]}")(*words[1:])
+
+    def _print(self, target):
+        if not self.loaded:
+            return Answer(113, f'Could not find service "{target.rpartition("/")[2]}" in domain for port')
+        running = self.ends_at is None
+        pid = f"\tpid = 4711\n\tstate = {'running' if running else 'SIGTERMed'}\n"
+        return Answer(0, f"{target} = {{\n\tactive count = 1\n{pid}\truns = {self.runs}\n\tlast exit code = 1\n}}")
+
+    def _bootout(self, target):
+        if not self.loaded:
+            return Answer(3, "Boot-out failed: 3: No such process")
+        if self.ends_at is not None:
+            return Answer(37, "Boot-out failed: 37: Operation already in progress")
+        self.ends_at = trio.current_time() + self.end_seconds
+        return Answer(0, "")
+
+    def _bootstrap(self, domain, file):
+        if self.loaded or not self.session:
+            return Answer(5, "Bootstrap failed: 5: Input/output error")
+        self.loaded, self.runs, self.file = True, 1, Path(file).name
+        return Answer(0, "")

@@ -1,0 +1,99 @@
+"""The agent's job: what its settings make of it, and what stays of the one before."""
+
+import plistlib
+from pathlib import Path
+
+import attrs
+import pytest
+
+from cli.commands.programs.background.launchd_model import job
+from llmkube.base.settings import resolve
+from llmkube.cli.commands.programs.background.agent_jobs import exit_seconds_of, given_settings, kept_flags
+from llmkube.cli.commands.programs.background.launchd_job import plist_text
+from llmkube.cli.config import AgentConfig
+from llmkube.supervisor.agent import stop_seconds
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+
+def test_launchd_waits_longer_than_the_engines_take():
+    """Else it would kill the agent in the middle of a drain: 30 s, the engines' grace, and what is withdrawn."""
+    assert plistlib.loads(plist_text(job()))["ExitTimeOut"] == 90
+    assert plistlib.loads(plist_text(job(config=AgentConfig(drain_seconds=300.0))))["ExitTimeOut"] == 360
+
+
+def test_what_an_owner_has_added_stays():
+    """The guide has `--host-ip` written into the file: a reinstall keeps it, whichever way it is written."""
+    content = plistlib.loads(plist_text(job()))
+    content["ProgramArguments"] += ["--host-ip", "192.168.1.50", "--memory-fraction=0.9", "--apple-power-enabled"]
+    content["EnvironmentVariables"]["HTTPS_PROXY"] = "http://proxy:3128"
+    kept = kept_flags(plistlib.dumps(content), set())
+    assert kept.arguments == ("--host-ip=192.168.1.50", "--memory-fraction=0.9", "--apple-power-enabled")
+    assert dict(kept.environ) == {"HTTPS_PROXY": "http://proxy:3128"}
+    again = plistlib.loads(plist_text(job(kept=kept)))
+    assert again["ProgramArguments"][-3:] == list(kept.arguments)
+    assert kept_flags(plistlib.dumps(again), set()) == kept  # once more, and nothing is there twice
+    assert plistlib.loads(plist_text(job(kept=kept)))["EnvironmentVariables"]["HTTPS_PROXY"] == "http://proxy:3128"
+
+
+def test_what_is_said_anew_replaces_what_stood_there():
+    """A flag of `install` goes into config.toml, which an old flag in the file would outrank."""
+    content = plistlib.loads(plist_text(job()))
+    content["ProgramArguments"] += ["--host-ip", "192.168.1.50"]
+    assert kept_flags(plistlib.dumps(content), {"host_ip"}).arguments == ()
+
+
+def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
+    """Its flags have one dash or two; those that we have stay, the others are named."""
+    old = {
+        "Label": "com.llmkube.metal-agent",
+        "ProgramArguments": [
+            "/usr/local/bin/llmkube-metal-agent",
+            "-namespace",
+            "default",
+            "--model-store=/Users/ada/models",
+            "--port",
+            "9090",
+            "--apple-power-enabled=true",
+            "--omlx-bin",
+            "/opt/homebrew/bin/omlx",
+        ],
+    }
+    kept = kept_flags(plistlib.dumps(old), set())
+    assert kept.arguments == (
+        "--namespace=default",
+        "--model-store=/Users/ada/models",
+        "--port=9090",
+        "--apple-power-enabled",
+    )
+    assert kept.dropped == ("--omlx-bin",)
+
+
+@pytest.mark.parametrize("content", [b"", b"<plist>", b"[]", b"\x00\x01"])
+def test_a_file_that_is_no_job_is_refused(content):
+    """It is left where it is."""
+    with pytest.raises(ValueError, match="no property list of a job"):
+        kept_flags(content, set())
+
+
+def test_settings_of_an_install_are_written_as_toml_has_them():
+    """Paths as seen from anywhere, numbers as numbers; a job of launchd gets no variable of the terminal."""
+    flags = {"host_ip": "192.168.1.50", "port": "9191", "model_store": "models", "accelerator": ("metal",)}
+    environ = {"LLMKUBE_LOG_LEVEL": "debug", "KUBECONFIG": "/Users/ada/lab:/Users/ada/.kube/config", "PATH": "/bin"}
+    config = resolve(AgentConfig, flags=flags, environ=environ)
+    assert given_settings(config, {**flags, "selector": None}, environ) == {
+        "host_ip": "192.168.1.50",
+        "port": 9191,
+        "model_store": f"{Path.cwd()}/models",
+        "accelerator": ["metal"],
+        "log_level": "debug",
+        "kubeconfig": "/Users/ada/lab",
+    }
+    assert given_settings(AgentConfig(kubeconfig=Path("/x")), {}, {"KUBECONFIG": "/y"}) == {}
+
+
+def test_launchd_waits_longer_than_the_agent_takes_at_most():
+    """The grace of an engine on Metal is part of that."""
+    config = AgentConfig()
+    settings = AgentSettings("m", Path("/s"), Path("/s"), "x", metal=True, drain_seconds=config.drain_seconds)
+    assert stop_seconds(settings) > stop_seconds(attrs.evolve(settings, metal=False))
+    assert exit_seconds_of(config) > stop_seconds(settings) + 5

@@ -1,0 +1,172 @@
+"""What `llmkube router explain` prints of a router, a request, and why."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from llmkube.cli.commands.router.command import router
+from llmkube.router.config.written_form import encode_config
+from router.written_routers import compiled
+
+ROUTER = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: ModelRouter
+metadata: { name: hybrid-router }
+spec:
+  backends:
+  - { name: local-mac, inferenceServiceRef: { name: phi-4-mini }, tier: local, capabilities: [chat] }
+  - name: cloud-opus
+    external: { provider: anthropic, model: claude-opus-4-7, credentialsSecretRef: { name: anthropic-key } }
+    tier: cloud
+  rules:
+  - { name: complex, match: { taskComplexity: complex }, route: { backends: [cloud-opus, local-mac] } }
+  - { name: pii-stays-on-mac, match: { dataClassification: [pii] }, route: { backends: [local-mac] }, failClosed: true }
+  defaultRoute: cloud-opus
+  mcpServer: { enabled: true }
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "router.yaml"
+    path.write_text(ROUTER)
+    return str(path)
+
+
+def run(*arguments, **more):
+    result = CliRunner().invoke(router, ["explain", *arguments], **more)
+    return result.exit_code, result.output
+
+
+def test_a_decision_is_told_with_all_that_led_to_it(file):
+    """Facts, each rule, the backends in their order, and why each other was left out."""
+    code, text = run(
+        "-f", file, "-H", "X-LLMKube-Classification: PII", "-H", "x-llmkube-task-complexity: complex", "--model", "gpt"
+    )
+    assert code == 0
+    assert (
+        text
+        == """\
+Router default/hybrid-router
+Request
+  model gpt
+  class pii
+  region none
+  needs none
+  complexity complex
+  team none
+Rules
+  1. complex: decides
+  2. pii-stays-on-mac: was not asked
+Decided by rule complex
+  1. local-mac (local): http://phi-4-mini.default.svc.cluster.local:8080/v1, 120 s for the first byte
+Left out
+  cloud-opus: data class pii stays local, and this backend is not
+Warning: spec.defaultRoute: cloud-opus is not local: a request of class phi that no rule matches is refused
+Without effect: spec.mcpServer
+"""
+    )
+
+
+def test_a_refusal_is_told_with_its_reason(file):
+    """A refused request is an answer: the exit code is 0."""
+    code, text = run("-f", file, "--header", "x-llmkube-classification: phi")
+    assert code == 0
+    assert "Refused (NotPermitted): no rule matches, and cloud-opus: data class phi stays local" in text
+    assert "  1. complex: does not match: taskComplexity" in text
+    assert "local-mac: may be reached, and nothing sends this request there" in text
+
+
+def test_the_same_for_programs(file, tmp_path):
+    """As JSON, with a body from a file that --model wins over, and repeated headers joined."""
+    body = tmp_path / "body.json"
+    body.write_text('{"model": "a", "messages": [{"content": [{"type": "image_url"}]}]}')
+    arguments = ("-f", file, "--body", str(body), "--model", "b", "-o", "json")
+    code, text = run(*arguments, "-H", "x-llmkube-capabilities: chat", "-H", "x-llmkube-capabilities: tools")
+    said = json.loads(text)
+    assert code == 0
+    assert said["request"][:4] == ["model b", "class none", "region none", "needs chat, tools"]
+    assert (said["order"], said["reason"], said["rule"]) == ([], "NotPermitted", None)
+    assert set(said["leftOut"]) == {"local-mac", "cloud-opus"}
+
+
+def test_a_compiled_config_is_explained_alike(tmp_path):
+    """The file that a router's pod has mounted, from standard input as well."""
+    found = compiled("backends: [{ name: mac, inferenceServiceRef: { name: phi } }]\ndefaultRoute: mac\n")
+    written = encode_config(found.config).decode()
+    path = tmp_path / "config.json"
+    path.write_text(written)
+    code, text = run("-f", str(path))
+    assert code == 0
+    assert "Decided by the default route\n  1. mac (local)" in text
+    assert run("-f", "-", input=written) == (code, text)
+
+
+def test_a_router_on_standard_input(file):
+    """YAML, as `kubectl get -o yaml` prints it."""
+    assert run("-f", "-", input=ROUTER) == run("-f", file)
+
+
+def test_what_was_measured_and_drawn_can_be_given(tmp_path):
+    """Latency, load and the draw are what the data path has; here they are options."""
+    path = tmp_path / "router.yaml"
+    path.write_text(
+        ROUTER.replace("taskComplexity: complex", "latencySLOMs: 100").replace(
+            "[cloud-opus, local-mac]", "[cloud-opus, local-mac], strategy: least-loaded"
+        )
+    )
+    _, text = run("-f", str(path), "--load", "cloud-opus=3", "-o", "json")
+    assert json.loads(text)["order"] == ["local-mac", "cloud-opus"]
+    _, text = run("-f", str(path), "--measured", "local-mac=0.3")
+    assert "local-mac: may be reached, and does not have what rule complex asks of a backend: latencySLOMs" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-H", "hunter2"), "--header: number 1 has no name and colon; write 'NAME: VALUE'"),
+        (("--load", "nobody=1"), "--load: 'nobody' is no backend; name one of local-mac, cloud-opus"),
+        (("--measured", "local-mac=soon"), "--measured: 'local-mac=soon' has no number from 0 on"),
+        (("--measured", "local-mac=nan"), "--measured: 'local-mac=nan' has no number from 0 on"),
+        (("--body", "/nowhere"), "--body: /nowhere cannot be read"),
+        (("--body", __file__), "is no JSON"),
+        (("--pick", "1"), "is not in the range 0<=x<1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(file, arguments, said):
+    """By the option, with the value and the way out; a header without a colon may be a key, and is not repeated."""
+    code, text = run("-f", file, *arguments)
+    assert code != 0
+    assert said in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it has 0 ModelRouters; give a file with one"),
+        (f"{ROUTER}---{ROUTER}", "it has 2 ModelRouters; give a file with one"),
+        (ROUTER.replace("dataClassification", "dataClass"), "stands under a field that nothing reads"),
+        (
+            ROUTER.replace("backends: [local-mac]", "backends: [mac]"),
+            "spec.rules[1].route.backends[0]: 'mac' is no backend",
+        ),
+        ('{"version": 9}', "version: 9 is unknown to this release"),
+        (": :", "router.yaml"),
+    ],
+)
+def test_a_file_that_no_router_could_run_by_is_refused(tmp_path, text, said):
+    """With the file, the field, the value and the way out."""
+    path = tmp_path / "router.yaml"
+    path.write_text(text)
+    code, output = run("-f", str(path))
+    assert code == 1
+    assert said in output
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    """In one sentence."""
+    code, text = run("-f", str(tmp_path / "none.yaml"))
+    assert code == 1
+    assert "cannot be read" in text

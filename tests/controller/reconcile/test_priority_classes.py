@@ -1,0 +1,99 @@
+"""A controller that was started by hand gives pods the PriorityClasses that are there, and says where none is."""
+
+import attrs
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from controller.cluster import SETTLED
+from controller.podcluster import open_pods
+from controller.podobjects import SETTINGS
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.builtins import PriorityClass
+from llmkube.k8s.resource import Key
+from llmkube.k8s.workloads import Deployment
+
+BARE = attrs.evolve(SETTINGS, priority_class_prefix=None)
+SAFE, OUTRANKING = "llmkube-nonpreempting-high", "llmkube-high"
+
+
+async def install(hands, *names):
+    for name in names:
+        manifest = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+        await hands.client.apply(PriorityClass, {**manifest, "value": 0}, field_manager="admin")
+    await trio.sleep(SETTLED)
+
+
+async def rank(hands):
+    return (await hands.json(Deployment))["spec"]["template"]["spec"].get("priorityClassName")
+
+
+async def said(hands):
+    [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
+    return honoured.message if honoured.status == "False" else ""
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [((SAFE, OUTRANKING), SAFE), ((OUTRANKING,), OUTRANKING), (("llmkube-low",), None), ((), None)],
+)
+async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
+    """D14: of two, the one that displaces no other pods; without one the service says what is missing."""
+    async with open_pods(workloads=BARE) as hands:
+        await install(hands, *there)
+        await hands.bring_up(priority="high")
+        assert await rank(hands) == named
+        assert ("there is no PriorityClass llmkube-nonpreempting-high" in await said(hands)) is (named is None)
+
+
+async def test_a_class_that_comes_later_is_given_and_one_that_goes_is_left_out(autojump_clock):
+    """The chart's classes may be installed after the controller, and be taken away again: pods could not be made."""
+    async with open_pods(workloads=BARE) as hands:
+        await hands.bring_up(priority="high")
+        assert await rank(hands) is None
+        await install(hands, SAFE)
+        assert await rank(hands) == SAFE
+        assert "spec.priority" not in await said(hands)
+        await hands.client.delete(PriorityClass, Key("", SAFE))
+        await trio.sleep(SETTLED)
+        assert await rank(hands) is None
+
+
+async def test_pods_keep_their_class_while_nobody_knows_which_there_are(autojump_clock):
+    """A successor that may not list them replaces no pods, and its health says that it cannot list them."""
+    async with open_pods(workloads=BARE) as hands, trio.open_nursery() as nursery:
+        cluster = hands.cluster
+        await install(hands, SAFE)
+        await hands.bring_up(priority="high")
+        before = await hands.json(Deployment)
+        cluster.controller_scope.cancel()
+        cluster.faults.unread.add("priorityclasses")
+        cluster.controller_scope, cluster.registry = trio.CancelScope(), CollectorRegistry()
+        await nursery.start(cluster.run_controller, ControllerSettings(workloads=BARE))
+        await hands.create_service(priority="high", replicas=2)
+        await trio.sleep(SETTLED)
+        after = await hands.json(Deployment)
+        assert after["spec"]["replicas"] == 2
+        assert after["spec"]["template"] == before["spec"]["template"]
+        lacks = {"kind": "PriorityClasses"}
+        assert cluster.registry.get_sample_value("llmkube_controller_kind_unlisted", lacks) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_operator_s_word_is_taken_as_it_is(autojump_clock):
+    """An empty prefix names no class although there is one, and the service says that its priority has no effect."""
+    async with open_pods(workloads=attrs.evolve(SETTINGS, priority_class_prefix="")) as hands:
+        await install(hands, SAFE)
+        await hands.bring_up(priority="high")
+        assert await rank(hands) is None
+        assert "the controller gives pods no PriorityClass" in await said(hands)
+
+
+async def test_a_controller_of_one_namespace_does_not_ask(autojump_clock):
+    """It has no right to, and says which flag it lacks; it is ready all the same."""
+    async with open_pods(workloads=BARE, namespace="ml") as hands:
+        await install(hands, SAFE)
+        await hands.bring_up(priority="high")
+        assert "--priority-class-prefix" in await said(hands)
+        asked = [call.resource for call in hands.cluster.faults.calls]
+        assert "priorityclasses" not in asked

@@ -1,0 +1,111 @@
+"""What a router's pods are: without rights, without root, with each key in a file of its own."""
+
+import attrs
+import pytest
+
+from controller.pod_security import against_restricted
+from controller.podobjects import SETTINGS
+from llmkube.controller.render.router_network import Host, Provider, ServicePods
+from llmkube.controller.render.router_objects import KEYS_FOLDER, render_router, router_objects_name, router_selector
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.router.config.compile_router import KeyFile
+
+KEYS = (
+    KeyFile(path=f"{KEYS_FOLDER}/backends/cloud", secret="openai", key="OPENAI_API_KEY"),
+    KeyFile(path=f"{KEYS_FOLDER}/services/chat", secret="chat-keys", key="api-key"),
+    KeyFile(path=f"{KEYS_FOLDER}/teams", secret="clients", key=""),
+)
+DESTINATIONS = (
+    ServicePods(name="chat"),
+    Host(address="10.0.0.7", port=9001),
+    Provider(url="https://api.example.com/v1", local=False),
+)
+
+
+def model_router(name="front", **spec):
+    backends = [{"name": "chat", "inferenceServiceRef": {"name": "chat"}}]
+    meta = {"name": name, "namespace": "ml", "uid": "r-1", "generation": 1}
+    return decode(ModelRouter, {"metadata": meta, "spec": {"backends": backends, **spec}})
+
+
+def router_manifests(*, settings=SETTINGS, keys=KEYS, **spec):
+    router = model_router(**({"proxy": {"replicas": 2}} | spec))
+    return render_router(router, b'{"version": 1}', settings, keys=keys, destinations=DESTINATIONS)
+
+
+def pod_of(**spec):
+    return router_manifests(**spec).deployment["spec"]["template"]["spec"]
+
+
+def test_the_pods_run_where_restricted_is_enforced():
+    """Also where the cluster gives the user itself."""
+    assert against_restricted(router_manifests().deployment["spec"]["template"]) == []
+    openshift = attrs.evolve(SETTINGS, fs_group=None)
+    template = router_manifests(settings=openshift).deployment["spec"]["template"]
+    assert against_restricted(template) == []
+    assert "runAsUser" not in template["spec"]["securityContext"]
+
+
+def test_the_pods_have_no_way_to_the_api_server():
+    """No token is mounted, and no account of their own could be given one."""
+    pod = pod_of()
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+
+
+def test_a_change_of_the_config_replaces_no_pod():
+    """The template is the same for every config: what runs reads the file again."""
+    router = model_router(proxy={"replicas": 2})
+    other = render_router(router, b'{"version": 2}', SETTINGS, keys=KEYS, destinations=())
+    assert other.deployment == router_manifests().deployment
+    assert other.config != router_manifests().config
+
+
+def test_the_service_leads_to_the_port_that_is_listened_on():
+    """Whatever the Service's own port is (defect 9 of the original)."""
+    service = router_manifests(endpoint={"port": 80, "type": "NodePort", "nodePort": 30080}).kubernetes_service["spec"]
+    [port] = service["ports"]
+    assert port == {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "nodePort": 30080}
+    ports = pod_of()["containers"][0]["ports"]
+    assert ports[0] == {"name": "http", "containerPort": 8080, "protocol": "TCP"}
+
+
+def test_without_keys_there_is_no_volume_for_them():
+    """Nor a Secret that the kubelet would look for."""
+    assert [one["name"] for one in pod_of(keys=())["volumes"]] == ["config", "scratch"]
+
+
+def test_what_the_spec_says_of_the_pods_is_theirs():
+    """Image, pull secrets, resources, nodes, history."""
+    proxy = {
+        "image": "example.com/router:1",
+        "imagePullSecrets": [{"name": "mine"}],
+        "resources": {"limits": {"memory": "1Gi"}},
+        "nodeSelector": {"pool": "edge"},
+        "revisionHistoryLimit": 3,
+    }
+    made = router_manifests(proxy=proxy)
+    pod = made.deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "example.com/router:1"
+    assert pod["imagePullSecrets"] == [{"name": "mine"}]
+    assert pod["containers"][0]["resources"] == {"limits": {"memory": "1Gi"}}
+    assert pod["nodeSelector"] == {"pool": "edge"}
+    assert made.deployment["spec"]["revisionHistoryLimit"] == 3
+    assert made.budget is None
+
+
+@pytest.mark.parametrize("name", ["front", "a.b", "1front", "f" * 63, "f" * 253])
+def test_every_name_of_a_router_gives_names_that_a_service_may_have(name):
+    """Dots become dashes, as in the original; what is too long or begins with a digit is shortened and marked."""
+    made = router_objects_name(name)
+    assert len(made) <= 63
+    assert made[0].isalpha()
+    selector = router_selector(model_router(name))
+    assert all(len(value) <= 63 for value in selector.values())
+
+
+def test_the_plain_name_is_the_original_s():
+    """Its objects are found again, and taken over."""
+    assert router_objects_name("hybrid-router") == "hybrid-router-router-proxy"
+    assert router_objects_name("a.b") == "a-b-router-proxy"

@@ -1,0 +1,76 @@
+"""Pods and hosts that serve one name are judged together: what answers counts, and what is missing is named."""
+
+import attrs
+import pytest
+
+from controller.podobjects import cluster_model, pod_service
+from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.status.host_part import HostPart, both, judge_both, judge_host_part, unknown_host_part
+from llmkube.controller.status.service_status import Replicas
+from llmkube.k8s.leases.live_hosts import LiveHosts
+from llmkube.k8s.wire.conditions import Verdict
+
+READY, STOPPED = Verdict("Ready", "InferenceReady", "1 of 1"), Verdict("Stopped", "ManuallyScaledToZero", "none")
+LOADING, BROKEN = Verdict("Creating", "Creating", "loads"), Verdict("Failed", "ImagePullBackOff", "no image")
+SUSPENDED = Verdict("Suspended", "Suspended", "spec.suspend is true")
+
+
+def count(verdict):
+    return {"Ready": (1, 1), "Stopped": (0, 0), "Suspended": (0, 0)}.get(verdict.phase, (1, 0))
+
+
+@pytest.mark.parametrize(
+    ("pods", "hosts", "phase", "reason", "where"),
+    [
+        (READY, READY, "Ready", "InferenceReady", "on hosts"),
+        (STOPPED, READY, "Ready", "InferenceReady", "on hosts"),
+        (READY, STOPPED, "Ready", "InferenceReady", "on hosts"),
+        (STOPPED, STOPPED, "Stopped", "ManuallyScaledToZero", ""),
+        (READY, LOADING, "Progressing", "Creating", "hosts: loads"),
+        (LOADING, READY, "Progressing", "Creating", "pods: loads"),
+        (BROKEN, READY, "Progressing", "ImagePullBackOff", "pods: no image"),
+        (BROKEN, LOADING, "Failed", "ImagePullBackOff", "pods: no image"),
+        (STOPPED, BROKEN, "Failed", "ImagePullBackOff", "hosts: no image"),
+        (SUSPENDED, SUSPENDED, "Suspended", "Suspended", ""),
+    ],
+)
+def test_the_table_of_both(pods, hosts, phase, reason, where):
+    """D6: each row of the module's table; nothing that answers is ever called Failed, Creating or Stopped."""
+    (wanted, ready), (further, answering) = count(pods), count(hosts)
+    part = HostPart(Replicas(further, answering, answering), hosts)
+    counted = both(Replicas(wanted, wanted, ready), part)
+    verdict = judge_both(pods, counted, part)
+    assert (verdict.phase, verdict.reason) == (phase, reason)
+    assert where in verdict.message
+    assert counted.ready == ready + answering
+
+
+def test_a_service_without_hosts_is_judged_by_its_pods():
+    """Nothing changes for it, not even a word."""
+    assert judge_both(BROKEN, both(Replicas(1, 1, 0), None), None) == BROKEN
+
+
+def test_what_hosts_said_of_the_service_before_counts_for_nothing():
+    """A condition that an agent has left says nothing of a service that pods serve by now."""
+    loaded = {"type": "Loaded", "status": "True", "reason": "Loaded", "lastTransitionTime": "2025-06-01T00:00:00Z"}
+    service = pod_service(hosts={"modelRef": "mac"})
+    service = attrs.evolve(service, status=attrs.evolve(service.status, conditions=(loaded,))).on_hosts
+    part = judge_host_part(service, None, [], LiveHosts({}), holders=(), settings=ControllerSettings())
+    assert (part.replicas.ready, part.verdict.reason) == (0, "ModelNotFound")
+    assert '"mac"' in part.verdict.message
+
+
+def test_a_model_for_pods_is_refused_by_name():
+    """The sentence has the field, the Model, what it asks for, and what to write."""
+    service = pod_service(hosts={"modelRef": "phi"}).on_hosts
+    part = judge_host_part(service, cluster_model(), [], LiveHosts({}), holders=(), settings=ControllerSettings())
+    assert (part.verdict.phase, part.verdict.reason) == ("Failed", "Invalid")
+    for word in ("spec.hosts.modelRef", '"phi"', "cuda", "metal"):
+        assert word in part.verdict.message
+
+
+def test_hosts_that_cannot_be_listed_are_not_called_gone():
+    """The controller says that it does not know, and waits."""
+    part = unknown_host_part(pod_service(hosts={"modelRef": "mac", "replicas": 3}).on_hosts)
+    assert (part.replicas.desired, part.verdict.phase) == (3, "Pending")
+    assert "/readyz" in part.verdict.message

@@ -1,0 +1,236 @@
+"""Write the reference pages that are made from code: docs/cli.md, config.md, metrics.md and reasons.md.
+
+Commands come from the parser, keys of `config.toml` from the classes of settings, metrics from the collectors, reasons
+from `k8s/wire/reasons.py`. `make reference` runs this module.
+"""
+
+import datetime
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from prometheus_client import CollectorRegistry
+
+from llmkube.base.loop_watchdog import LoopWatchdog
+from llmkube.base.settings import Setting, settings_of
+from llmkube.cli.config import TABLES
+from llmkube.cli.main import SUBJECTS, cli
+from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
+from llmkube.k8s.wire import reasons
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.host.power import PowerView
+from llmkube.supervisor.host.sample import Level, Sample
+from llmkube.supervisor.memory.budget import host_budget
+from llmkube.supervisor.memory.view import MemoryView
+from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.nouns.cordon import Cordon
+from llmkube.supervisor.nouns.host_credential import HostCredential
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+_WIDTH = 100
+
+CLI_HEAD = """\
+# Commands
+
+What `--help` says of each command, made from the parser by `make reference`. Exit codes: 0 done, 1 failed, 2 wrong
+usage, 3 not found, 4 timed out, 130 Ctrl-C, 141 closed pipe. The keys of `config.toml` are in [config.md](config.md).
+"""
+
+CONFIG_HEAD = """\
+# config.toml
+
+Every key of `config.toml` in the state directory (`~/.local/share/llmkube`; on a Mac `~/Library/Application
+Support/llmkube`), made from the classes of settings by `make reference`. A key stands in the table of its program, or
+above all tables for every program that knows it. A flag (`--api-port`) comes before the environment
+(`LLMKUBE_API_PORT`), that before the file, and the file before the default. An unknown key or a wrong value is refused
+by its file and its name.
+
+```toml
+log_level = "info"        # for every program
+
+[up]
+gateway_port = 8081
+allow_local_sources = ["/srv/models"]
+```
+"""
+
+METRICS_HEAD = """\
+# Metrics
+
+Every metric of LLMKube's own, made from the collectors by `make reference`. Beside these, the agent, `llmkube up` and
+the controller export what Prometheus' client says of a process (`process_*`, `python_*`). Engines have metrics of their
+own. How all of them are scraped, and what dashboards and alerts make of them, is in [helm.md](helm.md#monitoring).
+
+A counter's name ends in `_total`; a histogram has the series `_bucket`, `_sum` and `_count`.
+
+| metric | type | labels | meaning | exported by |
+|---|---|---|---|---|
+"""
+
+REASONS_HEAD = """\
+# Conditions and reasons
+
+Every word that LLMKube gives as the `reason` of a condition, made from `k8s/wire/reasons.py` by `make reference`, by
+the conditions that it stands on. What the kubelet and the scheduler say of pods is passed on as it is. The sentences
+beside the words are in [sentences.md](sentences.md), what to do about the frequent ones in
+[troubleshooting.md](troubleshooting.md).
+
+| meaning | what it asks of you |
+|---|---|
+"""
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages as the code wants them."""
+    return {
+        DOCS / "cli.md": CLI_HEAD + "".join(_commands()),
+        DOCS / "config.md": CONFIG_HEAD + "".join(_tables()),
+        DOCS / "metrics.md": METRICS_HEAD + "".join(_metrics()),
+        DOCS / "reasons.md": REASONS_HEAD + "".join(_reasons()),
+    }
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Yield every command of the program with its subcommands behind it, by the words that call it."""
+    root = click.Context(cli, info_name="llmkube", terminal_width=_WIDTH, max_content_width=_WIDTH)
+    for subject in SUBJECTS.values():
+        for name in subject:
+            yield from _below(cli, name, root)
+
+
+def _below(group: click.Group, name: str, parent: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+    command = group.get_command(parent, name)
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=_WIDTH, max_content_width=_WIDTH)
+    yield context.command_path, command, context
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            yield from _below(command, each, context)
+
+
+def _commands() -> Iterator[str]:
+    subjects = {name: subject for subject, group in SUBJECTS.items() for name in group}
+    shown = ""
+    for path, command, context in commands():
+        subject = subjects[path.split()[1]]
+        if subject != shown:
+            shown = subject
+            yield f"\n## {subject}\n"
+        text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
+        yield f"\n### {path}\n\n```text\n{text}\n```\n"
+
+
+def _tables() -> Iterator[str]:
+    for table, kind in TABLES.items():
+        yield f"\n## [{table}]\n\n| key | type | default | allowed | meaning |\n|---|---|---|---|---|\n"
+        for each in settings_of(kind):
+            if each.in_file:
+                row = (f"`{each.name}`", _type(each), _default(table, each), _allowed(each), each.help)
+                yield _row(row)
+
+
+def _type(each: Setting) -> str:
+    return {str: "text", Path: "path", int: "whole number", float: "number", bool: "true or false"}.get(
+        each.type, "list of texts"
+    )
+
+
+def _default(table: str, each: Setting) -> str:
+    if (table, each.name) == ("up", "accelerator"):
+        return '`["cpu"]`; on a Mac `["cpu", "metal"]`'
+    match each.default:
+        case None | "" | ():
+            return ""
+        case bool() as value:
+            return f"`{str(value).lower()}`"
+        case tuple() as values:
+            return f"`{json.dumps(values)}`"
+        case str() as value:
+            return f'`"{value}"`'
+        case value:
+            return f"`{value}`"
+
+
+def _allowed(each: Setting) -> str:
+    if each.choices:
+        return ", ".join(f"`{choice}`" for choice in each.choices)
+    bounds = [f"{word} {bound}" for word, bound in (("from", each.minimum), ("to", each.maximum)) if bound is not None]
+    return " ".join(bounds)
+
+
+class _NothingServed:
+    """A host without services: its families are there, and no series."""
+
+    def services(self) -> dict[Any, Any]:
+        return {}
+
+    def get(self, key: Any) -> None:
+        """Return no object."""
+
+    def values(self) -> tuple[()]:
+        return ()
+
+
+def families() -> Iterator[tuple[Any, str]]:
+    """Yield each family of every collector, with its labels in `_labelnames`, and the programs that export it."""
+    agent, controller = "agent, `up`", "controller, `up`"
+    nothing, registry = _NothingServed(), CollectorRegistry()
+    memory = MemoryView(Level.NORMAL, Sample(1 << 36, 1 << 35, Level.NORMAL), host_budget(1 << 36), 0, (), (), {}, {})
+    power = PowerView(dict.fromkeys(("combined", "cpu", "gpu", "ane"), 0.0), {"cpu": 0.0})
+    credential, cordon = HostCredential(expires_at=0.0), Cordon(datetime.datetime.now(datetime.UTC))
+    of_agent = agent_registry(nothing, dict, lambda: memory, lambda: power, lambda: credential, cordon=lambda: cordon)
+    for family in of_agent.collect():
+        if family.name.startswith("llmkube_"):
+            yield family, "agent on a Mac" if "_apple_" in family.name else agent
+    yield from ((family, controller) for family in FleetCollector(nothing, nothing, {}).collect())
+    work, durations, watchdog = ReconcileMetrics.on(registry), Durations.on(registry), LoopWatchdog()
+    for metric in (work.total, work.duration_seconds, durations.download_seconds, durations.ready_seconds):
+        yield metric, controller
+    for metric in (watchdog.lag, watchdog.stalls):
+        yield metric, "all programs"
+
+
+def _metrics() -> Iterator[str]:
+    for metric, by in families():
+        (family,) = metric.collect() if hasattr(metric, "collect") else (metric,)
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
+        names = ("version",) if family.type == "info" else metric._labelnames
+        labels = ", ".join(f"`{label}`" for label in names)
+        yield _row((f"`{name}`", family.type, labels, family.documentation, by))
+
+
+def _reasons() -> Iterator[str]:
+    source = Path(reasons.__file__).read_text(encoding="utf-8")
+    for name, text in re.findall(r'^    ([A-Z]+) = enum\.auto\(\)\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL):
+        yield _row((_word(name), text))
+    body = source.partition("class Reason(")[2]
+    for line in body.splitlines():
+        if heading := re.fullmatch(r"    # (.*)", line):
+            yield f"\n## {_capital(heading[1])}\n\n| reason | meaning |\n|---|---|\n"
+        elif member := re.fullmatch(r"    ([A-Z_]+) = .*", line):
+            reason = Reason[member[1]]
+            yield _row((f"`{reason.value}`", _word(reason.meaning.name)))
+
+
+def _capital(text: str) -> str:
+    return re.sub(r" \(docs/.*\)", "", text[:1].upper() + text[1:])
+
+
+def _word(name: str) -> str:
+    return name.lower()
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    shown = " | ".join(" ".join(cell.split()).replace("|", r"\|") for cell in cells)
+    return f"| {shown} |\n"
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {len(text.split())} words\n")

@@ -1,0 +1,52 @@
+"""What OpenAI's client does with a router, as its users write it; run with the pinned packages on the path alone.
+
+python -S router_clients.py ROUTER QUESTION: prints one JSON object, by what was tried.
+"""
+
+import json
+import sys
+
+import openai
+
+ROUTER, QUESTION = sys.argv[1:]
+ASK = [{"role": "user", "content": QUESTION}]
+HARD = {"X-LLMKube-Task-Complexity": "complex"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell it", "parameters": PARAMETERS}}
+
+
+def failure(call, *args, **kwargs):
+    """Return the class of the error that a call raises, and its words."""
+    try:
+        call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+def text_of(stream):
+    return "".join(part.choices[0].delta.content or "" for part in stream)
+
+
+def say(text):
+    return [{"role": "user", "content": text}]
+
+
+client = openai.OpenAI(base_url=f"{ROUTER}/v1", api_key="team-canary-0815", max_retries=0)
+create = client.chat.completions.create
+picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/a.png"}}]}]
+said = {
+    "plain": create(model="local-mac", messages=ASK, temperature=0).choices[0].message.content,
+    "streaming": text_of(create(model="local-mac", messages=ASK, temperature=0, stream=True)),
+    "cloud": create(model="any", messages=ASK, extra_headers=HARD).choices[0].message.content,
+    "cloud streaming": text_of(create(model="any", messages=ASK, stream=True, extra_headers=HARD)),
+    "models": [model.id for model in client.models.list().data],
+    "broken": failure(lambda: text_of(create(model="any", messages=say("break"), stream=True, extra_headers=HARD))),
+    "timeout": failure(client.with_options(timeout=0.5).chat.completions.create,
+                       model="any", messages=say("slow"), extra_headers=HARD),
+    "url": failure(create, model="any", messages=picture),
+    "embeddings": failure(client.embeddings.create, model="local-mac", input="x"),
+}  # fmt: skip
+call = create(model="any", messages=ASK, tools=[TOOL], extra_headers=HARD).choices[0].message.tool_calls[0].function
+said["tools"] = [call.name, json.loads(call.arguments)]
+sys.stdout.write(json.dumps(said))

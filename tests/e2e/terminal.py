@@ -1,0 +1,30 @@
+"""A terminal that a program writes to."""
+
+import contextlib
+import os
+
+import trio
+
+
+@contextlib.asynccontextmanager
+async def open_terminal():
+    """Yield the end that a program is given, to be closed by the caller, and what it has drawn so far.
+
+    The block is left when the last writer has closed the terminal.
+    """
+    leader, follower = os.openpty()
+    drawn = bytearray()
+
+    async def read():
+        while True:
+            try:
+                drawn.extend(await trio.to_thread.run_sync(os.read, leader, 65536, abandon_on_cancel=True))
+            except OSError:  # EIO: the last writer has closed the terminal
+                return
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            yield follower, drawn
+    finally:
+        os.close(leader)

@@ -1,0 +1,272 @@
+"""`llmkube doctor` as a program, with faults that are possible on Linux: each line is read, and the fix in it."""
+
+import json
+import os
+import socket
+import sys
+from functools import partial
+
+import attrs
+import pytest
+import trio
+
+from cli.commands.doctor.limited_api import TOKEN, open_limited_api
+from e2e.addresses import own_address
+from e2e.test_downloads import small_disk
+from e2e.up_process import FREE_PORTS, open_program, open_up, run_program
+from llmkube.supervisor.nouns.journal import FileJournal
+from supervisor.nouns.entries import ENGINE, entry
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+EVERYONE = "0.0.0.0"
+
+
+async def doctor(folder, *args, kubeconfig=None, code=None):
+    """Run it on this folder's state directory; return its findings by name."""
+    words = ("doctor", "--json", "--state-dir", str(folder / "state"), *args)
+    ended, out, err = await run_program(folder, *words, kubeconfig=kubeconfig)
+    assert err == ""
+    assert TOKEN not in out
+    found = json.loads(out)["findings"]
+    assert ended == int(any(each["verdict"] == "fail" for each in found)), out
+    if code is not None:
+        assert ended == code, out
+    return {each["name"]: each for each in found}
+
+
+def told(findings, name, verdict, *words):
+    """A line has this verdict, and these words in what it says and in its fix."""
+    line = findings[name]
+    assert line["verdict"] == verdict, line
+    text = " ".join((line["found"], line["why"], line["fix"]))
+    for word in words:
+        assert word in text, line
+
+
+def settings(folder, **tables):
+    state = folder / "state"
+    state.mkdir(mode=0o700, exist_ok=True)
+    lines = []
+    for table, values in tables.items():
+        lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
+    (state / "config.toml").write_text("\n".join(lines) + "\n")
+
+
+FREE = {"api_port": 0, "gateway_port": 0, "probe_port": 0}
+
+
+async def test_a_machine_on_which_nothing_runs_is_well(tmp_path):
+    """No cluster is named, so none is asked, and nothing is left behind: not even the state directory."""
+    settings(tmp_path, up=FREE)
+    before = sorted(tmp_path.rglob("*"))
+    kube = tmp_path / ".kube"
+    found = await doctor(tmp_path, code=0)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert {each["verdict"] for each in found.values()} <= {"pass", "warn"}
+    assert "no cluster is named" in found["API server"]["found"]
+    kube.mkdir()
+    async with open_limited_api(kube, refused=(("create", "leases"),)) as kubeconfig:
+        kubeconfig.rename(kube / "config")
+        found = await doctor(tmp_path, code=0)
+        told(found, "API server", "pass", "not asked", '--context "lab"')
+        found = await doctor(tmp_path, "--context", "lab", code=0)  # now it is named
+        told(found, "rights", "warn", "an agent with these credentials may not create leases")
+
+
+async def test_a_running_up_is_asked_and_is_well(tmp_path):
+    """Its ports are its own, its API server is asked, and the rights of an agent are no subject."""
+    state = tmp_path / "state"
+    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
+        await up.urls()
+        found = await doctor(tmp_path, code=0)
+        told(found, "running", "pass", f"llmkube up (pid {up.process.pid})")
+        told(found, "API server", "pass", "https://127.0.0.1:")
+        assert "rights" not in found
+
+
+async def test_a_taken_port_is_named_with_who_has_it(tmp_path):
+    """And the flag that chooses another."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings(tmp_path, up={**FREE, "gateway_port": port})
+        found = await doctor(tmp_path, code=1)
+    told(found, "ports", "fail", f"{port} is taken", f"(pid {os.getpid()})", "--gateway-port", f"-iTCP:{port}")
+
+
+async def test_a_full_disk_is_named_with_what_makes_room(tmp_path):
+    """A store on a file system of its own."""
+    settings(tmp_path, up=FREE)
+    with small_disk(tmp_path / "state" / "store", 64):
+        found = await doctor(tmp_path, code=1)
+    told(found, "disk", "fail", f"free in {tmp_path}/state/store", "`llmkube cache prune`")
+
+
+async def test_an_api_server_that_is_away_is_named(tmp_path):
+    """By its address and its context, in time."""
+    settings(tmp_path, up=FREE)
+    async with open_limited_api(tmp_path) as kubeconfig:
+        pass
+    found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
+    told(found, "API server", "fail", 'context "lab"', "--kubeconfig and --context choose another")
+    kubeconfig.write_text("{")
+    found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
+    told(found, "API server", "fail", "the cluster that was named", str(kubeconfig))
+    assert found["disk"]["verdict"] == "pass"
+
+
+async def test_credentials_that_are_refused_are_named(tmp_path):
+    """A 401 is not an API server that is away."""
+    settings(tmp_path, up=FREE)
+    async with open_limited_api(tmp_path) as kubeconfig:
+        kubeconfig.write_text(kubeconfig.read_text().replace(TOKEN, "an-old-one"))
+        found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
+    told(found, "API server", "fail", "does not know these credentials", "`llmkube agent join`")
+
+
+async def test_lacking_verbs_a_wrong_clock_and_missing_kinds_are_named(tmp_path):
+    """Each with the command that mends it."""
+    settings(tmp_path, up=FREE)
+    refused = (("patch", "leases"), ("create", "leases"), ("patch", "inferenceservices/status"))
+    async with open_limited_api(tmp_path, refused=refused, ahead_seconds=300, installed=False) as kubeconfig:
+        found = await doctor(tmp_path, kubeconfig=kubeconfig, code=1)
+    told(found, "API server", "pass", "Kubernetes v1.34.1")
+    told(found, "rights", "warn", "create, patch leases in llmkube-system", "patch inferenceservices/status in all")
+    told(found, "rights", "warn", "`llmkube rbac agent --all-namespaces | kubectl apply --server-side -f -`")
+    told(found, "clock", "fail", "behind the API server's", "timedatectl set-ntp true")
+    told(found, "kinds", "fail", "`llmkube crds | kubectl apply --server-side -f -`")
+
+
+async def test_a_cluster_that_lacks_nothing_passes(tmp_path):
+    """The same server, with all rights and our clock."""
+    settings(tmp_path, up=FREE)
+    async with open_limited_api(tmp_path) as kubeconfig:
+        found = await doctor(tmp_path, kubeconfig=kubeconfig, code=0)
+    told(found, "rights", "pass", "all that an agent does")
+    told(found, "clock", "pass")
+    assert "kinds" not in found
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (None, "does not exist"),
+        ("#!/bin/sh\necho '  --host HOST  where'\n", "has no --api-key-file"),
+        ("#!/bin/sh\necho damaged >&2; exit 3\n", "failed with exit code 3: damaged"),
+    ],
+    ids=["missing", "too old", "broken"],
+)
+async def test_an_engine_that_cannot_be_used_is_named(tmp_path, script, words):
+    """Missing, of a build without keys, or one that does not start."""
+    engine = tmp_path / "llama-server"
+    if script is not None:
+        engine.write_text(script)
+        engine.chmod(0o755)
+    settings(tmp_path, up={**FREE, "llama_server": str(engine)})
+    told(await doctor(tmp_path, code=1), "engine", "fail", words, "--llama-server")
+
+
+async def test_an_engine_that_hangs_costs_no_other_line(tmp_path):
+    """Its line says that it gave no answer; the rest is there."""
+    engine = tmp_path / "llama-server"
+    engine.write_text("#!/bin/sh\nexec sleep 600\n")
+    engine.chmod(0o755)
+    settings(tmp_path, up={**FREE, "llama_server": str(engine)})
+    found = await doctor(tmp_path)
+    told(found, "engine", "fail", "gave no answer in 30 s")
+    assert found["disk"]["verdict"] == "pass"
+
+
+async def test_a_budget_above_what_the_host_has_is_named(tmp_path):
+    """By a share that leaves nothing, and by a Model that was promised more than there is."""
+    settings(tmp_path, up={**FREE, "memory_fraction": 1.0})
+    told(await doctor(tmp_path, code=1), "memory", "fail", "memory_fraction in config.toml")
+    settings(tmp_path, up=FREE)
+    wish = entry(None).wish
+    hardware = attrs.evolve(wish.model.spec.hardware, memory_budget="900Ti")
+    model = attrs.evolve(wish.model, spec=attrs.evolve(wish.model.spec, hardware=hardware))
+    await journaled(tmp_path, attrs.evolve(entry(None), wish=attrs.evolve(wish, model=model)))
+    told(await doctor(tmp_path, code=1), "memory", "fail", "memoryBudget of 900.0 TiB", "spec.hardware.memoryBudget")
+
+
+async def journaled(folder, *entries):
+    journal = FileJournal(folder / "state" / "journal", trio.CapacityLimiter(1))
+    for each in entries:
+        await journal.write(each)
+
+
+async def test_an_unclean_end_is_named_with_the_largest(tmp_path):
+    """The journal has an engine, the machine has no such process, and nothing of ours runs that could have ended it."""
+    settings(tmp_path, up=FREE)
+    await journaled(tmp_path, entry(attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1")))
+    found = await doctor(tmp_path, code=0)
+    told(found, "last end", "warn", "1 engine ended with this machine", str(entry().key), "memory_fraction")
+
+
+async def test_listeners_without_a_key_are_named(tmp_path):
+    """Another llama-server of this machine, open to its network, and the setting that opens ours."""
+    settings(tmp_path, up={**FREE, "insecure_lan": True})
+    engine = tmp_path / "llama-server"
+    engine.write_text(
+        "#!/usr/bin/env python3\nimport socket, sys, time\nport = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "with socket.create_server(('0.0.0.0', port)):\n    print('up', flush=True); time.sleep(600)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        words = [sys.executable, str(engine), "--host", EVERYONE, "--port", str(port)]
+        process = await nursery.start(partial(trio.run_process, words, check=False))
+        try:
+            await until(lambda: listens_at(port))
+            ended, out, _ = await run_program(tmp_path, "doctor", "--state-dir", str(tmp_path / "state"))
+        finally:
+            process.kill()
+    assert ended == 1
+    assert "--insecure-lan: every request is let in" in out
+    assert f"llama-server (pid {process.pid}) listens at {EVERYONE}:{port} without a key" in out
+    assert "--api-key-file FILE, or --host 127.0.0.1" in out
+
+
+def listens_at(port):
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_settings_that_cannot_be_read_are_a_line(tmp_path):
+    """The defaults are looked at meanwhile."""
+    settings(tmp_path, up={**FREE, "gateway_prot": 1})
+    found = await doctor(tmp_path, code=1)
+    told(found, "settings", "fail", "gateway_prot", "docs/config.md")
+
+
+async def test_a_piped_report_is_whole_and_plain(tmp_path):
+    """No line is broken or coloured, whatever COLUMNS says."""
+    settings(tmp_path, up={**FREE, "memory_fraction": 1.0})
+    code, out, _ = await run_program(tmp_path, "doctor", "--state-dir", str(tmp_path / "state"))
+    assert code == 1
+    assert "\x1b" not in out
+    assert any(line.startswith("fail  memory ") for line in out.splitlines())
+    assert "Nothing was changed" in out.splitlines()[-1]
+    code, _, err = await run_program(tmp_path, "doctor", "--from-cluster")
+    assert (code, "name the cluster" in err or "no cluster" in err) == (1, True)
+
+
+async def test_an_agent_is_looked_at_with_its_own_flags(tmp_path):
+    """A flag of the running program counts, and not the file's value; its cluster has been named to it."""
+    settings(tmp_path, agent={"memory_fraction": 0.2})
+    async with open_limited_api(tmp_path, refused=(("create", "leases"),)) as kubeconfig:
+        state = str(tmp_path / "state")
+        words = ("agent", "--state-dir", state, "--accelerator", "cpu", "--port", "0", "--kubeconfig", str(kubeconfig))
+        async with open_program(
+            tmp_path, *words, "--memory-fraction", "0.5", "--host-ip", own_address(), runs_engines=True
+        ) as agent:
+            await agent.wait_for("err", '"msg":"agent started"')
+            found = await doctor(tmp_path, code=1)
+            told(found, "running", "pass", f"llmkube agent (pid {agent.process.pid})")
+            told(found, "memory", "pass", "50 % of")
+            told(found, "rights", "fail", "create leases")
+            told(found, "address", "pass", own_address(), "by --host-ip")

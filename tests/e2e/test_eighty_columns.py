@@ -1,0 +1,140 @@
+"""U20: every everyday command on a terminal of 80 columns with NO_COLOR, and into a pipe: no broken row, no escape."""
+
+import fcntl
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from functools import partial
+
+import pytest
+import trio
+
+from e2e.terminal import open_terminal
+from e2e.up_process import FREE_PORTS, environment, open_program, open_up, run_program
+
+pytestmark = pytest.mark.e2e
+
+COLUMNS = 80
+LONG = "a-model-with-a-name-as-long-as-people-give-to-models-they-fine-tune"
+QUESTION = "What is LLMKube?"
+
+DEPLOY = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512")
+MISSING = "/home/nobody/models/of/mine/that/are/not/there.gguf"
+
+LOOK = (
+    DEPLOY,
+    ("deploy", LONG, "--source", "builtin://demo", "--context-size", "512"),
+    ("list",),
+    ("ps",),
+    ("status", "demo"),
+    ("status", LONG),
+    ("status", f"model/{LONG}"),
+    ("queue",),
+    ("top", "--once"),
+    ("logs", "demo", "--tail", "1"),
+    ("catalog", "list"),
+    ("catalog", "info", "llama-3.1-8b"),
+)
+FORWARD = (
+    DEPLOY,
+    ("deploy", LONG, "--source", "builtin://demo", "--context-size", "512"),
+    ("port-forward", "demo"),
+    ("port-forward", LONG),
+    ("port-forward", "nobody"),
+    ("port-forward", "demo", "70000"),
+)
+TALK = (DEPLOY, ("chat", "demo", QUESTION), ("run", "demo", QUESTION), ("pull", "builtin://demo"))
+CHANGE = (
+    DEPLOY,
+    ("deploy", "broken", "--source", MISSING, "--accelerator", "cpu"),
+    ("list", "isvc"),
+    ("status", "broken"),
+    ("restart", "demo"),
+    ("scale", "demo", "0"),
+    ("delete", "demo", "--with-model"),
+    ("status", "nobody"),
+    ("dploy",),
+)
+
+UNTIL = {("port-forward", "demo"): "Forwarding ", ("port-forward", LONG): "Forwarding "}
+"""What commands that do not end by themselves say first."""
+
+FREE = {"logs", "chat", "run"}
+"""What a program or a model has written is shown as it is, whatever its width."""
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+async def on_terminal(home, kubeconfig, command):
+    """Return what a command draws on a terminal of 80 columns with NO_COLOR, escapes and all.
+
+    One that goes on until Ctrl-C gets it as soon as it has said what it does.
+    """
+    async with open_terminal() as (end, drawn):
+        try:
+            fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+            env = environment(home) | {"KUBECONFIG": str(kubeconfig), "NO_COLOR": "1", "TERM": "xterm-256color"}
+            del env["COLUMNS"]
+            argv = [sys.executable, "-m", "llmkube", *command]
+            streams = dict.fromkeys(("stdout", "stderr"), end)
+            run = partial(trio.run_process, argv, stdin=subprocess.DEVNULL, env=env, check=False, **streams)
+            with trio.fail_after(60):
+                async with trio.open_nursery() as nursery:
+                    process = await nursery.start(run)
+                    if command in UNTIL:
+                        await until_said(drawn, UNTIL[command])
+                        process.send_signal(signal.SIGINT)
+        finally:
+            os.close(end)
+    return drawn.decode()
+
+
+async def until_said(drawn, words):
+    while words not in " ".join(_ESCAPE.sub("", drawn.decode(errors="replace")).split()):  # noqa: ASYNC110
+        await trio.sleep(0.05)
+
+
+async def into_a_pipe(home, kubeconfig, command):
+    """Return what a command writes into a pipe, ended in the same way."""
+    if command not in UNTIL:
+        _, out, err = await run_program(home, *command, kubeconfig=kubeconfig)
+        return out + err
+    async with open_program(home, *command, kubeconfig=kubeconfig) as program:
+        await program.wait_for("out", UNTIL[command])
+        program.process.send_signal(signal.SIGINT)
+        await program.process.wait()
+    return program.out + program.err
+
+
+def too_wide(drawn):
+    """Return the lines that the terminal has to break; one word alone, such as a path, is better left whole."""
+    lines = _ESCAPE.sub("", drawn).replace("\r", "\n").split("\n")
+    return [line for line in lines if len(line) > COLUMNS and len(line.split()) > 1]
+
+
+@pytest.mark.parametrize("walk", [LOOK, FORWARD, TALK, CHANGE], ids=["look", "forward", "talk", "change"])
+async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
+    """No table, status or sentence is wider than the terminal; into a pipe goes no escape, with NO_COLOR no style."""
+    home = tmp_path / "home"
+    home.mkdir()
+    kubeconfig = tmp_path / "state" / "kubeconfig"
+    wrong = {}
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+        await up.urls()
+        for command in walk:
+            written = await into_a_pipe(home, kubeconfig, command)
+            if "\x1b" in written or "\r" in written:
+                wrong[command] = "an escape in a pipe", written
+            if LONG in command[1:2] and command[0] == "deploy":
+                continue  # its sentences are commands to paste, which are not broken
+            drawn = await on_terminal(home, kubeconfig, command)
+            if _STYLE.search(drawn):
+                wrong[command] = "a style despite NO_COLOR", drawn
+            if command[0] not in FREE and (wide := too_wide(drawn)):
+                wrong[command] = "wider than the terminal", wide
+    assert not wrong

@@ -1,0 +1,162 @@
+"""Clients of Anthropic's, OpenAI's and Ollama's APIs, unmodified, at one router: a real llama.cpp and two providers."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import trio
+
+from e2e.client_packages import find_client_packages
+from e2e.test_router import QUESTION, free_port, open_engine, open_provider
+from e2e.up_process import ANSWER, environment, open_program
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+
+pytestmark = pytest.mark.e2e
+
+ROUTER = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: ModelRouter
+metadata: {name: dialects}
+spec:
+  backends:
+    - name: local-mac
+      inferenceServiceRef: {name: demo}
+      capabilities: [chat]
+    - name: cloud
+      external: {provider: openai, model: gpt-5, url: OPENAI, credentialsSecretRef: {name: key}}
+      displayName: gpt-5
+    - name: claude
+      external: {provider: anthropic, model: claude-opus-4, url: ANTHROPIC, credentialsSecretRef: {name: key}}
+      displayName: claude-opus
+  rules:
+    - name: openai
+      match: {models: ["gpt*"]}
+      route: {backends: [cloud]}
+    - name: anthropic
+      match: {models: ["claude*"]}
+      route: {backends: [claude]}
+  defaultRoute: local-mac
+"""
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Rome"}}
+LENGTHS = "(100004 tokens) exceeds the available context size (512 tokens)"
+USAGE = {"input_tokens": 3, "output_tokens": 5}
+
+
+def encoded(**said):
+    return f"event: {said['type']}\ndata: {json.dumps(said)}\n\n".encode()
+
+
+async def open_claude(nursery, asked):
+    """A provider that answers like Anthropic's, and notes what it is asked."""
+
+    async def answer(exchange):
+        body = json.loads(exchange.body)
+        asked.append((exchange.head.path, exchange.head.lines, body))
+        blocks = [CALL] if body.get("tools") else [{"type": "text", "text": "from claude"}]
+        reason = "tool_use" if body.get("tools") else "end_turn"
+        said = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None,
+                "content": blocks, "stop_reason": reason, "usage": USAGE}  # fmt: skip
+        if not body.get("stream"):
+            await exchange.respond(Response.json(200, said))
+            return
+        async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
+            await send(encoded(type="message_start", message=said | {"content": [], "stop_reason": None}))
+            await send(encoded(type="ping"))
+            empty = {"text": ""} if "text" in blocks[0] else {"input": {}}
+            await send(encoded(type="content_block_start", index=0, content_block=blocks[0] | empty))
+            deltas = [{"type": "text_delta", "text": text} for text in ("from", " claude")]
+            if body.get("tools"):
+                deltas = [{"type": "input_json_delta", "partial_json": text} for text in ('{"city": ', '"Rome"}')]
+            for delta in deltas:
+                await send(encoded(type="content_block_delta", index=0, delta=delta))
+            if "break" in json.dumps(body["messages"]):
+                raise OSError("the provider dies")
+            await send(encoded(type="content_block_stop", index=0))
+            await send(encoded(type="message_delta", delta={"stop_reason": reason}, usage={"output_tokens": 5}))
+            await send(encoded(type="message_stop"))
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    await nursery.start(run_server, answer, listeners)
+    return listeners[0].socket.getsockname()[1]
+
+
+@pytest.mark.ci
+async def test_clients_of_every_dialect_at_one_router(tmp_path):
+    """Plain, streaming, tools and their results, errors, lists: each client gets what it knows, whoever answers."""
+    packages = await trio.to_thread.run_sync(find_client_packages)
+    asked, asked_of_claude, port = [], [], free_port()
+    keys = tmp_path / "keys"
+    (keys / "backends").mkdir(parents=True)
+    (keys / "backends" / "cloud").write_text("sk-openai")
+    (keys / "backends" / "claude").write_text("sk-ant")
+    async with trio.open_nursery() as nursery:
+        cloud, claude = await open_provider(nursery, asked), await open_claude(nursery, asked_of_claude)
+        manifest = tmp_path / "router.yaml"
+        urls = {"OPENAI": f'"http://127.0.0.1:{cloud}/v1"', "ANTHROPIC": f'"http://127.0.0.1:{claude}/v1"'}
+        text = ROUTER
+        for name, url in urls.items():
+            text = text.replace(name, url)
+        manifest.write_text(text)
+        args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0", "--keys-dir", str(keys))
+        args += ("--service", f"demo=http://127.0.0.1:{port}/v1", "--state-dir", str(tmp_path / "state"))
+        async with open_program(tmp_path, *args) as router, open_engine(tmp_path, port):
+            url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
+            script = Path(__file__).with_name("router_dialect_clients.py")
+            env = environment(tmp_path) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            done = await trio.run_process([sys.executable, "-S", str(script), url, QUESTION], env=env,
+                                          capture_stdout=True)  # fmt: skip
+            router.process.terminate()
+            await router.process.wait()
+        nursery.cancel_scope.cancel()
+    said = json.loads(done.stdout.splitlines()[-1])  # litellm prints as well
+    judge_anthropic(said["anthropic"])
+    judge_openai(said["openai"])
+    judge_ollama(said["ollama"])
+    from_claude = said["litellm"].pop("chat")
+    assert (from_claude, {text.strip() for text in said["litellm"].values()}) == ("from claude", {ANSWER})
+    assert all(lines.get("authorization") == "Bearer sk-openai" for lines, _ in asked)
+    for path, lines, _ in asked_of_claude:
+        assert (path, lines.get("x-api-key"), lines.get("anthropic-version")) == (
+            "/v1/messages",
+            "sk-ant",
+            "2023-06-01",
+        )
+        assert "authorization" not in lines
+
+
+def judge_anthropic(said):
+    assert (said["plain"].strip(), said["streaming"].strip()) == (ANSWER, ANSWER)
+    assert said["final"] == ["end_turn", True, True]
+    assert said["tokens"] > 0
+    for model, words in (("gpt-5", "from the cloud"), ("claude-opus", "from claude")):
+        assert said[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
+        assert said[f"{model} answers"] == words
+    assert said["too long"][0] == "BadRequestError"
+    assert LENGTHS in said["too long"][1]
+    assert said["unsupported"][0] == "BadRequestError"
+    assert "tools[0].type" in said["unsupported"][1]
+    assert said["broken"][0] in {"APIStatusError", "InternalServerError", "APIError"}
+
+
+def judge_openai(said):
+    assert (said["plain"], said["streaming"], said["answers"]) == ("from claude",) * 3
+    assert said["usage"] == [3, 5]
+    assert said["tools"] == ["tool_calls", "weather", {"city": "Rome"}, {"city": "Rome"}]
+    assert said["unsupported"][0] == "BadRequestError"
+    assert said["too long"][0] == "BadRequestError"
+    assert LENGTHS in said["too long"][1]
+    assert said["broken"][0] == "APIError"
+
+
+def judge_ollama(said):
+    assert {said[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
+    assert said["last"] == [True, "stop", True, True]
+    assert said["tools"] == ["weather", {"city": "Rome"}]
+    assert said["answers"] == "from claude"
+    assert said["list"] == ["local-mac", "gpt-5", "claude-opus"]
+    assert said["running"] == ["local-mac"]
+    assert said["show"] == ["completion"]
+    assert said["embed"][0] == said["unknown"][0] == said["too long"][0] == said["broken"][0] == "ResponseError"
+    assert LENGTHS in said["too long"][1]

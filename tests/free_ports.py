@@ -1,0 +1,65 @@
+"""A port for a program that has to be told one: the kernel gives it to no connection, and no other test is told it.
+
+A port that the kernel chose and got back is the kernel's again: the next outgoing connection may get it, or the next
+bind of port 0, and the program that was told it finds it taken. These ports lie outside of the kernel's own range. A
+program that can bind port 0 and say what it got does not need one.
+"""
+
+import random
+import socket
+from pathlib import Path
+
+_KERNELS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_ELSEWHERE = (49152, 65535)  # what macOS and the BSDs hand out
+_OURS = range(20000, 30000)  # below the node ports of Kubernetes
+_dice = random.Random()  # of its own: Hypothesis seeds the module's, in all workers alike
+
+
+def free_port() -> int:
+    """Return a port that nothing uses on any address; it is this process's until it ends, and is never returned twice.
+
+    A UDP socket of the same number says so to the other test processes; the kernel closes it with this one.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    first, last = kernels_range()
+    ports = [port for port in _OURS if not first <= port <= last]
+    for port in _dice.sample(ports, len(ports)):
+        if _is_free(port) and _claims(port):
+            return port
+    ours = f"{_OURS.start} to {_OURS.stop - 1}"
+    raise RuntimeError(f"no port of {ours} is free and outside of {first} to {last}, {_KERNELS}")
+
+
+def kernels_range() -> tuple[int, int]:
+    """Return the first and the last port that the kernel hands out by itself."""
+    try:
+        first, last = map(int, _KERNELS.read_text().split())
+    except FileNotFoundError:
+        return _ELSEWHERE
+    return first, last
+
+
+def _claims(port: int) -> bool:
+    claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        claim.bind(("127.0.0.1", port))
+    except OSError:
+        claim.close()
+        return False
+    claim.detach()
+    return True
+
+
+def _is_free(port: int) -> bool:
+    families = (socket.AF_INET, socket.AF_INET6) if socket.has_dualstack_ipv6() else (socket.AF_INET,)
+    try:
+        for family in families:
+            with socket.socket(family) as probe:
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(("", port))
+    except OSError:
+        return False
+    return True

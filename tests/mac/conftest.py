@@ -1,0 +1,18 @@
+import pytest
+
+from mac.macs import Mac, StandInKqueue, compiled
+
+
+@pytest.fixture(scope="session")
+def libsystem(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("libsystem"))
+
+
+@pytest.fixture
+def mac_of(libsystem):
+    return lambda release: Mac.of(libsystem, release)
+
+
+@pytest.fixture
+def kqueue():
+    return StandInKqueue()

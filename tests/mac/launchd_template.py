@@ -1,0 +1,14 @@
+"""Print what `llmkube agent install` writes, for a user called ada whose program is in /opt/llmkube."""
+
+import sys
+from pathlib import Path
+
+from llmkube.cli.commands.programs.background.agent_jobs import agent_job
+from llmkube.cli.commands.programs.background.launchd_job import Kept, plist_text
+from llmkube.cli.commands.programs.background.launchd_user import User
+from llmkube.cli.config import AgentConfig
+
+sys.executable = "/opt/llmkube/bin/python"
+ADA = User(uid=501, name="ada", home=Path("/Users/ada"))
+STATE = ADA.home / "Library" / "Application Support" / "llmkube"
+sys.stdout.buffer.write(plist_text(agent_job(ADA, STATE, AgentConfig(), Kept(), daemon=False)))

@@ -1,0 +1,67 @@
+"""A GPU that fails under an engine which goes on to say that it is well, in the real agent on a simulated host."""
+
+import attrs
+import pytest
+import trio
+
+from llmkube.supervisor.service import metal
+from sim.machine import Script
+from sim.world import agent_settings, open_world
+
+FAILED = "ggml_metal_synchronize: error: command buffer 0 failed with status 5"
+
+
+async def failing(world):
+    """An engine whose log says that the GPU has failed is replaced within a minute, and the reason is told."""
+    await world.apply()
+    await world.until(world.ready_addresses, 1)
+    (child,) = world.machine.live("chat")
+    world.machine.default = Script()
+    child.script = attrs.evolve(child.script, words=("loading", FAILED))
+    with trio.fail_after(60):
+        await child.ended.wait()
+    await world.until(world.ready_addresses, 1, seconds=60)
+    assert len(world.machine.spawned) == 2
+
+
+async def never_ready(world):
+    """An engine that says that it is well and answers 500 to a request for a token is not published, and told."""
+    world.machine.default = Script(computes=False)
+    await world.apply()
+
+    async def said():
+        return await world.condition("Loaded", "chat")
+
+    await world.until(said, lambda one: one is not None and "cannot be computed" in one[2], seconds=120)
+    assert await world.ready_addresses() == 0
+
+
+async def test_an_engine_that_computes_no_token_is_not_loaded(autojump_clock, monkeypatch):
+    """One token comes before `Loaded` on Metal."""
+    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
+    async with open_world(settings=agent_settings(metal=True)) as world:
+        await never_ready(world)
+
+
+async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
+    """Without the token such an engine is Ready."""
+    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
+    monkeypatch.setattr(metal, "failure_of", lambda lines, refused="", real=metal.failure_of: real(lines))
+    with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
+        async with open_world(settings=agent_settings(metal=True)) as world:
+            await never_ready(world)
+
+
+async def test_an_engine_whose_gpu_has_failed_is_replaced(autojump_clock, monkeypatch):
+    """It does not stay Ready, though `/health` says 200."""
+    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
+    async with open_world(settings=agent_settings(metal=True)) as world:
+        await failing(world)
+
+
+async def test_mutant_an_engine_that_is_not_known_to_be_on_metal(autojump_clock, monkeypatch):
+    """Without the look at its log it serves on, and answers 500 for ever."""
+    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: False)
+    with pytest.RaisesGroup(trio.TooSlowError, flatten_subgroups=True):
+        async with open_world(settings=agent_settings(metal=True)) as world:
+            await failing(world)

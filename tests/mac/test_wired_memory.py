@@ -1,0 +1,71 @@
+"""A Mac that keeps the wired memory of an engine that was killed: it is told, and nobody is promised it again."""
+
+import pytest
+import trio
+
+from llmkube.supervisor.memory.unreturned import Unreturned
+from llmkube.supervisor.service import metal
+from pressure.hosts import events, pressed_world, serve, why
+from sim.machine import Script
+from sim.memory import GIB
+
+
+async def killed(world):
+    """Have an engine of 30 GiB on a Mac of 64 GiB resist its end, so that it is killed."""
+    world.machine.memory.tells_wired = world.machine.memory.keeps = True
+    await trio.sleep(10)
+    (child,) = world.machine.live("draft")
+    child.script = Script(stop_seconds=500)
+    await world.delete("draft")
+    await child.ended.wait()
+    await trio.sleep(15)
+
+
+async def told(world):
+    """Play it, and read what users read."""
+    await killed(world)
+    seen = world.agent.memory()
+    assert seen.unreturned_bytes == pytest.approx(30 * GIB, rel=0.1)
+    assert seen.free_bytes < 30 * GIB
+    said = (await events(world, "MemoryNotReturned"))["chat"]
+    assert "of wired memory of engines that have ended; restart this Mac" in said
+    await serve(world, "large", 30)
+    await trio.sleep(20)
+    assert not world.machine.live("large")
+    assert "restart this Mac" in (await why(world, "large"))[1]
+    world.machine.memory.restart()
+    await world.until(world.ready_addresses, 1, "large", seconds=60)
+    assert world.agent.memory().unreturned_bytes == 0
+
+
+@pytest.fixture
+def on_metal(monkeypatch):
+    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
+
+
+USUAL = {"chat": (8, "normal"), "draft": (30, "normal")}
+
+
+async def test_what_a_mac_keeps_is_told_and_not_promised_again(autojump_clock, on_metal):
+    """The metric, the Event and the refusal of the next service name it; after a restart all is as before."""
+    async with pressed_world(USUAL, other=4.0, metal=True) as world:
+        await told(world)
+
+
+async def test_an_engine_that_ends_by_itself_is_not_suspected(autojump_clock, on_metal):
+    """What comes back is free, on the same Mac."""
+    async with pressed_world(USUAL, other=4.0, metal=True) as world:
+        world.machine.memory.tells_wired = True
+        await trio.sleep(10)
+        await world.delete("draft")
+        await trio.sleep(30)
+        assert world.agent.memory().unreturned_bytes == 0
+        assert await events(world, "MemoryNotReturned") == {}
+
+
+async def test_mutant_kept_memory_is_not_suspected(autojump_clock, on_metal, monkeypatch):
+    """Without the sum of what is wired nothing is told."""
+    monkeypatch.setattr(Unreturned, "suspect", lambda self, size_bytes: None)
+    with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
+        async with pressed_world(USUAL, other=4.0, metal=True) as world:
+            await told(world)

@@ -1,0 +1,112 @@
+"""The file of the budgets: what was written is there, whole, whoever was killed in between."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from llmkube.base.errors import UserError
+from llmkube.router.budget_store.budget_file import (
+    SCHEMA_VERSION,
+    BudgetFile,
+    Reserve,
+    Settle,
+    Windows,
+    budget_file_of,
+)
+from llmkube.router.budgets.ledger import Amount
+from llmkube.router.budgets.meter import Charge, Held, Reservation
+
+KEY = ("month", "red")
+MOST = Amount(2**63, 2**70)
+CHARGE = Charge(key=KEY, ends=60.0, window_seconds=3600.0, amount=Amount(5, 7))
+
+
+def reserve(number=1, amount=MOST):
+    return Reserve(
+        reservation=Reservation(accounts={KEY: amount}, copies=1, cap=None, number=number), seconds={KEY: 3600.0}
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    one = budget_file_of(tmp_path / "budgets", "ml/r")
+    one.open()
+    yield one
+    one.close()
+
+
+def read(file):
+    file.close()
+    return file.open()
+
+
+def test_what_was_written_is_there_again(file):
+    """Reservations of any size, and what was taken; what was settled is reserved no more."""
+    file.write([reserve(1), reserve(2, Amount(1)), Settle(number=2, charges=(CHARGE,))], 10.0)
+    saved = read(file)
+    assert saved.held == (Held(key=KEY, window_seconds=3600.0, amount=MOST),)
+    assert (saved.charges, saved.seen) == ((CHARGE,), 10.0)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+
+
+def test_what_left_its_window_is_removed(file):
+    """So the file stays small; a window that was made longer counts for what was taken before."""
+    file.write([Settle(number=1, charges=(CHARGE,))], 10.0)
+    file.write([Windows(seconds={"month": 7200.0})], 20.0)
+    file.write([], 3661.0)
+    assert len(read(file).charges) == 1
+    file.write([], 7261.0)
+    assert read(file).charges == ()
+
+
+def test_two_processes_do_not_share_it(file, monkeypatch):
+    """Each would admit all of it."""
+    monkeypatch.setattr("llmkube.router.budget_store.budget_file._PATIENCE_SECONDS", 0.0)
+    with pytest.raises(UserError, match="another process keeps the budgets in"):
+        BudgetFile(file.path).open()
+
+
+def test_a_damaged_file_is_named_and_left_as_it_is(file):
+    """Nothing begins at nothing by itself: its owner moves the file away."""
+    file.close()
+    file.path.write_bytes(b"no database" * 1000)
+    with pytest.raises(UserError, match=r"ml\.r\.db are damaged .*move this file"):
+        file.check()
+    assert file.path.read_bytes().startswith(b"no database")
+
+
+def test_a_newer_file_is_refused(file):
+    """Not misread."""
+    file.close()
+    with sqlite3.connect(file.path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(UserError, match="format 2; this release reads up to 1"):
+        file.check()
+
+
+def test_a_kill_leaves_each_write_that_was_answered(tmp_path):
+    """SIGKILL in the middle of writes: at least those are there that the process has told of."""
+    script = (
+        "import sys; from router.budget_store.test_budget_file import *\n"
+        "one = budget_file_of(Path(sys.argv[1]), 'ml/r'); one.open()\n"
+        "for n in range(1, 100000):\n"
+        "    one.write([reserve(n, Amount(1))], float(n)); print(n, flush=True)\n"
+    )
+    command = [sys.executable, "-c", "from pathlib import Path\n" + script, str(tmp_path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ) as child:
+        for _ in range(50):
+            last = int(child.stdout.readline())
+        child.send_signal(signal.SIGKILL)
+        told = child.stdout.read().split(b"\n")[:-1]
+    last = int(told[-1]) if told else last
+    one = budget_file_of(tmp_path, "ml/r")
+    assert len(one.open().held) >= last >= 50
+    one.close()

@@ -1,0 +1,183 @@
+"""Budgets that a router keeps in a file: written before anything is sent, and there after its end."""
+
+import itertools
+import random
+from datetime import UTC, datetime
+
+import pytest
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.router.budget_store import budget_file, kept_budgets
+from llmkube.router.budget_store.budget_file import BudgetFileError, Settle, Windows, budget_file_of
+from llmkube.router.budget_store.kept_budgets import _Waiting, still_to_write
+from llmkube.router.budgets.ledger import Account, Amount, Limit
+from llmkube.router.budgets.meter import Reservation
+from router.proxy.router_lab import ASKED, open_lab, until_gone
+from router.proxy.router_lab import answer as answered
+from router.proxy.test_budgets import SMALL, limited, taken
+
+
+def lab(tmp_path, script=None, **changes):
+    return open_lab(limited(**changes), budgets_folder=tmp_path, a=script or answered())
+
+
+async def test_what_was_taken_counts_after_a_restart(tmp_path):
+    """The next process begins where this one ended."""
+    async with lab(tmp_path) as one:
+        assert (await one.ask(ASKED | SMALL)).status == 200
+        assert taken(one) == 8
+    async with lab(tmp_path) as other:
+        assert taken(other) == 8
+
+
+async def still_under_way(tmp_path):
+    """Ask a backend that never answers, and return what a killed process would leave: a copy of the files."""
+    reached = trio.Event()
+
+    async def script(connection):
+        reached.set()
+        await until_gone(connection)
+
+    async with lab(tmp_path / "one", script) as one, trio.open_nursery() as nursery:
+        nursery.start_soon(one.ask, ASKED | SMALL)
+        await reached.wait()
+        for each in (tmp_path / "one").iterdir():
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+        reserved = taken(one)
+        nursery.cancel_scope.cancel()
+    return reserved
+
+
+async def test_a_request_is_in_the_file_before_its_backend_hears_of_it(tmp_path):
+    """Who kills the router then does not get that request for nothing: it is charged as reserved."""
+    reserved = await still_under_way(tmp_path)
+    assert reserved > 10
+    async with lab(tmp_path) as other:
+        assert taken(other) == reserved
+        assert (await other.ask(ASKED | {"max_tokens": 390})).status == 429
+
+
+async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
+    """The timeline above fails for a router that sends first."""
+
+    async def at_once(self, reservation):
+        await trio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(kept_budgets.KeptBudgets, "kept", at_once)
+    reserved = await still_under_way(tmp_path)
+    async with lab(tmp_path) as other:
+        assert taken(other) < reserved
+
+
+async def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    """503, the backend hears nothing, and nothing stays reserved; `/readyz` says why; then it goes on."""
+    real = budget_file.BudgetFile.write
+
+    def full(self, entries, now):
+        raise BudgetFileError("the disk is full")
+
+    async with lab(tmp_path) as one:
+        monkeypatch.setattr(budget_file.BudgetFile, "write", full)
+        refused = await one.ask(ASKED | SMALL)
+        assert (refused.status, b"budget_not_kept" in refused.body) == (503, True)
+        assert one.players["a"].asked == []
+        assert taken(one) == 0
+        assert "the disk is full" in one.router.ready()[1]
+        monkeypatch.setattr(budget_file.BudgetFile, "write", real)
+        assert (await one.ask(ASKED | SMALL)).status == 200
+        assert one.router.ready() == (True, "")
+
+
+async def test_a_damaged_file_keeps_a_router_with_budgets_from_starting(tmp_path):
+    """It would admit everything once more. One without budgets does not read it."""
+    file = budget_file_of(tmp_path, "default/r")
+    file.path.write_bytes(b"no database" * 1000)
+    with pytest.RaisesGroup(pytest.RaisesExc(UserError, match="damaged"), flatten_subgroups=True):
+        async with lab(tmp_path):
+            pass
+
+
+def test_settlements_that_wait_are_bounded():
+    """Above the bound the oldest is left out, which stays reserved; of a budget's windows the last counts."""
+    settles = [_Waiting(Settle(number=each, charges=())) for each in range(kept_budgets.MOST_UNSETTLED + 2)]
+    edits = [_Waiting(Windows(seconds={"b": seconds})) for seconds in (60.0, 30.0)]
+    left, beyond = still_to_write([edits[0], *settles, edits[1]])
+    assert beyond == 2
+    assert left[:-1] == settles[2:]
+    assert left[-1].entry == Windows(seconds={"b": 30.0})
+    assert still_to_write(settles[:2]) == (settles[:2], 0)
+
+
+async def end_after_a_long_failure(tmp_path, monkeypatch):
+    """Answer a request whose settlement no write takes, then end; return what the next process counts as taken."""
+    monkeypatch.setattr(kept_budgets, "MOST_UNSETTLED", 0)
+    real, go_on = budget_file.BudgetFile.write, trio.Event()
+
+    def only_reserves(self, entries, now):
+        if any(isinstance(each, Settle) for each in entries):
+            trio.from_thread.run_sync(go_on.set)
+            raise BudgetFileError("the disk is full")
+        real(self, entries, now)
+
+    async with lab(tmp_path) as one:
+        monkeypatch.setattr(budget_file.BudgetFile, "write", only_reserves)
+        assert (await one.ask(ASKED | SMALL)).status == 200
+        await go_on.wait()
+        assert taken(one) == 8
+        monkeypatch.setattr(budget_file.BudgetFile, "write", real)
+    async with lab(tmp_path) as other:
+        return taken(other)
+
+
+async def test_no_charge_is_lost_above_the_bound(tmp_path, monkeypatch):
+    """A settlement that is left out is charged by the next process as it was reserved: never less than was taken."""
+    assert await end_after_a_long_failure(tmp_path, monkeypatch) > 8
+
+
+async def test_a_deliberate_bug_of_the_bound_is_caught(tmp_path, monkeypatch):
+    """The timeline above finds a bound that forgets what a request took, and frees its reservation."""
+
+    def forgetful(waiting):
+        return [_Waiting(Settle(number=each.entry.number, charges=())) for each in waiting], 0
+
+    monkeypatch.setattr(kept_budgets, "still_to_write", forgetful)
+    assert await end_after_a_long_failure(tmp_path, monkeypatch) == 0
+
+
+async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monkeypatch, autojump_clock):
+    """Requests are refused while the file is in use; once it is free they are answered, without another reload."""
+    file = budget_file_of(tmp_path, "default/r")
+    attempts, real = [], budget_file.BudgetFile.open
+
+    def in_use(self):
+        attempts.append(trio.current_time())
+        if len(attempts) < 9:
+            raise UserError("another process keeps the budgets")
+        return real(self)
+
+    async def at_once(function, *arguments):  # the clock jumps while a thread works
+        await trio.lowlevel.checkpoint()
+        return function(*arguments)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    monkeypatch.setattr(budget_file.BudgetFile, "open", in_use)
+    kept = kept_budgets.KeptBudgets(file, lambda: datetime(2026, 8, 1, tzinfo=UTC), random.Random(1))
+    reservation = Reservation(accounts={("b", ""): Amount(5, 0)}, copies=1, cap=None, number=1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(kept.run)
+        await kept.reload(limited())
+        kept._meter._accounts[("b", "")] = Account(Limit(tokens=9, nano_usd=None, window_seconds=60.0))
+        with pytest.raises(BudgetFileError, match="another process"):
+            await kept.kept(reservation)
+        while kept.problem:  # noqa: ASYNC110 (a state of another task)
+            await trio.sleep(1)
+        await kept.kept(reservation)
+        nursery.cancel_scope.cancel()
+    waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
+    assert len(attempts) == 9
+    assert min(waits) >= 0.8
+    assert max(waits) <= 61
+    saved = real(file)
+    file.close()
+    assert [each.amount for each in saved.held] == [Amount(5, 0)]

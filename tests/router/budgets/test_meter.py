@@ -1,0 +1,190 @@
+"""Which budgets a request is under, what is reserved for it, and what it is charged."""
+
+from decimal import Decimal
+
+import pytest
+
+from llmkube.router.budgets.ledger import Amount
+from llmkube.router.budgets.meter import MOST_TOKENS, NOTHING, Demand, Exhausted, Held, Meter, Took, nano_usd
+from llmkube.router.config.routing_config import Backend, Budget, Match, Prices, RoutingConfig, Rule
+from llmkube.router.policy.decision import decide
+from llmkube.router.policy.permits import permits_for
+from llmkube.router.policy.request_facts import Principal, RequestFacts
+
+PRICES = Prices(prompt_usd=Decimal(1), completion_usd=Decimal(10))
+
+
+def backend(name, **changes):
+    given = {"name": name, "model_id": name, "base_url": f"http://{name}/v1", "local": True, "prices": PRICES}
+    return Backend(**given | changes)
+
+
+def config_of(*budgets, rules=None):
+    rules = rules or (Rule(name="all", match=Match(), backends=("a", "b")),)
+    return RoutingConfig(name="ml/r", backends={"a": backend("a"), "b": backend("b")}, rules=rules, budgets=budgets)
+
+
+def budget(name="b", **changes):
+    return Budget(**{"name": name, "scope": "router", "window_seconds": 3600, "max_tokens": 1000} | changes)
+
+
+def reserve(meter, config, *, body=None, body_bytes=100, team="", headers=None, writes=True, now=0.0):
+    facts = RequestFacts(model="m", principal=Principal(team=team), headers=headers or {})
+    decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
+    demand = Demand(body={"max_tokens": 100} if body is None else body, body_bytes=body_bytes, writes=writes)
+    return meter.reserve(config, decision, facts, demand, now=now)
+
+
+def used(meter, config, now=0.0):
+    return {one["name"]: one["tokensUsed"] for one in meter.used(config, now)}
+
+
+def test_without_a_budget_nothing_is_reserved_or_capped():
+    """A router without budgets does no arithmetic, and changes no request."""
+    assert reserve(Meter(), config_of()) is NOTHING
+
+
+def test_prompt_and_answer_are_reserved_and_settled():
+    """At most a token for each byte of the body, and as many as the request asks for; then what it took."""
+    meter, config = Meter(), config_of(budget())
+    found = reserve(meter, config)
+    assert used(meter, config) == {"b": 200}
+    meter.settle(found, Took(prompt=20, answer=30), now=1.0)
+    assert used(meter, config) == {"b": 50}
+
+
+def test_a_request_that_asks_for_no_limit_gets_one():
+    """Else nothing could be reserved for it: the backend is told as well."""
+    config = config_of(budget(max_tokens=MOST_TOKENS + 100))
+    found = reserve(Meter(), config, body={})
+    assert found.cap == MOST_TOKENS
+    assert reserve(Meter(), config, body={"max_completion_tokens": 5}).cap is None
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_the_longest_of_all_limits_counts(name):
+    """Whatever name a client uses, and however many answers it wants."""
+    meter, config = Meter(), config_of(budget())
+    reserve(meter, config, body={"max_tokens": 10, name: 50, "n": 3})
+    assert used(meter, config) == {"b": 100 + 150}
+
+
+def test_vectors_have_no_answer():
+    """Their prompt counts."""
+    meter, config = Meter(), config_of(budget())
+    assert reserve(meter, config, body={}, writes=False).cap is None
+    assert used(meter, config) == {"b": 100}
+
+
+def test_what_its_backend_does_not_count_is_charged_as_reserved():
+    """No usage, no timings: the reserve."""
+    meter, config = Meter(), config_of(budget())
+    meter.settle(reserve(meter, config), None, now=1.0)
+    assert used(meter, config, 1.0) == {"b": 200}
+
+
+def test_no_room_is_told_with_a_time_that_is_true():
+    """429 comes with when to ask again; then there is room."""
+    meter, config = Meter(), config_of(budget())
+    for _ in range(5):
+        meter.settle(reserve(meter, config), None, now=0.0)
+    found = reserve(meter, config, now=10.0)
+    assert isinstance(found, Exhausted)
+    assert "budget b" in found.message
+    assert not isinstance(reserve(meter, config, now=10.0 + found.wait_seconds), Exhausted)
+
+
+def test_what_never_fits_says_so():
+    """No time, but what would help."""
+    found = reserve(Meter(), config_of(budget(max_tokens=50)))
+    assert found.wait_seconds is None
+    assert "max_tokens" in found.message
+
+
+def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
+    """Reserved for the worst, charged by the one that answered."""
+    meter, config = Meter(), config_of(budget(max_tokens=None, max_usd=Decimal("0.01")))
+    found = reserve(meter, config)
+    assert meter.used(config, 0.0)[0]["usdUsed"] == "0.001100"
+    meter.settle(found, Took(prompt=10, answer=10, prices=PRICES), now=1.0)
+    assert meter.used(config, 1.0)[0]["usdUsed"] == "0.000110"
+
+
+def test_fractions_of_a_billionth_are_rounded_up():
+    """What is charged is never less than what it costs."""
+    assert nano_usd(Prices(prompt_usd=Decimal("0.0001"), completion_usd=Decimal(0)), 1, 0) == 1
+
+
+def test_a_rule_s_budget_is_about_its_requests_alone():
+    """Another rule takes nothing of it."""
+    rules = (
+        Rule(name="x", match=Match(headers={"x": "1"}), backends=("a",)),
+        Rule(name="y", match=Match(), backends=("a",)),
+    )
+    meter, config = Meter(), config_of(budget(scope="rule", rule="x"), rules=rules)
+    assert reserve(meter, config) is NOTHING
+    reserve(meter, config, headers={"x": "1"})
+    assert used(meter, config) == {"b": 200}
+
+
+def test_teams_have_a_budget_each():
+    """By the key's team; without keys by the header; and one team cannot take another's."""
+    meter, config = Meter(), config_of(budget(scope="team", max_tokens=200))
+    assert not isinstance(reserve(meter, config, team="red"), Exhausted)
+    assert isinstance(reserve(meter, config, team="red"), Exhausted)
+    assert not isinstance(reserve(meter, config, headers={"x-llmkube-team": "blue"}), Exhausted)
+    assert isinstance(reserve(meter, config, headers={"x-llmkube-team": "blue"}), Exhausted)
+    assert isinstance(reserve(meter, config, team="red", headers={"x-llmkube-team": "green"}), Exhausted)
+
+
+def test_a_request_is_under_all_of_its_budgets_or_reserves_nothing():
+    """The one that is full refuses, and the other keeps its room."""
+    meter, config = Meter(), config_of(budget("wide"), budget("narrow", max_tokens=10))
+    assert isinstance(reserve(meter, config), Exhausted)
+    assert used(meter, config) == {"wide": 0, "narrow": 0}
+
+
+def test_an_edited_budget_keeps_what_was_taken():
+    """A lower limit counts at once, and no edit is a new purse."""
+    meter = Meter()
+    meter.settle(reserve(meter, config_of(budget())), None, now=0.0)
+    lower = config_of(budget(max_tokens=300))
+    assert isinstance(reserve(meter, lower, now=1.0), Exhausted)
+    assert used(meter, lower, 1.0) == {"b": 200}
+
+
+def test_teams_that_make_up_names_do_not_fill_memory(monkeypatch):
+    """Those beyond the limit share one account, and idle ones are forgotten."""
+    monkeypatch.setattr("llmkube.router.budgets.meter.MOST_ACCOUNTS", 3)
+    meter, config = Meter(), config_of(budget(scope="team", max_tokens=400))
+    for number in range(5):
+        reserve(meter, config, headers={"x-llmkube-team": f"t{number}"})
+    assert isinstance(reserve(meter, config, headers={"x-llmkube-team": "t9"}), Exhausted)
+    meter = Meter()
+    meter.settle(reserve(meter, config, team="red"), None, now=0.0)
+    meter.forget_idle(3 * 3600.0)
+    assert used(meter, config, 3 * 3600.0) == {"b": 0}
+
+
+def test_what_an_earlier_process_left_counts():
+    """What it took, until that has left; what it had reserved, as if taken now. The config says the limit."""
+    config, before = config_of(budget(max_tokens=300)), Meter()
+    charges = before.settle(reserve(before, config, now=0.0), Took(prompt=20, answer=30), now=0.0)
+    held = Held(key=("b", ""), window_seconds=3600.0, amount=Amount(200))
+    meter = Meter()
+    charged = meter.restore(charges, [held], now=1800.0)
+    assert used(meter, config, 1800.0) == {"b": 250}
+    assert isinstance(reserve(meter, config, now=1800.0), Exhausted)
+    assert used(meter, config, 3700.0) == {"b": 200}
+    assert [(one.ends, one.amount) for one in charged] == [(1860.0, Amount(200))]
+
+
+@pytest.mark.parametrize(("window", "left"), [(60, 0), (36_000, 200)])
+def test_an_edited_window_counts_what_was_taken_within_it(window, left):
+    """By when it was taken, and not by the length that steps had."""
+    meter = Meter()
+    meter.settle(reserve(meter, config_of(budget())), None, now=0.0)
+    other = config_of(budget(window_seconds=window))
+    reserve(meter, other, body_bytes=1, body={"max_tokens": 1}, now=600.0)
+    assert used(meter, other, 600.0) == {"b": left + 2}
+    assert used(meter, other, 36_061.0) == {"b": 2}

@@ -1,0 +1,196 @@
+"""A ModelRouter becomes a config with each of its fields in it, or all that is wrong with it is told at once."""
+
+from decimal import Decimal
+
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.router.config.compile_backend import KeyFile
+from llmkube.router.config.compile_router import ResolvedService, compile_router
+from llmkube.router.config.routing_config import Audit, Auth, Budget, Classes, Match, RoutingConfig, Rule
+from router.written_routers import BACKENDS, compiled, errors, running
+
+FULL = """
+rules:
+- name: private
+  match:
+    dataClassification: [PII]
+    models: ["gpt-*"]
+    headers: { X-App: A }
+    requiredCapabilities: [Chat]
+    taskComplexity: complex
+    latencySLOMs: 1500
+  route: { backends: [mac], strategy: least-loaded }
+  failClosed: true
+  timeout: 20s
+defaultRoute: mac
+defaultRouteStrategy: BackendNameMatch
+policy:
+  classification: { headerKey: X-Class, defaultClassification: Public, sensitiveClassifications: [PII, Secret] }
+  budgets:
+  - { name: day, scope: team, headerKey: X-Team, maxTokens: 10, windowSeconds: 60 }
+  - { name: month, scope: rule, ruleName: private, maxUSD: "1.5" }
+  auth:
+    keysSecretRef: { name: team-keys }
+    allowlists: [{ team: red, models: ["phi-*"] }, { team: blue }]
+  auditLog: { sink: file, filePath: /var/log/audit, includeRequestBody: true }
+proxy: { responseHeaderTimeout: 90s, quarantineDuration: 5s }
+"""
+PRICED = BACKENDS.replace(
+    "  capabilities: [chat]\n",
+    '  costPerMillionTokens: { promptUSD: "0", completionUSD: "0" }\n  capabilities: [chat]\n',
+)
+
+
+def test_each_field_of_a_router_is_compiled():
+    """Names in lower case, times in seconds, defaults filled in."""
+    found = compiled(PRICED + FULL)
+    assert found.errors == ()
+    config = found.config
+    assert config == RoutingConfig(
+        name="ml/front",
+        backends=config.backends,
+        rules=(
+            Rule(
+                name="private",
+                match=Match(
+                    classes=frozenset({"pii"}),
+                    models=("gpt-*",),
+                    headers={"x-app": "A"},
+                    capabilities=frozenset({"chat"}),
+                    complexity="complex",
+                    latency_seconds=1.5,
+                ),
+                backends=("mac",),
+                strategy="least-loaded",
+                fail_closed=True,
+                first_byte_seconds=20.0,
+            ),
+        ),
+        default_backend="mac",
+        by_model=True,
+        classes=Classes(header="x-class", default="public", sensitive=frozenset({"pii", "secret"})),
+        budgets=(
+            Budget(name="day", scope="team", team_header="x-team", max_tokens=10, window_seconds=60),
+            Budget(name="month", scope="rule", rule="private", max_usd=Decimal("1.5"), window_seconds=3600),
+        ),
+        auth=Auth(
+            keys_folder="/keys/teams",
+            models_of_team={"red": ("phi-*",), "blue": ("*",)},
+        ),
+        audit=Audit(sink="file", path="/var/log/audit", bodies=True),
+        first_byte_seconds=90.0,
+        circuit_seconds=5.0,
+    )
+    assert KeyFile(path="/keys/teams", secret="team-keys", key="") in found.key_files
+    assert found.not_honoured == ()
+
+
+def test_tokens_are_refused_and_not_ignored():
+    """Else every client would be let in that a user believes to be kept out."""
+    jwt = 'policy: { auth: { jwt: { provider: corp, issuer: i, jwksURI: "https://i/k", teamClaim: team } } }'
+    [problem] = compiled(BACKENDS + jwt).errors
+    assert problem.startswith("spec.policy.auth.jwt: ")
+    assert "keysSecretRef" in problem
+
+
+def test_a_health_check_is_said_to_do_nothing():
+    """A health check is accepted, and said to do nothing."""
+    found = compiled(BACKENDS.replace("name: cloud\n", "name: cloud\n  healthCheck: { path: /ok }\n"))
+    assert found.not_honoured[0].startswith("spec.backends[cloud].healthCheck")
+
+
+def test_what_is_not_given_has_its_default():
+    """A router of one backend runs."""
+    config = running(BACKENDS)
+    assert config == RoutingConfig(name="ml/front", backends=config.backends)
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    """Each problem once, by the ModelRouter's own field, with its value and the way out; then there is no config."""
+    text = (
+        BACKENDS.replace("name: cloud", "name: mac")
+        + """
+rules:
+- { name: a, match: { models: ["[x]"], headers: { X-A: "1", x-a: "2" } }, timeout: soon, route: { backends: [mac, w] } }
+- { name: a, match: { dataClassification: [pii] }, route: { backends: [mac], strategy: fastest } }
+defaultRoute: win
+dataPlane: Gateway
+policy:
+  classification: { mode: hybrid }
+  auditLog: { sink: otlp }
+  budgets: [{ name: b, scope: rule, ruleName: nobody, maxTokens: 1 }]
+  auth: { allowlists: [{ team: red }, { team: red }] }
+"""
+    )
+    found = compiled(text)
+    assert found.config is None
+    said = list(found.errors)
+    for part in (
+        "spec.backends: 'mac' stands there twice",
+        "spec.rules[0].match.models: '[x]'",
+        "spec.rules[0].match.headers: 'x-a' stands there twice",
+        "spec.rules[0].route.backends[1]: 'w' is no backend",
+        "spec.rules[0].timeout: ",
+        "spec.rules[1].name: 'a' is the name of another rule",
+        "spec.rules[1].failClosed: false, and the rule is for pii",
+        'spec.rules[1].route.strategy: "fastest" is unknown; write one of primary-fallback',
+        "spec.defaultRoute: 'win' is no backend",
+        "spec.dataPlane: 'Gateway' is not built; write Proxy",
+        "spec.policy.classification.mode: 'hybrid' is not built",
+        "spec.policy.auditLog.sink: 'otlp' is not built",
+        "spec.policy.budgets[b].ruleName: 'nobody' does not go with scope 'rule'",
+        "spec.policy.auth.allowlists: 'red' stands there twice",
+    ):
+        assert sum(part in each for each in said) == 1, (part, said)
+
+
+def test_a_time_out_of_range_is_refused():
+    """The definition has the bounds in a rule of its own; a file that no API server has seen is held to them, too."""
+    for written in ("0s", "50ms", "31m"):
+        said = errors(BACKENDS + f"rules: [{{ name: r, timeout: {written}, route: {{ backends: [mac] }} }}]\n")
+        assert said == f"spec.rules[0].timeout: '{written}' is out of bounds; write 100ms to 30m"
+
+
+def test_what_has_no_effect_is_named():
+    """Fields that routers have and that do nothing here."""
+    text = (
+        BACKENDS + "mcpServer: { enabled: true }\ngatewayRef: { name: g }\nendpoint: { gateway: { enabled: false } }\n"
+    )
+    text += (
+        "policy: { auditLog: { filePath: /x }, budgets: [{ name: b, scope: router, headerKey: h, maxTokens: 1 }] }\n"
+    )
+    assert set(compiled(text).not_honoured) == {
+        "spec.mcpServer",
+        "spec.gatewayRef",
+        "spec.endpoint.gateway",
+        "spec.policy.auditLog.filePath",
+        "spec.policy.budgets[b].headerKey",
+    }
+
+
+def test_a_service_without_an_address_is_kept_and_closed():
+    """What resolves to nothing yet says so in words."""
+    body = {
+        "metadata": {"name": "front", "namespace": "ml"},
+        "spec": {"backends": [{"name": "mac", "inferenceServiceRef": {"name": "phi"}}]},
+    }
+    router = decode(ModelRouter, body)
+    for resolved, why in (
+        (None, "there is no InferenceService phi"),
+        (ResolvedService(), "InferenceService phi has no address yet"),
+        (ResolvedService(missing="it is suspended"), "it is suspended"),
+    ):
+        config = compile_router(router, lambda _, found=resolved: found, keys_folder="/keys").config
+        assert config.backends["mac"].missing == why
+    served = ResolvedService(base_url="http://10.0.0.7:8080/v1", model="phi", key_file="/keys/phi")
+    mac = compile_router(router, lambda _: served, keys_folder="/keys").config.backends["mac"]
+    assert (mac.base_url, mac.model, mac.key_file, mac.missing) == ("http://10.0.0.7:8080/v1", "phi", "/keys/phi", "")
+
+
+def test_both_kinds_or_none_is_no_backend():
+    """A backend is one thing; a service cannot be labelled cloud."""
+    both = "backends: [{ name: x, inferenceServiceRef: { name: a }, external: { provider: openai, model: m } }]\n"
+    assert "spec.backends[x]: it must have either" in errors(both)
+    assert "spec.backends[x]: it must have either" in errors("backends: [{ name: x }]\n")
+    cloud = "backends: [{ name: x, tier: cloud, inferenceServiceRef: { name: a } }]\n"
+    assert "spec.backends[x].tier: 'cloud', and an InferenceService is local" in errors(cloud)

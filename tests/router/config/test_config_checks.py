@@ -1,0 +1,158 @@
+"""What must hold of a config is told with the field, the value and the way out."""
+
+from decimal import Decimal
+
+import attrs
+import pytest
+
+from llmkube.router.config.config_checks import problems_of
+from llmkube.router.config.routing_config import (
+    Audit,
+    Auth,
+    Backend,
+    Budget,
+    Classes,
+    Match,
+    Prices,
+    Probe,
+    RoutingConfig,
+    Rule,
+    Tokens,
+)
+
+MAC = Backend(name="mac", model_id="mac", base_url="http://mac.svc/v1", local=True)
+CLOUD = Backend(name="cloud", model_id="cloud", base_url="https://a.example/v1", local=False, provider="openai")
+RULE = Rule(name="r", match=Match(), backends=("mac",))
+SOUND = RoutingConfig(name="ml/front", backends={"mac": MAC, "cloud": CLOUD}, rules=(RULE,), default_backend="mac")
+PIT = Budget(name="b", scope="router", window_seconds=60, max_tokens=1)
+
+
+def with_mac(**fields):
+    return {"backends": {**SOUND.backends, "mac": attrs.evolve(MAC, **fields)}}
+
+
+def with_cloud(**fields):
+    return {"backends": {**SOUND.backends, "cloud": attrs.evolve(CLOUD, **fields)}}
+
+
+def with_rule(**fields):
+    return {"rules": (attrs.evolve(RULE, **fields),)}
+
+
+def with_match(**fields):
+    return with_rule(match=Match(**fields))
+
+
+def with_budget(**fields):
+    return {"budgets": (attrs.evolve(PIT, **fields),)}
+
+
+def with_tokens(uri):
+    return {"auth": Auth(tokens=Tokens(provider="p", issuer="i", jwks_uri=uri, team_claim="t"))}
+
+
+def test_a_sound_config_is_not_complained_about():
+    """None of the checks has anything to say."""
+    assert problems_of(SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"backends": {}, "rules": (), "default_backend": ""}, "backends: there is none; give one"),
+        (with_mac(name="Mac"), "backends[mac].name: 'Mac' must be the key"),
+        (with_mac(model_id=""), "backends[mac].modelId: it is empty"),
+        (with_mac(dialect="ollama"), "backends[mac].dialect: 'ollama' is unknown; write one of openai, anthropic"),
+        (with_mac(base_url=""), "backends[mac].baseUrl: it is empty; give it, or say in missing"),
+        (with_mac(base_url="ftp://x"), "backends[mac].baseUrl: it is no base URL"),
+        (with_mac(base_url="http://u:p@x/"), "backends[mac].baseUrl: it is no base URL"),
+        (with_mac(base_url="http://x/v1?k=1"), "backends[mac].baseUrl: it is no base URL"),
+        (with_cloud(local=True), "backends[cloud].local: true, and https://a.example/v1 may be outside"),
+        (with_mac(weight=-1), "backends[mac].weight: -1 is negative"),
+        (with_mac(slots=-1), "backends[mac].slots: -1 is negative"),
+        (with_mac(first_byte_seconds=0.0), "backends[mac].firstByteSeconds: 0.0 is no time to wait"),
+        (with_mac(first_byte_seconds=float("inf")), "backends[mac].firstByteSeconds: inf is no time"),
+        (with_mac(capabilities=frozenset({"Vision"})), "'Vision' can never be met; write 'vision'"),
+        (with_mac(region="EU"), "backends[mac].region: 'EU' can never be met; write 'eu'"),
+        (with_mac(prices=Prices(prompt_usd=Decimal(-1), completion_usd=Decimal(0))), "a price is negative"),
+        (with_mac(probe=Probe(path="/", interval_seconds=0, timeout_seconds=1)), "a time is below 1"),
+        (with_rule(name="R r"), "rules[0].name: 'R r' must be of lower-case letters"),
+        ({"rules": (RULE, RULE)}, "rules[1].name: 'r' is the name of another rule, too"),
+        (with_rule(strategy="random"), "rules[0].strategy: 'random' is unknown"),
+        (with_rule(strategy="shadow"), "rules[0].strategy: 'shadow' has nothing to try out"),
+        (
+            {"backends": {"mac": attrs.evolve(MAC, weight=0)}, **with_rule(strategy="weighted")},
+            "rules[0].strategy: 'weighted', and no backend has a weight above 0",
+        ),
+        (with_rule(backends=()), "rules[0].backends: there is none; name one of mac, cloud"),
+        (with_rule(backends=("mac", "win")), "rules[0].backends[1]: 'win' is no backend; name one of mac, cloud"),
+        (with_rule(backends=("mac", "mac")), "rules[0].backends[1]: 'mac' stands there twice"),
+        (with_rule(first_byte_seconds=-1.0), "rules[0].firstByteSeconds: -1.0 is no time"),
+        (with_match(classes=frozenset({"pii"})), "rules[0].failClosed: false, and the rule is for pii; write true"),
+        (
+            with_rule(match=Match(classes=frozenset({"phi"})), backends=("mac", "cloud"), fail_closed=True),
+            "rules[0].backends: cloud not local, and the rule is for phi",
+        ),
+        (with_match(models=("gpt-[45]",)), "rules[0].match.models: 'gpt-[45]': '[' is no wildcard here"),
+        (with_match(headers={"X-App": "a"}), "rules[0].match.headers: 'X-App' can never be met"),
+        (with_match(complexity="Complex"), "rules[0].match.complexity: 'Complex' can never be met"),
+        (with_match(latency_seconds=0.0), "rules[0].match.latencySeconds: 0.0 is no time"),
+        ({"default_backend": "win"}, "defaultBackend: 'win' is no backend; name one of mac, cloud"),
+        (
+            {"default_backend": "cloud", "classes": Classes(default="pii")},
+            "defaultBackend: 'cloud' is not local, and a request without a class is of class pii",
+        ),
+        ({"by_model": True, **with_cloud(model_id="mac")}, "backends[cloud].modelId: 'mac' names mac, too"),
+        ({"classes": Classes(header="")}, "classes.header: it is empty"),
+        ({"classes": Classes(header="X-Class")}, "classes: 'X-Class' can never be met; write 'x-class'"),
+        ({"classes": Classes(sensitive=frozenset())}, "classes.sensitive: there is none"),
+        ({"classes": Classes(sensitive=frozenset({"PII"}))}, "classes: 'PII' can never be met"),
+        ({"audit": Audit(sink="otlp")}, "audit.sink: 'otlp' is unknown; write one of stdout, file"),
+        ({"audit": Audit(sink="file")}, "audit.path: '' and sink 'file' do not go together"),
+        ({"first_byte_seconds": 0.0}, "firstByteSeconds: 0.0 is no time"),
+        ({"circuit_seconds": float("nan")}, "circuitSeconds: nan is no time"),
+        ({"auth": Auth(models_of_team={"red": ("*",)})}, "auth.modelsOfTeam: nothing tells a request's team"),
+        (
+            {"auth": Auth(keys_folder="/k", models_of_team={"red": ("a b",)})},
+            "auth.modelsOfTeam[red]: 'a b': ' ' is no wildcard here",
+        ),
+        (with_tokens("http://idp.example/keys"), "auth.tokens.jwksUri: 'http://idp.example/keys' lets others"),
+        ({"budgets": (PIT, PIT)}, "budgets[b].name: 'b' is the name of another budget, too"),
+        (with_budget(scope="all"), "budgets[b].scope: 'all' is unknown"),
+        (with_budget(scope="rule"), "budgets[b].rule: '' does not go with scope 'rule'"),
+        (with_budget(scope="rule", rule="x"), "budgets[b].rule: 'x' does not go with scope 'rule'"),
+        (with_budget(rule="r"), "budgets[b].rule: 'r' does not go with scope 'router'"),
+        (with_budget(max_tokens=None), "budgets[b]: it limits nothing"),
+        (with_budget(max_tokens=0), "budgets[b]: a limit is below what can be kept"),
+        (with_budget(window_seconds=0), "budgets[b].windowSeconds: 0 is too short"),
+        (with_budget(max_usd=Decimal(1)), "budgets[b].maxUsd: 1 cannot be kept without prices of mac, cloud"),
+        (
+            with_budget(max_usd=Decimal(1), scope="rule", rule="r"),
+            "budgets[b].maxUsd: 1 cannot be kept without prices of mac;",
+        ),
+        (with_budget(team_header="X-Team"), "budgets[b].teamHeader: 'X-Team' can never be met"),
+    ],
+)
+def test_what_may_not_be_run_by_is_told(fields, said):
+    """One problem, one sentence, and no other."""
+    found = problems_of(attrs.evolve(SOUND, **fields))
+    assert any(said in each for each in found), found
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        with_mac(base_url="", missing="there is no such service"),
+        with_cloud(local=True, base_url="http://litellm.ml.svc:4000/v1"),
+        with_tokens("http://dex.auth.svc/keys"),
+        {
+            "default_backend": "cloud",
+            "classes": Classes(default="pii"),
+            **with_rule(match=Match(classes=frozenset({"pii"})), fail_closed=True),
+        },
+    ],
+)
+def test_what_looks_alike_and_is_sound(fields):
+    """A missing backend with its reason, a provider of this network, a default class that a rule catches."""
+    assert problems_of(attrs.evolve(SOUND, **fields)) == []

@@ -1,0 +1,30 @@
+"""Slots are known where the spec alone tells them."""
+
+import pytest
+
+from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceServiceSpec
+from llmkube.router.config.service_slots import slots_of
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        ({}, 1),
+        ({"parallel_slots": 4}, 4),
+        ({"parallel_slots": 4, "replicas": 3}, 12),
+        ({"parallel_slots": 4, "runtime": "llama-server"}, 4),
+        ({"parallel_slots": 4, "extra_args": ("--mlock",)}, 4),
+        ({"parallel_slots": 4, "replicas": 0}, 0),
+        ({"parallel_slots": 4, "runtime": "vllm"}, 0),
+        ({"parallel_slots": 4, "runtime": "llamacpp-router"}, 0),
+        ({"parallel_slots": 4, "autoscaling": Autoscaling(max_replicas=4)}, 0),
+        ({"parallel_slots": 4, "hosts": HostReplicas(model_ref="m")}, 0),
+        ({"parallel_slots": 4, "command": ("./serve",)}, 0),
+        ({"extra_args": ("--parallel", "8")}, 0),
+        ({"extra_args": ("--parallel=8",)}, 0),
+        ({"extra_args": ("-np", "8")}, 0),
+    ],
+)
+def test_slots_of_a_service(changes, slots):
+    """0 wherever something else has a say."""
+    assert slots_of(InferenceServiceSpec(model_ref="m", **changes)) == slots

@@ -1,0 +1,40 @@
+"""What all translations read in the same way."""
+
+import pytest
+
+from llmkube.router.dialects.dialect import (
+    DialectError,
+    arguments_of,
+    error_in_answer,
+    object_in,
+    objects_in,
+    text_of_block,
+    words_of,
+)
+
+
+def test_too_long_a_prompt_says_needed_and_available():
+    """As llama.cpp's server counts them; other errors are their message."""
+    assert words_of({"message": "x", "n_prompt_tokens": 9, "n_ctx": 4}) == (
+        "x (the prompt needs 9 tokens, 4 are available)"
+    )
+    said = "9 tokens exceed 4"
+    assert words_of({"message": said, "n_prompt_tokens": 9, "n_ctx": 4}) == said
+    assert words_of({"message": "x"}) == "x"
+    assert words_of({}) == "the request failed"
+
+
+def test_what_has_another_shape_is_named():
+    """By the field in which it stands."""
+    assert (objects_in(None, "x"), object_in(None, "x")) == ([], {})
+    assert text_of_block({"type": "text", "text": "a"}, "x") == "a"
+    assert (arguments_of("", "x"), arguments_of('{"a": 1}', "x")) == ({}, {"a": 1})
+    for read, value in ((objects_in, [1]), (object_in, []), (text_of_block, {"type": "image"}), (arguments_of, "[1]")):
+        with pytest.raises(DialectError, match=r"^where"):
+            read(value, "where")
+
+
+def test_an_error_that_is_a_text_is_read_as_well():
+    """Some backends write one so."""
+    assert error_in_answer({"error": "no"}) == {"message": "no"}
+    assert error_in_answer({"error": {"message": "no"}}) == {"message": "no"}

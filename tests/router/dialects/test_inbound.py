@@ -1,0 +1,23 @@
+"""Which path speaks what; a path of chat completions is left as it is."""
+
+import json
+
+from llmkube.base.http.message import Response
+from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request
+
+
+def test_what_is_no_dialect_passes_as_it_is():
+    """The same body, and no translation of answers."""
+    body = {"model": "m"}
+    found = translated_request("/v1/embeddings", body)
+    assert (found.path, found.body, found.answers, found.dropped) == ("/embeddings", body, None, ())
+    refused = Response.json(404, {"error": {"message": "no"}})
+    assert refusal_at("/v1/embeddings", refused) is refused
+
+
+def test_each_dialect_has_errors_of_its_own():
+    """With a slash at the end of the path too."""
+    for path in DIALECTS:
+        said = json.loads(refusal_at(f"{path}/", Response.json(404, {"error": {"message": "no"}})).body)
+        assert "no" in (said["error"], said["error"]["message"] if isinstance(said["error"], dict) else "")
+        assert ("type" in said) == path.startswith("/v1/messages")

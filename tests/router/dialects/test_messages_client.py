@@ -1,0 +1,101 @@
+"""Anthropic's requests as chat completions: tables, and both ways for whatever both dialects can say."""
+
+import json
+
+import pytest
+from hypothesis import given
+
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.messages_backend import messages_request
+from llmkube.router.dialects.messages_client import CountTokens, Messages, chat_request
+from router.dialects.drawn_chats import messages_requests
+
+ASKED = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+
+
+def turn(*blocks, role="user"):
+    return ASKED | {"messages": [{"role": role, "content": list(blocks)}]}
+
+
+@given(messages_requests())
+def test_a_request_comes_back_as_it_was(body):
+    """From messages to chat completions and back, nothing is lost and nothing added."""
+    chat = json.loads(json.dumps(chat_request(body)))
+    again, dropped = messages_request(chat)
+    assert (again, dropped) == (body, ())
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "expected"),
+    [
+        (ASKED, "messages", [{"role": "user", "content": "hi"}]),
+        (ASKED | {"system": "be brief"}, "messages", [{"role": "system", "content": "be brief"}, *ASKED["messages"]]),
+        (ASKED | {"stream": True}, "stream_options", {"include_usage": True}),
+        (ASKED | {"tool_choice": {"type": "any"}}, "tool_choice", "required"),
+        (ASKED | {"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice",
+         {"type": "function", "function": {"name": "f"}}),
+        (turn({"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "a"},
+              role="assistant"), "messages", [{"role": "assistant", "content": "a", "reasoning_content": "hm"}]),
+        (turn({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "d"}}), "messages",
+         [{"role": "user", "content": [{"type": "text", "text": "d"}]}]),
+        (ASKED | {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+         "response_format",
+         {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}}),
+    ],
+)  # fmt: skip
+def test_what_a_field_becomes(body, name, expected):
+    """As the documented APIs name it."""
+    assert Messages().read(body).body[name] == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"model": "m", "messages": ASKED["messages"]}, "max_tokens is missing"),
+        (ASKED | {"messages": []}, "messages is empty"),
+        (ASKED | {"messages": "hi"}, "messages must be a list of objects"),
+        (ASKED | {"messages": [{"role": "tool", "content": "x"}]}, r"messages\[0\].role is 'tool'; write user"),
+        (turn({"type": "image", "source": {"type": "url", "url": "http://x"}}), "nothing is fetched for a client"),
+        (turn({"type": "video"}), r"messages\[0\].content\[0\].type is 'video'"),
+        (ASKED | {"tools": [{"type": "web_search_20250305", "name": "w"}]}, r"tools\[0\].type is 'web_search"),
+        (ASKED | {"tool_choice": {"type": "all"}}, "tool_choice.type is 'all'"),
+        (ASKED | {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type is 'xml'"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_its_field(body, words):
+    """With what to write instead."""
+    with pytest.raises(DialectError, match=words):
+        Messages().read(body)
+
+
+def test_what_is_left_out_is_named():
+    """For the audit log."""
+    assert Messages().read(ASKED | {"thinking": {"type": "enabled"}, "service_tier": "auto"}).dropped == (
+        "thinking",
+        "service_tier",
+    )
+
+
+def test_a_count_is_asked_without_a_limit():
+    """It needs none, and is no stream."""
+    found = CountTokens().read({"model": "m", "messages": ASKED["messages"], "stream": True})
+    assert (found.path, found.body) == ("/messages/count_tokens", {"model": "m", "messages": ASKED["messages"]})
+
+
+def test_errors_have_anthropics_types():
+    """And say how long too long a prompt is."""
+    long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512, "code": 400}
+    said = Messages().refusal(400, long)
+    assert said["error"] == {
+        "type": "invalid_request_error",
+        "message": "too long (the prompt needs 900 tokens, 512 are available)",
+    }
+    kinds = {status: CountTokens().refusal(status, {})["error"]["type"] for status in (401, 403, 404, 429, 503, 502)}
+    assert kinds == {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        502: "api_error",
+    }

@@ -1,0 +1,140 @@
+"""The first rule that matches decides, over what is permitted; each way to choose, and why a request is refused."""
+
+import pytest
+
+from router.written_routers import BACKENDS, ask, order, running
+
+THREE = """
+backends:
+- { name: a, inferenceServiceRef: { name: a }, weight: 1, timeout: 5s }
+- { name: b, inferenceServiceRef: { name: b }, weight: 3 }
+- { name: c, inferenceServiceRef: { name: c }, weight: 0 }
+"""
+
+
+def with_rule(strategy, more=""):
+    return running(THREE + f"rules: [{{ name: r, route: {{ backends: [a, b, c], strategy: {strategy} }} {more} }}]\n")
+
+
+def test_primary_fallback_keeps_the_order_of_the_rule():
+    """Whatever is loaded, and whatever was drawn."""
+    assert order(with_rule("primary-fallback"), pick=0.9, load={"a": 9}) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("pick", "found"),
+    [
+        (0.0, ["a", "b", "c"]),
+        (0.24, ["a", "b", "c"]),
+        (0.25, ["b", "a", "c"]),
+        (0.99, ["b", "a", "c"]),
+        (1 - 2**-53, ["b", "a", "c"]),
+    ],
+)
+def test_weighted_draws_the_first_by_its_share(pick, found):
+    """One in four and three in four; what has no share is fallen back on alone."""
+    assert order(with_rule("weighted"), pick=pick) == found
+
+
+def test_weights_count_among_what_is_permitted():
+    """A share of a backend that is closed goes to the others; without any share the order of the rule holds."""
+    config = running(
+        THREE.replace("name: b, inf", "name: b, region: eu, inf").replace("name: c, inf", "name: c, region: eu, inf")
+        + "rules: [{ name: r, route: { backends: [a, b, c], strategy: weighted } }]\n"
+    )
+    assert order(config, {"x-llmkube-region": "eu"}, pick=0.0) == ["b", "c"]
+    assert order(config, {"x-llmkube-region": "eu"}, pick=0.999) == ["b", "c"]
+
+
+def test_least_loaded_sorts_by_what_is_in_flight():
+    """Ties stay in the order of the rule; what nobody counts has nothing in flight."""
+    config = with_rule("least-loaded")
+    assert order(config, load={"a": 2, "b": 1, "c": 1}) == ["b", "c", "a"]
+    assert order(config, load={"a": 1}) == ["b", "c", "a"]
+    assert order(config) == ["a", "b", "c"]
+
+
+def test_shadows_get_copies_and_never_answer():
+    """Not even where the one that answers is closed: the rule is passed over then."""
+    text = THREE.replace("name: a, inf", "name: a, region: us, inf").replace("name: b, inf", "name: b, region: eu, inf")
+    config = running(text + "rules: [{ name: r, route: { backends: [a, b, c], strategy: shadow } }]\ndefaultRoute: b\n")
+    decision = ask(config)
+    assert [permit.backend.name for permit in decision.order] == ["a"]
+    assert [permit.backend.name for permit in decision.shadows] == ["b", "c"]
+    closed = ask(config, {"x-llmkube-region": "eu"})
+    assert (closed.rule, [permit.backend.name for permit in closed.order], closed.shadows) == (None, ["b"], ())
+
+
+def test_waits_are_the_rules_then_the_backends_then_the_routers():
+    """The longest wait for the first byte, by backend."""
+    assert ask(with_rule("primary-fallback")).first_byte_seconds == {"a": 5.0, "b": 120.0, "c": 120.0}
+    assert ask(with_rule("primary-fallback", ", timeout: 9s")).first_byte_seconds == {"a": 9.0, "b": 9.0, "c": 9.0}
+
+
+def test_each_condition_of_a_rule_counts():
+    """A rule matches what meets all of them, in any case of a header's name."""
+    config = running(
+        BACKENDS
+        + """
+rules:
+- name: narrow
+  match: { models: ["gpt-*"], headers: { X-App: Front }, taskComplexity: complex, dataClassification: [public] }
+  route: { backends: [cloud] }
+defaultRoute: mac
+"""
+    )
+    head = {"x-app": "Front", "x-llmkube-task-complexity": "COMPLEX", "x-llmkube-classification": "Public"}
+    assert order(config, head, {"model": "gpt-5"}) == ["cloud"]
+    assert order(config, head, {"model": "phi"}) == ["mac"]
+    for name in head:
+        assert order(config, {**head, name: "other"}, {"model": "gpt-5"}) == ["mac"]
+        assert order(config, {each: head[each] for each in head if each != name}, {"model": "gpt-5"}) == ["mac"]
+
+
+def test_a_rule_of_which_nothing_may_be_used_is_passed_over_unless_it_fails_closed():
+    """By class, by capability, by latency, by absence."""
+    text = "rules: [{{ name: r, match: {}, failClosed: {}, route: {{ backends: [cloud] }} }}]\ndefaultRoute: mac\n"
+    pii = {"x-llmkube-classification": "pii"}
+    for match, head, measured in (
+        ("{}", pii, {}),
+        ("{ requiredCapabilities: [audio] }", {}, {}),
+        ("{ latencySLOMs: 100 }", {}, {"cloud": 0.2}),
+    ):
+        passed = running(BACKENDS + text.format(match, "false"))
+        assert order(passed, head, measured=measured) == ["mac"]
+        closed = ask(running(BACKENDS + text.format(match, "true")), head, measured=measured)
+        assert (closed.order, closed.reason, closed.rule.name) == ((), "FailClosed", "r")
+        assert "fails closed" in closed.why
+
+
+def test_a_backend_that_was_never_measured_may_be_fast():
+    """A latency that nobody knows keeps nobody out; one that is met exactly neither."""
+    config = running(
+        BACKENDS + "rules: [{ name: r, match: { latencySLOMs: 100 }, route: { backends: [cloud, mac] } }]\n"
+    )
+    assert order(config) == ["cloud", "mac"]
+    assert order(config, measured={"cloud": 0.1, "mac": 0.11}) == ["cloud"]
+
+
+def test_the_models_name_leads_to_its_backend_where_it_is_permitted():
+    """Else to the default route, else nowhere, with the reason."""
+    by_name = "defaultRouteStrategy: BackendNameMatch\n"
+    config = running(BACKENDS + by_name + "defaultRoute: mac\n")
+    pii = {"x-llmkube-classification": "pii"}
+    assert order(config, {}, {"model": "cloud"}) == ["cloud"]
+    assert order(config, pii, {"model": "cloud"}) == ["mac"]
+    assert order(config, {}, {"model": "unheard"}) == ["mac"]
+    alone = running(BACKENDS + by_name)
+    refused = ask(alone, pii, {"model": "cloud"})
+    assert refused.reason == "NotPermitted"
+    assert refused.why == "no rule matches, and cloud: data class pii stays local, and this backend is not"
+    assert ask(alone, {}, {"model": "unheard"}).reason == "NoRoute"
+
+
+def test_a_team_without_the_model_is_told_so_before_any_rule():
+    """It may ask for another model: that is another answer than a refusal of the policy."""
+    auth = "policy: { auth: { keysSecretRef: { name: k }, allowlists: [{ team: red, models: ['phi*'] }] } }\n"
+    config = running(BACKENDS + auth + "defaultRoute: mac\n")
+    assert order(config, {}, {"model": "phi-4"}, team="red") == ["mac"]
+    assert ask(config, {}, {"model": "gpt-5"}, team="red").reason == "ModelNotAllowed"
+    assert ask(config, {}, {"model": "phi-4"}, team="blue").reason == "ModelNotAllowed"

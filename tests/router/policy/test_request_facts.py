@@ -1,0 +1,99 @@
+"""What policy knows of a request, however it is written."""
+
+import pytest
+
+from llmkube.router.config.routing_config import Backend, Classes, RoutingConfig
+from llmkube.router.policy.request_facts import Principal, facts_of
+
+CONFIG = RoutingConfig(
+    name="ml/front",
+    backends={
+        "mac": Backend(
+            name="mac", model_id="mac", base_url="http://m.svc/v1", local=True, capabilities=frozenset({"vision"})
+        )
+    },
+    classes=Classes(default="internal"),
+)
+NAME = "x-llmkube-classification"
+
+
+def facts(head=None, body=None):
+    return facts_of(CONFIG, head or {}, {"model": "m"} if body is None else body, Principal(team="red"))
+
+
+@pytest.mark.parametrize(
+    ("written", "classes"),
+    [
+        ("pii", {"pii"}),
+        ("PII", {"pii"}),
+        ("pii, phi", {"pii", "phi"}),
+        ("pii,phi,,", {"pii", "phi"}),
+        ("", {"internal"}),
+        (" , ", {"internal"}),
+        ('"pii"', {"pii"}),
+        ("public;pii", {"public;pii", "public", "pii"}),
+        ("top secret, pii", {"top secret", "top", "secret", "pii"}),
+        ("public\xa0pii", {"public\xa0pii", "public", "pii"}),
+        ("public/pii|phi", {"public/pii|phi", "public", "pii", "phi"}),
+        ('["pii"]', {'["pii"]', "pii"}),
+        ("data=pii", {"data=pii", "data", "pii"}),
+    ],
+)
+def test_no_reading_of_a_label_loses_a_class(written, classes):
+    """What is read too much closes backends; what is read too little opens them."""
+    assert facts({NAME: written}).classes == classes
+
+
+def test_no_header_means_the_default_class():
+    """And a named class replaces it."""
+    assert facts().classes == {"internal"}
+    assert facts({NAME: "public"}).classes == {"public"}
+
+
+def test_header_and_body_say_what_is_needed():
+    """Any tag of the header; of the body only what some backend of the router has."""
+    assert facts({"x-llmkube-capabilities": "Chat, LONG"}).capabilities == {"chat", "long"}
+    image = {"model": "m", "messages": [{"content": [{"type": "image_url"}]}], "tools": [{}]}
+    assert facts(body=image).capabilities == {"vision"}  # no backend has tools
+    for body in (
+        {"input": [{"type": "input_image"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        {"messages": [{"content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+        {"system": [{"type": "image"}], "messages": []},
+    ):
+        assert facts(body=body).capabilities == {"vision"}, body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": "image_url"},
+        {"messages": [None, 1, "x", {"content": "image_url"}, {"content": {"type": "image_url"}}]},
+        {"messages": [{"type": ["image_url"], "content": [[{"type": "image_url"}]]}]},
+        {"model": ["m"], "messages": {}},
+    ],
+)
+def test_a_body_of_any_shape_is_read(body):
+    """What has no such part needs nothing, and nothing in it is an error."""
+    assert facts(body=body).capabilities == frozenset()
+    assert facts(body=body).model == ""
+
+
+def test_depth_has_a_bound():
+    """A body that is nested without end costs no stack."""
+    part = {"type": "image"}
+    for _ in range(5000):
+        part = {"content": [part]}
+    assert facts(body={"messages": [part]}).capabilities == frozenset()
+
+
+def test_a_request_without_a_body_has_facts():
+    """A list of models is asked for by GET."""
+    asked = facts_of(CONFIG, {"x-llmkube-region": "EU, us"}, None, Principal(team="red"))
+    assert (asked.model, asked.regions, asked.principal.team) == ("", {"eu", "us"}, "red")
+
+
+def test_headers_are_not_shown():
+    """The keys of clients are among them, and facts are logged."""
+    assert "hunter2" not in repr(facts({"authorization": "Bearer hunter2"}))

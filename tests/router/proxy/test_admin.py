@@ -1,0 +1,105 @@
+"""What a router's operator is told: how each backend does, and when a pod may end."""
+
+import json
+from contextlib import asynccontextmanager
+
+import trio
+
+from http_lab import MemoryListener
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers
+from llmkube.base.http.server import run_server
+from llmkube.router.proxy.admin import MOST_SECONDS, SETTLE_SECONDS, admin_handler, admin_judge
+from router.proxy.router_lab import SSE, answer, chunk, config_of, error, local, open_lab, piece, saying
+
+
+@asynccontextmanager
+async def open_admin(lab):
+    """Serve the lab's admin port, and yield what asks it."""
+    listener = MemoryListener()
+
+    async def ask(path, host="10.9.0.1:9090", **headers):
+        async with open_http_client(listener.connect) as client:
+            lines = Headers.of({"Host": host, **headers})
+            return await client.request("GET", f"http://admin{path}", headers=lines)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(
+            lambda *, task_status: run_server(
+                admin_handler(lab.router, lab.registry), [listener], judge=admin_judge, task_status=task_status
+            )
+        )
+        yield ask
+        nursery.cancel_scope.cancel()
+
+
+async def test_backends_are_told_one_by_one(autojump_clock):
+    """Whether requests are sent to each, and why not; nothing of where it is."""
+    gone = local("gone", missing="there is no InferenceService gone", base_url="")
+    async with (
+        open_lab(config_of(local("a"), local("b"), gone), a=error(500), b=answer()) as lab,
+        open_admin(lab) as ask,
+    ):
+        for _ in range(5):
+            await lab.ask()
+        said = json.loads((await ask("/backends")).body)["backends"]
+        assert said == [
+            {"name": "a", "healthy": False, "message": "it failed, and is left alone for now"},
+            {"name": "b", "healthy": True, "message": ""},
+            {"name": "gone", "healthy": False, "message": "there is no InferenceService gone"},
+        ]
+        assert (await ask("/readyz")).status == 200
+
+
+async def test_a_pod_may_end_once_its_last_answer_is_out(autojump_clock):
+    """Not before the cluster's proxies know that it goes, and not in the middle of an answer."""
+    slow = saying(answer()[:-1], answer()[-1:], seconds=40)
+    async with open_lab(config_of(local("a")), a=slow) as lab, open_admin(lab) as ask, trio.open_nursery() as nursery:
+        start = trio.current_time()
+        idle = await ask("/drained")
+        assert (json.loads(idle.body), trio.current_time() - start) == ({"requests": 0}, SETTLE_SECONDS)
+        nursery.start_soon(lab.ask)
+        await trio.sleep(1)
+        start = trio.current_time()
+        await ask("/drained")
+        assert 38 < trio.current_time() - start < 41
+
+
+async def test_a_pod_ends_although_an_answer_does_not(autojump_clock):
+    """Five minutes of a healthy stream, then the kubelet goes on."""
+    endless = saying(SSE, *[chunk(piece("word "))] * 100, seconds=30)
+    async with (
+        open_lab(config_of(local("a")), a=endless) as lab,
+        open_admin(lab) as ask,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(lab.read)
+        await trio.sleep(1)
+        start = trio.current_time()
+        assert json.loads((await ask("/drained")).body) == {"requests": 1}
+        assert trio.current_time() - start == SETTLE_SECONDS + MOST_SECONDS
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_page_may_read_nothing(autojump_clock):
+    """Neither one from elsewhere, nor one that has moved its name here."""
+    async with open_lab(config_of(local("a")), a=answer()) as lab, open_admin(lab) as ask:
+        assert (await ask("/backends", Origin="https://evil.example")).status == 403
+        assert (await ask("/backends", host="evil.example:9090")).status == 403
+
+
+async def test_a_crowd_that_waits_for_the_end_keeps_no_probe_out(autojump_clock):
+    """A neighbour who asks for `/drained` again and again would else take every place from the kubelet."""
+    endless = saying(SSE, *[chunk(piece("word "))] * 100, seconds=30)
+    async with (
+        open_lab(config_of(local("a")), a=endless) as lab,
+        open_admin(lab) as ask,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(lab.read)
+        for _ in range(30):
+            nursery.start_soon(ask, "/drained")
+        await trio.sleep(10)
+        assert (await ask("/healthz")).status == 200
+        assert (await ask("/drained")).status == 429
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,151 @@
+"""Budgets over a router: what is refused, what is charged, and what never happens."""
+
+import random
+from decimal import Decimal
+
+import trio
+
+from llmkube.router.config.routing_config import Budget, Prices
+from router.proxy.router_lab import (
+    ANSWER,
+    ASKED,
+    DONE,
+    SSE,
+    STREAMED,
+    answer,
+    chunk,
+    config_of,
+    error,
+    local,
+    open_lab,
+    piece,
+    saying,
+    stream,
+)
+
+SMALL = {"max_tokens": 10}
+
+
+def budget(**changes):
+    return Budget(**{"name": "b", "scope": "router", "window_seconds": 3600, "max_tokens": 400} | changes)
+
+
+def limited(**changes):
+    prices = Prices(prompt_usd=Decimal(1), completion_usd=Decimal(1))
+    return config_of(local("a", prices=prices), budgets=(budget(**changes),))
+
+
+def taken(lab):
+    return lab.router.budgets()[0]["tokensUsed"]
+
+
+async def test_a_full_budget_refuses_with_a_time(autojump_clock):
+    """429 in OpenAI's shape, with Retry-After; the backend is not asked; afterwards it is again."""
+    config = limited(max_tokens=100 + len(b'{"model": "m"}'))
+    async with open_lab(
+        config, a=answer(said=ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
+    ) as lab:
+        assert (await lab.ask(ASKED | SMALL)).status == 200
+        refused = await lab.ask(ASKED | SMALL)
+        assert refused.status == 429
+        assert b'"budget_exhausted"' in refused.body
+        assert len(lab.players["a"].asked) == 1
+        await trio.sleep(float(refused.headers.get("retry-after")) + 1)
+        assert (await lab.ask(ASKED | SMALL)).status == 200
+        assert lab.audit[1]["outcome"] == "budget_exhausted"
+
+
+async def test_what_an_answer_took_is_charged(autojump_clock):
+    """By `usage`, by llama.cpp's `timings`, and as reserved where a backend says neither."""
+    said = [{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}, {"timings": {"prompt_n": 2, "predicted_n": 4}}, {}]
+    plain = {name: value for name, value in ANSWER.items() if name != "usage"}
+    scripts = tuple(answer(said=plain | each) for each in said)
+    async with open_lab(limited(), a=scripts) as lab:
+        for wanted in (8, 6):
+            before = taken(lab)
+            await lab.ask(ASKED | SMALL)
+            assert taken(lab) - before == wanted
+        before = taken(lab)
+        await lab.ask(ASKED | SMALL)
+        assert taken(lab) - before > 10
+
+
+async def test_a_request_that_got_nothing_costs_nothing(autojump_clock):
+    """No backend has answered, or it has refused."""
+    async with open_lab(limited(), a=(error(400, "no"), error(500))) as lab:
+        await lab.ask(ASKED | SMALL)
+        await lab.ask(ASKED | SMALL)
+        assert taken(lab) == 0
+
+
+async def test_who_goes_away_pays(autojump_clock):
+    """Else a client would get a long answer written for nothing, again and again."""
+
+    async def slow(connection):
+        await trio.sleep(60)
+
+    async with open_lab(limited(), a=slow) as lab:
+        with trio.move_on_after(1):
+            await lab.ask(ASKED | SMALL)
+        await trio.sleep(1)
+        assert taken(lab) > 10
+        with trio.move_on_after(1):
+            await lab.ask(ASKED | SMALL)
+
+
+async def test_a_stream_that_breaks_is_charged_as_reserved(autojump_clock):
+    """It has written something, and nobody says how much."""
+    async with open_lab(limited(), a=saying(SSE + chunk(piece("one")))) as lab:
+        await lab.read(STREAMED | SMALL)
+        assert taken(lab) > 10
+
+
+async def test_a_request_without_a_limit_is_given_one(autojump_clock):
+    """The backend is told, so that what is reserved is the most that can come."""
+    async with open_lab(limited(max_tokens=10_000), a=answer()) as lab:
+        await lab.ask()
+        assert lab.players["a"].bodies[0]["max_tokens"] == 4096
+
+
+async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(autojump_clock):
+    """Random ends, breaks and disconnects: never is more taken and reserved than the limit, and nothing leaks."""
+    rng, most = random.Random(5), 20_000
+    usage = piece("", "stop", usage={"prompt_tokens": 20, "completion_tokens": 5})
+
+    async def backend(connection):
+        await trio.sleep(rng.uniform(0, 5))
+        kind = rng.random()
+        if kind < 0.2:
+            return
+        await connection.send_all(SSE + chunk(piece("one")))
+        await trio.sleep(rng.uniform(0, 5))
+        if kind < 0.4:
+            return
+        await connection.send_all(stream(usage, DONE)[len(SSE) :])
+
+    counts = {200: 0, 429: 0, "other": 0}
+    async with open_lab(limited(max_tokens=most), a=backend) as lab:
+
+        async def client():
+            await trio.sleep(rng.uniform(0, 60))
+            patience = rng.choice((2.0, 1000.0))
+            with trio.move_on_after(patience):
+                status, _, _ = await lab.read(STREAMED | {"max_tokens": rng.randint(1, 200)})
+                counts[status if status in counts else "other"] += 1
+
+        async def watch():
+            while True:
+                assert taken(lab) <= most
+                await trio.sleep(0.5)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            async with trio.open_nursery() as clients:
+                for _ in range(1000):
+                    clients.start_soon(client)
+            await trio.sleep(10)
+            nursery.cancel_scope.cancel()
+        assert counts[429] > 0
+        assert counts[200] > 50
+        await trio.sleep(2 * 3600)
+        assert taken(lab) == 0

@@ -1,0 +1,87 @@
+"""Events of a stream, and when an answer is whole."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from http_lab import cut
+from llmkube.router.budgets.usage import Usage
+from llmkube.router.proxy import event_stream
+from llmkube.router.proxy.event_stream import AnswerJudge, EventSplitter, Kind, OversizedEventError, data_of
+from router.proxy.router_lab import DONE, piece
+
+EVENTS = [b": comment\n\n", piece("one"), b"data: a\r\ndata: b\r\n\r\n", b"event: x\rdata: y\r\r", DONE]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_events_are_the_same_however_the_network_cut_them(positions):
+    """With each of the three ends of lines."""
+    splitter, found = EventSplitter(), []
+    for each in cut(b"".join(EVENTS) + b"data: rest", positions):
+        found += splitter.feed(each)
+    assert b"".join(found) + splitter.rest == b"".join(EVENTS) + b"data: rest"
+    assert [data_of(each) for each in found if data_of(each)] == [data_of(each) for each in EVENTS if data_of(each)]
+    assert splitter.rest == b"data: rest"
+
+
+def test_the_data_of_an_event_is_all_of_its_lines():
+    """One space after the colon is not part of it."""
+    assert data_of(b"id: 1\ndata: a\ndata:b\ndata\n\n") == b"a\nb"
+    assert data_of(b": x\n\n") is None
+
+
+def test_an_event_without_an_end_is_refused(monkeypatch):
+    """Before it fills the memory."""
+    monkeypatch.setattr(event_stream, "MAX_EVENT_BYTES", 100)
+    splitter = EventSplitter()
+    for _ in range(10):
+        splitter.feed(b"x" * 10)
+    with pytest.raises(OversizedEventError):
+        splitter.feed(b"x")
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        (b": hi\n\n", Kind.COMMENT),
+        (b"event: ping\n\n", Kind.COMMENT),
+        (piece("x"), Kind.PIECE),
+        (b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n', Kind.USAGE),
+        (b'data: {"choices":[],"prompt_filter_results":[]}\n\n', Kind.PIECE),
+        (b'data: {"error":{"message":"m"}}\n\n', Kind.ERROR),
+        (b'data: {"error":"m"}\n\n', Kind.ERROR),
+        (b'data: {"error":null,"choices":[{"index":0}]}\n\n', Kind.PIECE),
+        (DONE, Kind.DONE),
+        (b"data: {\n\n", Kind.GARBAGE),
+        (b"data: 1\n\n", Kind.GARBAGE),
+        (b'data: {"hello":1}\n\n', Kind.GARBAGE),
+    ],
+)
+def test_what_one_event_is(event, kind):
+    """Nothing that cannot be read passes for a piece of an answer."""
+    assert AnswerJudge().take(event) is kind
+
+
+def test_an_answer_is_whole_when_every_choice_is_finished():
+    """Or when it says that it is."""
+    judge = AnswerJudge()
+    assert not judge.is_whole
+    judge.take(piece("x"))
+    judge.take(b'data: {"choices":[{"index":1,"delta":{},"finish_reason":"stop"}]}\n\n')
+    assert not judge.is_whole
+    judge.take(piece("", "length"))
+    assert judge.is_whole
+    judge = AnswerJudge()
+    judge.take(DONE)
+    assert judge.is_whole
+
+
+def test_tokens_are_those_of_the_last_event_that_has_some():
+    """OpenAI's usage, llama.cpp's timings, or both."""
+    judge = AnswerJudge()
+    judge.take(piece("x", timings={"prompt_n": 3, "cache_n": 7, "predicted_n": 5, "prompt_ms": 1.5, "predicted_ms": 2}))
+    assert judge.usage == Usage(10, 5, 7, 1.5, 2.0)
+    judge.take(b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6}}\n\n')
+    assert judge.usage == Usage(11, 6, 7, 1.5, 2.0)
+    judge.take(b'data: {"choices":[],"usage":null}\n\n')
+    assert judge.usage.total == 17

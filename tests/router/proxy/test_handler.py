@@ -1,0 +1,238 @@
+"""What a client of a router meets: which requests are taken, and what is said of the others."""
+
+import json
+from functools import partial
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmkube.base.http.limits import Limits
+from llmkube.router.dialects.inbound import DIALECTS
+from router.proxy.router_lab import ANSWER, ASKED, answer, cloud, config_of, local, open_lab
+
+BOTH = config_of(local("mac"), cloud("cloud"))
+
+
+async def test_a_request_gets_the_answer_of_the_first_backend():
+    """The answer passes as it is, and says which backend it is from."""
+    async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
+        said = await lab.ask()
+    assert (said.status, json.loads(said.body)) == (200, ANSWER)
+    assert said.headers.get("x-llmkube-backend") == "mac"
+    assert len(said.headers.get("x-request-id")) == 32
+    assert not lab.players["cloud"].asked
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "status", "code", "words"),
+    [
+        (b"{", "/v1/chat/completions", 400, "invalid_json", "JSON object"),
+        (b"[1]", "/v1/chat/completions", 400, "invalid_json", "JSON object"),
+        (b"", "/v1/chat/completions", 400, "invalid_json", "JSON object"),
+        ({"messages": []}, "/v1/chat/completions", 400, "invalid_model", "/v1/models"),
+        ({"model": 7}, "/v1/chat/completions", 400, "invalid_model", "string"),
+        (ASKED | {"stream": "yes"}, "/v1/chat/completions", 400, "invalid_value", "true or false"),
+        (ASKED, "/v1/images", 404, "not_found", "/v1/embeddings"),
+        (ASKED, "/chat/completions", 404, "not_found", "/v1/chat/completions"),
+        (
+            {
+                "model": "m",
+                "messages": [{"content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}]}],
+            },
+            "/v1/chat/completions",
+            400,
+            "url_not_allowed",
+            "messages[0].content[0].image_url.url must be a data: URL",
+        ),
+    ],
+)
+async def test_what_is_no_request_is_refused_with_the_field_and_the_fix(body, path, status, code, words):
+    """In OpenAI's shape; nothing reaches a backend."""
+    async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
+        said = await lab.ask(body, path)
+        error = json.loads(said.body)["error"]
+    assert (said.status, error["code"]) == (status, code)
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "code"}
+    assert not lab.players["mac"].asked
+
+
+async def test_a_body_above_the_limit_is_413():
+    """And not read as a whole."""
+    async with open_lab(BOTH, limits=Limits(max_body_bytes=100), mac=answer(), cloud=answer()) as lab:
+        said = await lab.ask(ASKED | {"user": "u" * 200})
+    assert said.status == 413
+
+
+async def test_get_is_refused_where_post_is_meant():
+    """With what is allowed."""
+    async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
+        said = await lab.ask(method="GET")
+    assert (said.status, said.headers.get("allow")) == (405, "POST")
+
+
+async def test_every_model_that_is_listed_is_routable():
+    """By its own id, without any header; what no rule leads to is not listed."""
+    config = config_of(local("mac"), cloud("cloud", model_id="gpt-5"), rules=(), by_model=True)
+    async with open_lab(config, mac=answer(), cloud=answer()) as lab:
+        listed = json.loads((await lab.ask(path="/v1/models", method="GET")).body)["data"]
+        assert [each["id"] for each in listed] == ["mac", "gpt-5"]
+        for each in listed:
+            assert (await lab.ask(ASKED | {"model": each["id"]})).status == 200
+        one = await lab.ask(path="/v1/models/gpt-5", method="GET")
+        assert json.loads(one.body)["id"] == "gpt-5"
+        gone = await lab.ask(path="/v1/models/gone", method="GET")
+        assert (gone.status, "'mac', 'gpt-5'" in gone.body.decode()) == (404, True)
+        unknown = await lab.ask(ASKED | {"model": "gone"})
+        assert (unknown.status, json.loads(unknown.body)["error"]["code"]) == (404, "no_route")
+
+
+async def test_sensitive_data_stays_or_is_refused():
+    """A provider gets no byte of it, whatever rule names it; the refusal says why."""
+    async with open_lab(config_of(cloud("cloud")), cloud=answer()) as lab:
+        said = await lab.ask(headers={"X-LLMKube-Classification": "PII"})
+    assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "not_permitted")
+    assert "pii stays local" in json.loads(said.body)["error"]["message"]
+    assert lab.metric("llmkube_router_fail_closed_total", rule="default", classification="pii") == 1
+    assert not lab.players["cloud"].asked
+    assert not lab.players["cloud"].listener.dialled
+
+
+async def test_readyz_says_which_backends_are_not_asked():
+    """It is 503 while none could be."""
+    config = config_of(local("mac", base_url="", missing="its InferenceService is not there"))
+    async with open_lab(config) as lab:
+        ready = await lab.ask(path="/readyz", method="GET")
+        alive = await lab.ask(path="/healthz", method="GET")
+    assert (ready.status, alive.status) == (503, 200)
+    assert json.loads(ready.body)["reason"] == "mac: its InferenceService is not there"
+
+
+# -- odd bodies --------------------------------------------------------------------------------------------------------
+
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+CALL = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "is_error": True, "content": [{"type": "text", "text": "r"}]}
+MESSAGES = {
+    "max_tokens": 9,
+    "temperature": 0.5,
+    "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+    "stop_sequences": ["x"],
+    "metadata": {"user_id": "u"},
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "tool", "name": "f", "disable_parallel_tool_use": True},
+    "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, PICTURE]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t"}, CALL]},
+        {"role": "user", "content": [RESULT]},
+    ],
+}
+OLLAMA = {
+    "options": {"num_predict": 4, "temperature": 0.5, "stop": ["x"], "num_ctx": 9},
+    "format": {"type": "object"},
+    "think": True,
+    "keep_alive": "5m",
+    "images": ["iVBORAAA"],
+}
+OLLAMA_TURNS = [
+    {"role": "user", "content": "a", "images": ["iVBORAAA"]},
+    {"role": "assistant", "content": "", "thinking": "t", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+    {"role": "tool", "content": "r", "tool_name": "f"},
+]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+FULL = {
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": MESSAGES,
+    "/api/chat": OLLAMA | {"messages": OLLAMA_TURNS, "tools": TOOLS},
+    "/api/generate": OLLAMA | {"prompt": "p", "system": "s"},
+    "/api/embed": {"input": ["a"], "dimensions": 4},
+}
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["type", "text", "url"]), inner),
+    max_leaves=4,
+)
+
+
+def places_in(value, path=()):
+    """Where something stands, at every depth."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in parts:
+        yield (*path, name)
+        yield from places_in(each, (*path, name))
+
+
+def replaced(value, path, odd):
+    """The same with something else at one place."""
+    if not path:
+        return odd
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], odd)
+    return copy
+
+
+def nested(deep):
+    """An object in an object, and so on."""
+    value = {}
+    for _ in range(deep):
+        value = {"a": value}
+    return value
+
+
+async def statuses(path, bodies):
+    """What each body gets from an engine, a provider of chat completions and one of messages."""
+    claude = cloud("claude", provider="anthropic", dialect="anthropic", model="opus")
+    config = config_of(local("mac"), cloud("gpt"), claude, rules=(), by_model=True)
+    message = answer(said={"type": "message", "content": [{"type": "text", "text": "yes"}], "input_tokens": 3})
+    found = set()
+    async with open_lab(config, mac=answer(), gpt=answer(), claude=message) as lab:
+        for body in bodies:
+            for name in ("mac", "gpt", "claude")[: 2 if path == "/api/embed" else 3]:  # Anthropic has no vectors
+                said = await lab.ask({"stream": False} | body | {"model": name}, path)
+                if said.status == 400:
+                    error = json.loads(said.body)
+                    assert ("type" in error) == path.startswith("/v1/"), "an error of another dialect"
+                found.add(said.status)
+    return found
+
+
+def test_every_dialect_has_a_request_here_that_is_taken():
+    """Else odd changes of it would show nothing."""
+    assert set(FULL) == set(DIALECTS)
+    for path, full in FULL.items():
+        assert 200 in trio.run(partial(statuses, path, [full]))
+
+
+@pytest.mark.parametrize("path", FULL)
+@given(data=st.data())
+def test_an_odd_body_is_an_answer_or_400_and_never_500(path, data):
+    """Whatever stands in the place of any part of a request, at every depth."""
+    places = st.sampled_from(list(places_in(FULL[path])))
+    changes = data.draw(st.lists(st.tuples(places, ODD), min_size=1, max_size=3))
+    bodies = [replaced(FULL[path], place, odd) for place, odd in changes]
+    try:
+        json.dumps(bodies).encode()
+    except UnicodeEncodeError:
+        bodies = []
+    assert trio.run(partial(statuses, path, bodies)) <= {200, 400}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", *FULL])
+async def test_a_body_that_is_nested_as_deeply_as_json_may_be_is_400(path):
+    """And nothing reaches a backend."""
+    deep = b"[" * 1000 + b"]" * 1000
+    body = b'{"model": "m", "stream": false, "max_tokens": 9, "messages": %b, "prompt": %b, "input": %b}'
+    async with open_lab(BOTH, mac=answer(), cloud=answer()) as lab:
+        said = await lab.ask(body % (deep, deep, deep), path)
+    assert said.status == 400
+    assert not lab.players["mac"].asked
+
+
+@pytest.mark.parametrize("path", FULL)
+def test_a_part_that_is_nested_deeply_is_an_answer_or_400(path):
+    """At every place of a body."""
+    bodies = [replaced(FULL[path], place, nested(deep)) for place in places_in(FULL[path]) for deep in (300, 900)]
+    assert trio.run(partial(statuses, path, bodies)) <= {200, 400}

@@ -1,0 +1,84 @@
+"""A config that changes while a router runs."""
+
+import json
+
+import attrs
+import pytest
+import trio
+
+from llmkube.base.errors import UserError
+from llmkube.router.config.routing_config import Auth, Tokens
+from llmkube.router.proxy.live_config import keys_for
+from llmkube.router.receipts.verify import verify
+from router.proxy.router_lab import DONE, answer, chunk, cloud, config_of, error, local, open_lab, piece, stream
+
+
+async def test_another_config_counts_for_the_next_request_and_drops_none():
+    """A stream that began under the old one goes on to its end."""
+    goes_on = trio.Event()
+
+    async def slow(connection):
+        await connection.send_all(stream(piece("one"), end=b""))
+        await goes_on.wait()
+        await connection.send_all(chunk(piece("", "stop") + DONE) + b"0\r\n\r\n")
+
+    async with open_lab(config_of(local("mac")), mac=slow, other=answer()) as lab:
+        got = []
+
+        async def read():
+            got.append(await lab.read())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            lab.config, lab.stamp = config_of(cloud("other")), (2, 0, 0)
+            await lab.router.live.look()
+            assert (await lab.ask()).headers.get("x-llmkube-backend") == "other"
+            goes_on.set()
+        ((status, body, clean),) = got
+        assert (status, clean) == (200, True)
+        assert body.endswith(DONE)
+    (chain,) = verify((f"line {at}", line) for at, line in enumerate(lab.lines)).chains
+    assert not chain.broken
+    assert [json.loads(line)["kind"] for line in lab.lines][:2] == ["start", "config"]
+
+
+async def test_a_config_that_cannot_be_used_changes_nothing_and_is_told():
+    """In /readyz, in the metric, and no longer once the file is right."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+
+        def broken():
+            raise UserError("no comma in line 7", field="rules")
+
+        live = lab.router.live
+        live.source, good = attrs.evolve(live.source, load=broken), live.source
+        lab.stamp = (2, 0, 0)
+        await live.look()
+        assert (await lab.ask()).status == 200
+        ready = await lab.ask(path="/readyz", method="GET")
+        assert (ready.status, "no comma in line 7" in json.loads(ready.body)["reason"]) == (200, True)
+        assert lab.metric("llmkube_router_config_valid") == 0
+        live.source, lab.stamp = good, (3, 0, 0)
+        await live.look()
+        assert lab.metric("llmkube_router_config_valid") == 1
+
+
+async def test_a_backend_that_changed_is_asked_anew():
+    """Its circuit was that of another address; one that did not change keeps its own."""
+    async with open_lab(config_of(cloud("a"), cloud("b")), a=error(500), b=error(500), c=answer()) as lab:
+        for _ in range(3):
+            await lab.ask()
+        assert (await lab.ask()).status == 503
+        lab.config, lab.stamp = config_of(cloud("a"), cloud("b", base_url="http://c/v1")), (2, 0, 0)
+        await lab.router.live.look()
+        assert (await lab.ask()).headers.get("x-llmkube-backend") == "b"
+        assert lab.audit[-1]["attempts"][0]["result"] == "circuit_open"
+
+
+def test_what_this_release_does_not_do_is_refused_by_name(tmp_path):
+    """And not accepted without effect."""
+    tokens = Tokens(provider="p", issuer="i", jwks_uri="https://i/keys", team_claim="t")
+    with pytest.raises(UserError, match=r"auth\.tokens"):
+        keys_for(config_of(local("a"), auth=Auth(tokens=tokens)))
+    with pytest.raises(UserError, match="file per team"):
+        keys_for(config_of(local("a"), auth=Auth(keys_folder=str(tmp_path / "none"))))

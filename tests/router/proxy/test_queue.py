@@ -1,0 +1,187 @@
+"""Requests that wait for a slot of an engine: who is asked when, what a client hears, and what a full queue says."""
+
+import json
+
+import pytest
+import trio
+import trio.testing
+
+from llmkube.router.config.routing_config import Auth
+from llmkube.router.queue import fair_queue
+from router.proxy.router_lab import (
+    ANSWER,
+    ASKED,
+    WHOLE_STREAM,
+    answer,
+    chunk,
+    cloud,
+    config_of,
+    error,
+    local,
+    open_lab,
+    saying,
+    stream,
+    until_gone,
+)
+
+ONE = local("mac", slots=1)
+SLOW = saying(b"", answer(), seconds=12)
+FULL = "llmkube_router_queue_depth"
+
+
+async def keep(results, ask, *args):
+    results.append(await ask(*args))
+
+
+async def test_an_engine_gets_as_many_requests_as_it_has_slots(autojump_clock):
+    """The rest waits in the router, is seen there, and comes one by one."""
+    answers = []
+    async with open_lab(config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(keep, answers, lab.ask)
+        await trio.sleep(1)
+        assert (len(lab.players["mac"].asked), lab.metric(FULL, backend="mac")) == (1, 2)
+        assert lab.metric("llmkube_router_in_flight", backend="mac") == 3
+        await trio.sleep(12)
+        assert (len(lab.players["mac"].asked), lab.metric(FULL, backend="mac")) == (2, 1)
+    assert [json.loads(each.body) for each in answers] == [ANSWER] * 3
+    assert lab.metric(FULL, backend="mac") == 0
+
+
+async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
+    """The second is asked when the first client has its last byte; until then it hears comments."""
+    long = saying(stream(b": x\n\n", end=b""), chunk(WHOLE_STREAM) + b"0\r\n\r\n", seconds=12)
+    results = []
+    async with open_lab(config_of(ONE), mac=long) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(keep, results, lab.read)
+        await trio.sleep(0.5)
+        nursery.start_soon(keep, results, lab.read)
+        await trio.sleep(11)
+        assert len(lab.players["mac"].asked) == 1
+    (status, first, clean), (status_, second, clean_) = results
+    assert (status, clean, status_, clean_) == (200, True, 200, True)
+    assert b"waits for its turn" not in first
+    assert second.startswith(b": the request waits for its turn\n\n")
+    assert (
+        second.count(b"waits for its turn") == 4
+    )  # at 5 and 10 seconds of the queue, and again of the engine's silence
+    assert b"loading" not in second
+    assert b" two" in second
+
+
+async def test_an_engine_whose_slots_are_not_known_has_no_queue():
+    """Nor has a provider: each request is sent at once."""
+    async with (
+        open_lab(config_of(local("mac")), mac=saying(b"", then=until_gone)) as lab,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(5):
+            nursery.start_soon(lab.ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(lab.players["mac"].asked) == 5
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_goes_away_leaves_the_queue(autojump_clock):
+    """Its request never reaches the engine, and the next one does."""
+    answers = []
+    async with open_lab(config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(keep, answers, lab.ask)
+        await trio.sleep(1)
+        with trio.move_on_after(2):
+            await lab.ask(ASKED | {"user": "gone"})
+        await trio.testing.wait_all_tasks_blocked()
+        assert lab.metric(FULL, backend="mac") == 0
+        await lab.ask(ASKED | {"user": "next"})
+        assert [each.get("user") for each in lab.players["mac"].bodies] == [None, "next"]
+    assert sorted(line["outcome"] for line in lab.audit) == ["client_gone", "ok", "ok"]
+
+
+@pytest.mark.parametrize(("own", "status", "code"), [(2, 429, "tenant_queue_full"), (1, 503, "queue_full")])
+async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autojump_clock, own, status, code):
+    """429 where more of the same tenant waits, 503 where not; the wait is no fault of the backend."""
+    results = []
+    events = [chunk(b": x\n\n"), *[chunk(WHOLE_STREAM[: WHOLE_STREAM.index(b"\n\n") + 2])] * 9]
+    long = saying(stream(WHOLE_STREAM[: WHOLE_STREAM.index(b"\n\n") + 2], end=b""), *events, seconds=10)
+    async with open_lab(config_of(ONE, first_byte_seconds=25), mac=long) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(lab.read)
+        await trio.sleep(1)
+        for _ in range(own):
+            nursery.start_soon(keep, results, lab.ask)
+            await trio.sleep(3)
+        await trio.sleep(25.5 - 3 * own)
+        assert len(results) == 1
+        assert (results[0].status, json.loads(results[0].body)["error"]["code"]) == (status, code)
+        assert results[0].headers.get("retry-after") == "5"
+        assert lab.router.states() == {"mac": ""}
+        assert lab.metric("llmkube_router_attempts_total", backend="mac", result="queue") == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_clock, monkeypatch):
+    """At once, with 429 and Retry-After; those before it wait on."""
+    monkeypatch.setattr(fair_queue, "MOST_WAITING", 2)
+    answers = []
+    async with open_lab(config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(keep, answers, lab.ask)
+        await trio.sleep(1)
+        said = await lab.ask()
+        assert (said.status, json.loads(said.body)["error"]["code"]) == (429, "tenant_queue_full")
+        assert int(said.headers.get("retry-after")) >= 1
+        assert trio.current_time() < 2
+    assert [each.status for each in answers] == [200] * 3
+    outcome = {"rule": "all", "backend": "none", "classification": "none", "outcome": "tenant_queue_full"}
+    assert lab.metric("llmkube_router_requests_total", **outcome) == 1
+
+
+async def test_a_full_queue_leads_on_to_the_next_backend(autojump_clock, monkeypatch):
+    """Where the rule has one."""
+    monkeypatch.setattr(fair_queue, "MOST_WAITING", 0)
+    async with open_lab(config_of(ONE, cloud("b")), mac=SLOW, b=answer()) as lab, trio.open_nursery() as nursery:
+        said = await lab.ask()
+        assert said.status == 200
+        assert [each["result"] for each in lab.audit[0]["attempts"]] == ["queue", "answered"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_open_circuit_is_not_waited_for(monkeypatch):
+    """It is left alone at once: nobody stands in its queue."""
+    async with open_lab(config_of(ONE), mac=error(500)) as lab:
+        while lab.router.states() == {"mac": ""}:
+            await lab.ask()
+        monkeypatch.setattr(fair_queue, "MOST_WAITING", 0)
+        said = await lab.ask()
+        assert (said.status, json.loads(said.body)["error"]["code"]) == (503, "no_backend_available")
+        assert lab.metric("llmkube_router_attempts_total", backend="mac", result="circuit_open") == 1
+
+
+async def test_a_tenant_is_charged_what_an_answer_took_and_nothing_while_the_engine_loads(autojump_clock, monkeypatch):
+    """Prompt without what was cached, and answer; the engine is free between two looks at it."""
+    charged, ended = [], fair_queue.FairQueue.ended
+
+    def spy(queue, tenant, tokens, took):
+        charged.append(took)
+        ended(queue, tenant, tokens, took)
+
+    monkeypatch.setattr(fair_queue.FairQueue, "ended", spy)
+    loading = error(503, "Loading model", code=503, type="unavailable_error")
+    usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 20}}
+    async with open_lab(config_of(ONE), mac=(*[loading] * 3, answer(said=ANSWER | {"usage": usage}))) as lab:
+        assert (await lab.ask()).status == 200
+    assert charged == [0, 0, 0, 15]
+
+
+async def test_a_quiet_team_is_next_whatever_waits_of_another(autojump_clock, tmp_path):
+    """Turns are of teams, not of keys or connections."""
+    (tmp_path / "flood").write_text("k1\nk2\n")
+    (tmp_path / "quiet").write_text("k3\n")
+    config = config_of(ONE, auth=Auth(keys_folder=str(tmp_path)))
+    async with open_lab(config, mac=SLOW) as lab, trio.open_nursery() as nursery:
+        for number in range(4):
+            key = {"authorization": f"Bearer k{1 + number % 2}"}
+            nursery.start_soon(lab.ask, ASKED | {"user": "flood"}, "/v1/chat/completions", key)
+        await trio.sleep(1)
+        await lab.ask(ASKED | {"user": "quiet"}, headers={"authorization": "Bearer k3"})
+        assert [each["user"] for each in lab.players["mac"].bodies] == ["flood", "quiet"]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,135 @@
+"""What of a client's body a backend gets."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.proxy.request_body import FIELDS, BodyError, parse_body, rebuild, refuse_urls
+from router.proxy.router_lab import cloud, local
+
+CANARY = "canary-7f3a"
+NAMES = ["api_base", "api_key", "base_url", "url", "endpoint", "headers", "extra_body", "litellm_params", "model_info"]
+
+
+def sent(body, backend, path="/chat/completions"):
+    return json.loads(rebuild(path, parse_body(json.dumps(body).encode()), backend).body)
+
+
+FULL = {
+    "model": "m",
+    "messages": [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:x"}}],
+        },
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        },
+    ],
+    "tools": [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"url": {"type": "string"}}}}}
+    ],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"$ref": "http://x"}}},
+    "stop": ["a", "b"],
+    "logit_bias": {"50256": -100},
+    "metadata": {"a": "b"},
+}
+
+
+def test_what_a_request_has_passes_as_it_is():
+    """To OpenAI every field of its API, at every depth; only the model is another."""
+    assert sent(FULL, cloud("c")) == FULL | {"model": "gpt"}
+
+
+def test_metadata_goes_to_those_who_only_store_it():
+    """A gateway takes orders from it."""
+    assert "metadata" not in sent(FULL, cloud("c", provider="litellm"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completions", {"model": "m", "prompt": [[1, 2], [3]], "suffix": "s"}),
+        ("/embeddings", {"model": "m", "input": ["a", "b"], "dimensions": 3}),
+        ("/rerank", {"model": "m", "query": "q", "documents": ["a", {"text": "b"}], "top_n": 1}),
+    ],
+)
+def test_each_path_has_its_own_fields(path, body):
+    """What another path has is dropped."""
+    assert sent(body | {"messages": []}, cloud("c"), path) == body | {"model": "gpt"}
+
+
+def test_an_engine_of_ours_gets_the_further_fields_of_its_server():
+    """And the model as the client has it, unless the backend goes by another name."""
+    body = {"model": "m", "messages": [], "top_k": 3, "cache_prompt": True, "grammar": "root ::= .", "id_slot": 1}
+    assert sent(body, local("mac")) == body
+    assert sent(body, local("mac", model="phi"))["model"] == "phi"
+
+
+def test_what_was_dropped_is_known():
+    """By its path, for the audit log."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x", "api_key": "k"}], "api_base": "http://x"}
+    rebuilt = rebuild("/chat/completions", parse_body(json.dumps(body).encode()), cloud("c"))
+    assert rebuilt.dropped == ("messages[0].api_key", "api_base")
+
+
+def test_usage_is_asked_for_in_streams():
+    """Whether the client did, is known; other options of the stream are not passed on."""
+    asked = parse_body(json.dumps({"model": "m", "stream": True, "stream_options": {"x": 1}}).encode())
+    rebuilt = rebuild("/chat/completions", asked, cloud("c"))
+    assert (json.loads(rebuilt.body)["stream_options"], rebuilt.usage_added) == ({"include_usage": True}, True)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}},
+        {"type": "image_url", "image_url": "https://x/y.png"},
+        {"type": "input_audio", "input_audio": {"url": "file:///etc/passwd"}},
+        {"type": "video_url", "video_url": {"url": "HTTP://x"}},
+    ],
+)
+def test_nothing_is_fetched_for_a_client(part):
+    """Neither by a provider nor by an engine of ours."""
+    with pytest.raises(BodyError, match=r"messages\[0\]\.content\[0\].*data:"):
+        refuse_urls({"model": "m", "messages": [{"content": [part]}]})
+
+
+KEYS = st.sampled_from([*NAMES, *FIELDS["/chat/completions"], "content", "image_url", "function", "type"])
+VALUES = st.recursive(
+    st.sampled_from([CANARY, 1, True, None, f"http://{CANARY}/"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=6), st.sampled_from(sorted(FIELDS)))
+@example({"logit_bias": {"api_base": 1}}, "/chat/completions")
+def test_no_field_that_names_a_url_or_a_key_reaches_a_provider(body, path):
+    """Whatever is nested in whatever."""
+    try:
+        asked = parse_body(json.dumps(body | {"model": "m"}).encode())
+        written = json.loads(rebuild(path, asked, cloud("c")).body)
+    except (BodyError, DialectError):
+        return
+
+    def names(value, free=False):
+        if isinstance(value, list):
+            for each in value:
+                yield from names(each, free)
+        elif isinstance(value, dict):
+            for name, each in value.items():
+                if name in ("parameters", "schema"):
+                    continue  # text to the model
+                yield name, each
+                yield from names(each)
+
+    for name, value in names(written):
+        if name == "url":
+            assert value is None or not isinstance(value, str) or value.startswith("data:")
+        else:
+            assert name not in NAMES

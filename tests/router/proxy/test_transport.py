@@ -1,0 +1,107 @@
+"""The way to backends: nobody dials without a permit, https is verified, no redirect is followed."""
+
+import ssl
+from functools import partial
+
+import pytest
+import trio
+
+from base.http.certificates import make_pair
+from llmkube.base.http.dial import dial
+from llmkube.router.policy.permits import Permit, permits_for
+from llmkube.router.policy.request_facts import RequestFacts
+from llmkube.router.proxy.transport import Address, CertificateFileError, open_transport, trusted_context
+from router.proxy.router_lab import answer, cloud, config_of, local, open_lab
+
+
+@pytest.mark.parametrize(
+    ("url", "secure", "origin", "host", "path"),
+    [
+        ("https://api.openai.com/v1", True, ("api.openai.com", 443), "api.openai.com", "/v1"),
+        ("http://10.0.0.1:8080", False, ("10.0.0.1", 8080), "10.0.0.1:8080", ""),
+        ("http://[::1]/v1/", False, ("::1", 80), "[::1]", "/v1"),
+    ],
+)
+def test_a_base_url_says_where(url, secure, origin, host, path):
+    """A usual port is not in the Host header, where some providers do not expect it."""
+    assert Address.of(url) == Address(secure, origin, host, path)
+
+
+@pytest.mark.parametrize("url", ["ftp://x/", "https://u:p@x/", "x", "", "https:///v1", "https://x/?key=1"])
+def test_what_is_no_base_url(url):
+    """Credentials in a URL would be in logs."""
+    with pytest.raises(ValueError, match="not a base URL"):
+        Address.of(url)
+
+
+@pytest.mark.parametrize("forged", [None, cloud("a"), "http://a/", object()])
+async def test_without_a_permit_nothing_is_dialled(forged):
+    """Not with a backend, an address, or anything else."""
+    dialled = []
+
+    async def connect(host, port):
+        dialled.append(host)
+        await trio.lowlevel.checkpoint()
+        raise OSError
+
+    async with open_transport(connect) as transport:
+        with pytest.raises(TypeError, match="Permit"):
+            await transport.start(forged, "/chat/completions", b"", b"")
+    assert not dialled
+
+
+def test_a_permit_is_made_by_policy_alone():
+    """A look-alike cannot be made."""
+    with pytest.raises(TypeError):
+        Permit(cloud("a"), object())
+    config = config_of(cloud("a"), local("b"))
+    facts = RequestFacts(model="m", classes=frozenset({"pii"}))
+    assert list(permits_for(config, facts).allowed) == ["b"]
+
+
+async def serve_tls(context, listener_count, connection):
+    stream = trio.SSLStream(connection, context, server_side=True, https_compatible=True)
+    try:
+        listener_count.append(1)
+        while b"\r\n\r\n" in await stream.receive_some():
+            await stream.send_all(answer())
+    except (trio.BrokenResourceError, ssl.SSLError):
+        pass
+
+
+async def test_https_is_verified_and_a_file_adds_authorities(tmp_path):
+    """A certificate that nobody vouches for is a failed attempt; with its authority in --ca-file it is an answer."""
+    public = make_pair(tmp_path / "server.pem", "localhost")
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_text(public)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    connections = []
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        port = listeners[0].socket.getsockname()[1]
+        nursery.start_soon(trio.serve_listeners, partial(serve_tls, context, connections), listeners)
+        for host, trusted, status in (
+            ("localhost", None, 502),
+            ("localhost", ca_file, 200),
+            ("127.0.0.1", ca_file, 502),
+        ):
+            config = config_of(cloud("a", base_url=f"https://{host}:{port}/v1"))
+            before = len(connections)
+            async with open_lab(config, connect=dial, ca_file=trusted) as lab:
+                assert (await lab.ask()).status == status, (host, trusted)
+                if status == 200:
+                    assert (await lab.ask()).status == 200
+                    assert len(connections) == before + 1  # the connection is used again
+                else:
+                    assert "certificate" in lab.audit[0]["attempts"][0]["detail"].lower()
+        nursery.cancel_scope.cancel()
+
+
+def test_a_file_without_certificates_is_refused_with_its_flag(tmp_path):
+    """Not taken for an empty bundle."""
+    file = tmp_path / "ca.pem"
+    file.write_text("nothing")
+    with pytest.raises(CertificateFileError, match="PEM") as refused:
+        trusted_context(file)
+    assert refused.value.field == "--ca-file"

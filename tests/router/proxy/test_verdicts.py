@@ -1,0 +1,83 @@
+"""What leads on to the next backend, and what is an answer."""
+
+import pytest
+
+from llmkube.base.http.message import Headers
+from llmkube.router.proxy.verdicts import Cause, error_in, judge, retry_after, status_of_error
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "ours", "cause"),
+    [
+        (200, None, False, None),
+        (400, {"message": "m"}, False, None),
+        (408, None, False, None),
+        (301, None, False, Cause.REDIRECT),
+        (304, None, False, Cause.REDIRECT),
+        (429, {"code": "insufficient_quota"}, False, Cause.RATE_LIMITED),
+        (500, {"message": "m"}, False, Cause.SERVER_ERROR),
+        (529, None, False, Cause.SERVER_ERROR),
+        (503, {"message": "Loading model"}, True, Cause.LOADING),
+        (503, {"message": "Loading model"}, False, Cause.SERVER_ERROR),
+        (503, {"message": "no slot"}, True, Cause.SERVER_ERROR),
+        (500, {"code": "content_filter"}, False, None),
+        (400, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}, False, None),
+    ],
+)
+def test_only_the_causes_of_the_list_lead_on(status, error, ours, cause):
+    """A refusal of the content never does, whatever its status."""
+    failure = judge(status, Headers(), error, ours=ours)
+    assert (failure.cause if failure else None) is cause
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": 429}, 429),
+        ({"code": "404"}, 404),
+        ({"status": 503, "code": "x"}, 503),
+        ({"type": "invalid_request_error"}, 400),
+        ({"code": "rate_limit_exceeded"}, 429),
+        ({"type": "content_filter", "code": 500}, 400),
+        ({"message": "m"}, 502),
+        ({"code": 200}, 502),
+        ({"code": True}, 502),
+    ],
+)
+def test_an_error_with_200_has_the_status_that_it_should_have_had(error, status):
+    """By its own words."""
+    assert status_of_error(error) == status
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ({"error": {"message": "m"}}, {"message": "m"}),
+        ({"error": "m"}, {"message": "m"}),
+        ({"error": None, "choices": []}, None),
+        ({"error": {}}, None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_what_an_error_is(said, error):
+    """A member of that name with something in it."""
+    assert error_in(said) == error
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds"),
+    [
+        ({"Retry-After": "7"}, 7),
+        ({"Retry-After": "99999999999999"}, 3600),
+        ({"Retry-After": "-1"}, None),
+        ({"Retry-After": "soon"}, None),
+        ({}, None),
+        ({"Retry-After": "Tue, 24 Nov 2026 18:00:30 GMT", "Date": "Tue, 24 Nov 2026 18:00:00 GMT"}, 30),
+        ({"Retry-After": "Tue, 24 Nov 2026 17:00:00 GMT", "Date": "Tue, 24 Nov 2026 18:00:00 GMT"}, 0),
+        ({"Retry-After": "Tue, 24 Nov 2026 18:00:30 GMT"}, None),
+    ],
+)
+def test_when_a_backend_wants_to_be_asked_again(lines, seconds):
+    """A date counts by the backend's own clock."""
+    assert retry_after(Headers.of(lines)) == seconds

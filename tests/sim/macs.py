@@ -1,0 +1,80 @@
+"""Simulated Macs: their memory is what the agent reads of a C library with xnu's structs, release by release."""
+
+import ctypes
+import functools
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import attrs
+import trio
+
+from llmkube.supervisor.host.darwin import DarwinMemory
+from llmkube.supervisor.host.sample import Level
+from mac.macs import Mac, compiled
+from sim.machine import Machine
+from sim.macs_end import MacsEnd
+from sim.memory import GIB, SimMemory
+
+METAL_GIB = 48.0
+"""What Metal says that the GPU of a Mac of 64 GiB may hold."""
+
+KERNELS_LEVELS = {Level.NORMAL: 1, Level.WARNING: 2, Level.CRITICAL: 4}
+
+
+@functools.cache
+def library():
+    """The C library, compiled once for each process."""
+    return compiled(Path(tempfile.mkdtemp(prefix="llmkube-mac-")))
+
+
+@attrs.define(eq=False, kw_only=True)
+class MacMemory(SimMemory):
+    """The memory of a Mac.
+
+    Attributes:
+        release: Of macOS.
+        refuses: Whether its kernel answers no question about memory.
+        darwin: What the agent makes of its kernel's answers.
+    """
+
+    release: int = 27
+    refuses: bool = False
+    mac: Mac = attrs.field(init=False)
+    darwin: DarwinMemory = attrs.field(init=False)
+
+    def __attrs_post_init__(self):
+        self.mac = Mac.of(library(), self.release)
+        self.darwin = DarwinMemory(self.mac.kernel(), working_set_bytes=int(METAL_GIB * GIB))
+
+    async def sample(self):
+        await super().sample()  # what no figure of a kernel says: whether there was ever too little
+        held = sum(self.holds(child) for child in self.machine.spawned)
+        self.mac.library.set_release(self.release)  # all Macs of one process share the library
+        numbers = {
+            "memory_bytes": int(self.total * GIB),
+            "wired_bytes": 3 * GIB + held,
+            "internal_bytes": int((self.other - 3) * GIB),
+        }
+        self.mac.set(ctypes.c_uint64, **numbers)
+        self.mac.set(ctypes.c_int, refuses=int(self.refuses), level=KERNELS_LEVELS.get(self.level, 1))
+        return await self.darwin.sample()
+
+
+def mac_of(release, shapes, machine: Machine):
+    """Make a machine a Mac, and return its memory."""
+    machine.shapes.update(shapes)
+    memory = MacMemory(machine, release=release)
+    machine.macs_end = partial(MacsEnd, machine.nursery)
+    return memory
+
+
+def is_mac(machine):
+    """Whether a machine is one."""
+    return isinstance(machine.memory, MacMemory)
+
+
+async def end_teardowns(machine):
+    """Return when no engine of a machine is between the begin of its exit and its end."""
+    while any(child.macs_end and child.macs_end.begun.is_set() for child in machine.live()):  # noqa: ASYNC110
+        await trio.sleep(0.5)

@@ -1,0 +1,233 @@
+"""An owner takes the Mac back: requests end, others serve, the memory is free, and everything returns by itself."""
+
+import datetime
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmkube.k8s.builtins import Lease
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import CORDON_ANNOTATION
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.host_cordon import LOOK_SECONDS, HostCordon
+from llmkube.supervisor.nouns.cordon import Cordon
+from sim.machine import Script
+from sim.mutation import is_caught
+from sim.world import agent_settings, open_world
+
+QUICK = {"lease_renew_seconds": 5.0}
+
+
+def a_host(**changes):
+    return open_world(settings=agent_settings(**QUICK, **changes))
+
+
+def cordon(host, seconds=None):
+    """The owner of a host types `llmkube agent cordon`, with `--for` or without."""
+    end = None if seconds is None else host.utcnow() + datetime.timedelta(seconds=seconds)
+    host.machine.cordon = Cordon(end)
+
+
+async def engines(world, name="chat"):
+    await trio.lowlevel.checkpoint()
+    return world.live(name)
+
+
+async def serving(world):
+    await world.apply()
+    await world.until(world.phase, "Ready")
+    return world.machine.live()[0] if world.machine.live() else None
+
+
+async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autojump_clock):
+    """The endpoint goes at once, the engine after its requests; the objects say who has the Mac, and until when."""
+    async with a_host() as world:
+        engine = await serving(world)
+        engine.in_flight = 1
+        cordon(world.first, 3600)
+        await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
+        await trio.sleep(10)
+        assert engine.exit is None, "the request in flight has lost its engine"
+        engine.in_flight = 0
+        await world.until(engines, [], world, seconds=20)
+        await trio.sleep(10)
+        assert await world.claims() == {}
+        end = world.machine.cordon.end
+        assert (await world.condition())[1:] == ("Released", f"host sim is cordoned {end}")
+        lease = await world.client.get(Lease, Key(world.settings.lease_namespace, "sim"))
+        assert lease.metadata.annotations[CORDON_ANNOTATION] == end
+        assert await world.phase() == "Pending"
+        _, reason, message = await world.condition("Available")
+        assert (reason, f"sim is cordoned {end}" in message) == ("NoHost", True), message
+
+
+async def test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace(autojump_clock):
+    """Memory is back after the drain and the grace at the latest, whatever a client does."""
+    async with a_host() as world:
+        engine = await serving(world)
+        engine.in_flight = 1
+        cordon(world.first)
+        settings = world.settings
+        within = settings.withdraw_seconds + settings.drain_seconds + settings.longest_grace_seconds
+        await world.until(engines, [], world, seconds=LOOK_SECONDS + within + 1)
+
+
+async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
+    """Nobody has to remember it: after two hours the service is back, and not a minute earlier."""
+    async with a_host() as world:
+        await serving(world)
+        cordon(world.first, 7200)
+        await world.until(engines, [], world)
+        for _ in range(118):
+            await trio.sleep(60)
+            assert world.live("chat") == []
+        await world.until(world.ready_addresses, 1, seconds=180)
+        assert await world.claims() == {0: "sim"}
+        assert len(world.machine.spawned) == 2
+
+
+async def test_uncordon_ends_it_early(autojump_clock):
+    """The owner's second word counts at the next look."""
+    async with a_host() as world:
+        await serving(world)
+        cordon(world.first)
+        await world.until(engines, [], world)
+        world.machine.cordon = None
+        await world.until(world.ready_addresses, 1, seconds=30)
+
+
+async def test_another_mac_takes_over(autojump_clock):
+    """What one Mac gives up another one serves, and it stays there: nothing is stopped for the return."""
+    async with a_host() as world:
+        await world.add_host("mini")
+        await trio.sleep(10)
+        await serving(world)
+        (holder,) = world.live("chat")
+        (other,) = world.hosts.keys() - {holder}
+        cordon(world.hosts[holder], 600)
+        await world.until(engines, [other], world, seconds=60)
+        await world.until(world.phase, "Ready", seconds=60)
+        await trio.sleep(1200)
+        assert world.live("chat") == [other]
+        await world.apply("second")
+        await world.until(lambda: engines(world, "second"), lambda found: len(found) == 1)
+
+
+async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
+    """A service that comes meanwhile is another Mac's, although this one has more memory free."""
+    async with a_host() as world:
+        await world.add_host("mini")
+        await trio.sleep(10)
+        cordon(world.first)
+        await trio.sleep(2 * LOOK_SECONDS)
+        for name in ("a", "b", "c"):
+            await world.apply(name)
+        await trio.sleep(60)
+        assert [world.live(name) for name in ("a", "b", "c")] == [["mini"]] * 3
+        assert world.machine.spawned == []
+
+
+async def test_the_word_outlives_the_agent(autojump_clock):
+    """A new agent starts nothing, ends in order what a killed one has left, and serves when the time is over."""
+    async with a_host() as world:
+        engine = await serving(world)
+        engine.in_flight = 1
+        await world.kill_agent()
+        cordon(world.first, 600)
+        await world.start_agent()
+        await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 5)
+        await trio.sleep(10)
+        assert engine.exit is None, "its request was cut off"
+        engine.in_flight = 0
+        await world.until(engines, [], world, seconds=20)
+        await world.first.stop_agent()
+        await world.start_agent()
+        await trio.sleep(120)
+        assert len(world.machine.spawned) == 1
+        await world.until(world.ready_addresses, 1, seconds=600)
+
+
+async def test_no_api_server_is_needed(autojump_clock):
+    """Cut off from the cluster, with an agent that has never seen it, the owner gets the memory back all the same."""
+    async with a_host() as world:
+        await serving(world)
+        await world.kill_agent()
+        world.first.cut_off()
+        await world.start_agent()
+        await trio.sleep(30)
+        assert world.live("chat") == ["sim"]
+        cordon(world.first, 600)
+        await world.until(engines, [], world, seconds=60)
+        await world.kill_agent()
+        await world.start_agent()
+        await trio.sleep(60)
+        assert world.live("chat") == []
+        world.first.cut_off(False)
+        await world.until(world.ready_addresses, 1, seconds=900)
+
+
+async def test_a_sleep_counts(autojump_clock):
+    """The wall clock decides: a Mac that sleeps through the end serves when it is awake."""
+    async with a_host() as world:
+        await serving(world)
+        cordon(world.first, 7200)
+        await world.until(engines, [], world)
+        world.first.asleep_seconds += 7200
+        await world.until(world.ready_addresses, 1, seconds=60)
+
+
+async def test_an_engine_that_loads_is_no_use_to_the_owner(autojump_clock):
+    """An engine that does not answer yet ends at once."""
+    async with a_host() as world:
+        world.machine.default = Script(load_seconds=600)
+        await world.apply()
+        await world.until(engines, ["sim"], world)
+        cordon(world.first)
+        await world.until(engines, [], world, seconds=LOOK_SECONDS + 15)
+
+
+async def nothing(*_):
+    await trio.lowlevel.checkpoint()
+
+
+async def forever(_):
+    await trio.sleep_forever()
+
+
+def never_over(self, now):
+    return True
+
+
+MUTANTS = {
+    "requests are not waited for": (
+        test_requests_end_and_nothing_is_left_but_the_word_of_the_owner,
+        health.Engine,
+        "wait_idle",
+        nothing,
+    ),
+    "the cordon never ends": (test_the_mac_serves_again_when_the_time_is_over, Cordon, "holds", never_over),
+    "it ends by the clock that stands still in sleep": (
+        test_a_sleep_counts,
+        HostCordon,
+        "utcnow",
+        property(lambda self: lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda self, value: None),
+    ),
+    "the word is read once": (test_uncordon_ends_it_early, HostCordon, "run", forever),
+    "what runs stays": (
+        test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace,
+        HostCordon,
+        "serves",
+        property(lambda self: self.accelerators),
+    ),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name, monkeypatch):
+    """Each deliberate bug fails its timeline."""
+    timeline, target, attribute, bug = MUTANTS[name]
+    monkeypatch.setattr(target, attribute, bug)
+    assert is_caught(partial(trio.run, timeline, None, clock=MockClock(autojump_threshold=0)))

@@ -1,0 +1,181 @@
+import math
+import os
+import signal
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import attrs
+import psutil
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from llmkube.base.backoff import Backoff
+from llmkube.supervisor.engine import keep_awake, launcher
+from llmkube.supervisor.engine.keep_awake import PowerAssertion, keeping_awake
+from llmkube.supervisor.engine.launcher import LocalEngines
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
+from llmkube.supervisor.nouns.settings import AgentSettings
+from sim.world import open_world
+from waiting import until
+
+
+@pytest.fixture
+def caffeinate(tmp_path):
+    """A stand-in for caffeinate that writes its arguments and sleeps."""
+    path = tmp_path / "caffeinate"
+    code = """
+import os, sys, time
+print(os.getpid(), *sys.argv[1:], file=open(sys.argv[0] + '.ran', 'w'), flush=True)
+time.sleep(600)
+"""
+    path.write_text(f"#!{sys.executable}\n{code}\n", encoding="utf-8")
+    path.chmod(0o700)
+    return path
+
+
+async def said_by(path):
+    ran = path.with_name("caffeinate.ran")
+    await until(lambda: ran.exists() and ran.read_text("utf-8").endswith("\n"))
+    pid, *arguments = ran.read_text("utf-8").split()
+    return int(pid), arguments
+
+
+@pytest.mark.e2e
+async def test_caffeinate_gets_the_pid_and_ends_with_the_block(caffeinate):
+    """It is told which process to watch, and is gone when the block is left."""
+    program = (str(caffeinate), "-i", "-s", "-w")
+    assertion = PowerAssertion(partial(keep_awake.caffeinate, os.getpid(), program), always=True)
+    async with keeping_awake(assertion):
+        pid, arguments = await said_by(caffeinate)
+        assert arguments == ["-i", "-s", "-w", str(os.getpid())]
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.e2e
+async def test_caffeinate_that_is_killed_is_started_again(caffeinate):
+    """After a second there is another one."""
+    async with keeping_awake(PowerAssertion(partial(keep_awake.caffeinate, 1, (str(caffeinate),)), always=True)):
+        pid, _ = await said_by(caffeinate)
+        caffeinate.with_name("caffeinate.ran").unlink()
+        os.kill(pid, signal.SIGKILL)
+        assert (await said_by(caffeinate))[0] != pid
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("held", [True, False])
+async def test_the_setting_decides(tmp_path, caffeinate, held):
+    """An engine has its caffeinate, with its pid, where the setting says so."""
+    settings = AgentSettings("studio", tmp_path / "state", tmp_path / "store", sys.executable, keep_awake=held)
+    argv = (sys.executable, "-c", "import time; time.sleep(600)")
+    command = Command(argv, {}, tmp_path / "work", tmp_path / "logs" / "ns" / "chat.log", cookie="0123")
+    engines = LocalEngines(settings)
+    assert (engines.awake is not None) is held
+    if held:
+        engines.awake = partial(keep_awake_program, caffeinate)
+    async with engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
+        if held:
+            assert (await said_by(caffeinate))[1] == ["-w", str(child.pid)]
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+    assert caffeinate.with_name("caffeinate.ran").exists() is held
+
+
+async def keep_awake_program(path, pid):
+    await keep_awake.caffeinate(pid, (str(path), "-w"))
+
+
+def test_on_a_mac_it_is_held_while_an_engine_works(monkeypatch, tmp_path):
+    """Without a flag a Mac is kept awake for requests; other systems are not."""
+    settings = AgentSettings("studio", tmp_path, tmp_path, "x")
+    monkeypatch.setattr(launcher, "sys", SimpleNamespace(platform="darwin"))
+    assert LocalEngines(settings).awake is keep_awake.caffeinate
+    monkeypatch.setattr(launcher, "sys", SimpleNamespace(platform="linux"))
+    assert LocalEngines(settings).awake is None
+
+
+@attrs.define(eq=False)
+class Program:
+    """When caffeinate has run; it ends by itself after so many seconds, or cannot be started."""
+
+    lives: float = math.inf
+    error: OSError | None = None
+    ran: list[list[float]] = attrs.field(factory=list)
+
+    async def hold(self):
+        if self.error is not None:
+            self.ran.append([trio.current_time()] * 2)
+            raise self.error
+        self.ran.append([trio.current_time(), math.inf])
+        try:
+            await trio.sleep(min(self.lives, 1e9))
+        finally:
+            self.ran[-1][1] = trio.current_time()
+
+    def seconds(self, since):
+        return [tuple(round(at - since) for at in times) for times in self.ran]
+
+
+async def played(program, *, always=False, works_at=(), until=1000.0):
+    """Have an engine work at these seconds, and return when caffeinate ran."""
+    assertion, begun = PowerAssertion(program.hold, always), trio.current_time()
+    async with keeping_awake(assertion):
+        for at in works_at:
+            await trio.sleep_until(begun + at)
+            assertion.worked()
+        await trio.sleep_until(begun + until)
+    return program.seconds(begun)
+
+
+@pytest.mark.parametrize(
+    ("works_at", "held"),
+    [
+        ((), []),
+        ((100,), [(100, 160)]),
+        ((100, 105, 110, 150), [(100, 210)]),
+        ((100, 300), [(100, 160), (300, 360)]),
+    ],
+)
+async def test_it_is_held_while_an_engine_works_and_a_minute_longer(autojump_clock, works_at, held):
+    """An engine that has no request does not keep its Mac awake."""
+    assert await played(Program(), works_at=works_at) == held
+
+
+async def test_with_the_flag_it_is_held_all_the_time(autojump_clock):
+    """From the start of the engine to its end, whatever it does."""
+    assert await played(Program(), always=True) == [(0, 1000)]
+
+
+@pytest.mark.parametrize("program", [Program(lives=0.0), Program(error=FileNotFoundError(2, "no such file"))])
+async def test_one_that_dies_is_started_again_ever_more_slowly(autojump_clock, program):
+    """A program that always ends at once, or is not there, is tried 9 to 12 times in 1,000 s, and told once."""
+    with capture_logs() as logs:
+        assert 9 <= len(await played(program, always=True)) <= 12
+    assert [line["event"] for line in logs] == ["this Mac may fall asleep while an engine works"]
+
+
+async def test_mutant_one_that_dies_stays_dead(autojump_clock, monkeypatch):
+    """Without the loop a Mac falls asleep under the next request."""
+    monkeypatch.setattr(keep_awake, "AGAIN", Backoff(base_seconds=1e6, cap_seconds=1e6))
+    with pytest.raises(AssertionError):
+        assert len(await played(Program(lives=300.0), always=True)) > 1
+    monkeypatch.undo()
+    assert len(await played(Program(lives=300.0), always=True)) > 1
+
+
+async def test_work_is_what_an_agent_sees_its_engine_do(autojump_clock):
+    """With a request in flight the engine is said to work, every five seconds; an idle one is not."""
+    async with open_world() as world:
+        await world.apply()
+        await world.until(world.ready_addresses, 1)
+        (child,) = world.machine.live("chat")
+        await trio.sleep(60)
+        child.worked_at.clear()
+        await trio.sleep(300)
+        assert child.worked_at == []
+        child.in_flight = 1
+        await trio.sleep(300)
+        assert len(child.worked_at) >= 50
+        child.in_flight = 0

@@ -1,0 +1,116 @@
+from types import SimpleNamespace
+
+import pytest
+import trio
+
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.nouns.liveness import EngineStats, Limits
+from llmkube.supervisor.service import metal
+from llmkube.supervisor.service.metal import MetalLook, failure_of, without_gpu
+
+# ggml-metal-context.m and llama-server, as in llama.cpp issues 20306 and 22214
+FAILED = "ggml_metal_synchronize: error: command buffer 0 failed with status 5"
+MEMORY = "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+LATCHED = "ggml_metal_graph_compute: error: backend is in error state from a previous command buffer failure"
+
+
+class Child:
+    """An engine that writes what the test gives it."""
+
+    def __init__(self):
+        self.lines = ["main: server is listening"]
+
+    async def last_lines(self, count):
+        await trio.lowlevel.checkpoint()
+        return tuple(self.lines[-count:])
+
+    async def read(self):
+        await trio.lowlevel.checkpoint()
+        return EngineStats("S", 1.0, log_bytes=sum(map(len, self.lines)))
+
+
+class Engine:
+    def __init__(self, refused):
+        self.refused = refused
+
+    async def token_error(self):
+        await trio.lowlevel.checkpoint()
+        return self.refused
+
+
+def look(child, *, mac=True, layers=999):
+    launch = SimpleNamespace(plan=SimpleNamespace(demand=SimpleNamespace(device_layers=layers)))
+    return MetalLook(child, launch, SimpleNamespace(metal=mac, limits=Limits()))
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ((FAILED,), "a command of the GPU has failed: ggml_metal_synchronize"),
+        ((LATCHED,), "a command of the GPU has failed"),
+        ((FAILED, MEMORY), "there was not enough memory for the GPU: error: Insufficient Memory"),
+    ],
+)
+def test_lines_of_a_gpu_that_has_failed(lines, words):
+    """Ggml's words are a failure, and those of want of memory say what needs less."""
+    failure = failure_of(lines)
+    assert failure.reason is Reason.METAL_ERROR
+    assert words in failure.message
+    assert ("spec.contextSize" in failure.message) is (MEMORY in lines)
+
+
+@pytest.mark.parametrize("line", ["command buffer 0 done", "error: request failed with status 500", MEMORY])
+def test_other_lines_are_no_failure_of_the_gpu(line):
+    """A failed request is none, nor is a word about memory without a failed command."""
+    assert failure_of((line,)) is None
+
+
+async def test_an_engine_that_cannot_compute_is_not_ready():
+    """One that says that it is ready, and answers 500 to a request for one token, does not get that far on Metal."""
+    refused = Engine("it answers 500 to a request for one token")
+    failure = await look(Child()).first_failure(refused)
+    assert "cannot be computed: it answers 500" in failure.message
+    assert await look(Child()).first_failure(Engine("")) is None
+    assert await look(Child(), mac=False).first_failure(refused) is None
+    assert await look(Child(), layers=0).first_failure(refused) is None
+
+
+async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
+    """The line is seen at the next look at a log that has grown."""
+    child = Child()
+    async with trio.open_nursery() as nursery:
+
+        async def fail_later():
+            await trio.sleep(3600)
+            child.lines.append(LATCHED)
+
+        nursery.start_soon(fail_later)
+        failure = await look(child).failed(child.read)
+    assert failure.reason is Reason.METAL_ERROR
+
+
+async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
+    """Without a look at new lines an engine whose GPU has failed serves for ever."""
+    monkeypatch.setattr(metal, "metal_error", lambda lines: None)
+    child = Child()
+    child.lines.append(LATCHED)
+    with trio.move_on_after(86400) as day:
+        await look(child).failed(child.read)
+    assert day.cancelled_caught
+
+
+async def test_an_engine_without_a_buffer_on_metal_is_told():
+    """One that was asked for Metal and computes on the CPU says so where its load is reported."""
+    child, limits = Child(), []
+    child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB"]
+    assert "it computes on the CPU" in await look(child).load_told(limits.append)
+    assert await look(child, layers=0).load_told(limits.append) == ""
+    child.lines.append("load_tensors:  MTL0_Mapped model buffer size =  4685.30 MiB")
+    assert await look(child).load_told(limits.append) == ""
+    assert limits == []
+    child.lines.insert(0, "0.00.030.199 I ggml_metal_device_init: recommendedMaxWorkingSetSize  = 115448.73 MB")
+    assert await look(child, layers=0).load_told(limits.append) == ""
+    assert limits == []
+    await look(child).load_told(limits.append)
+    assert limits == [115_448_730_000]
+    assert not without_gpu(())  # one that says nothing of buffers is not accused

@@ -1,0 +1,27 @@
+"""A file of the owner that is edited, broken and removed; `sim/test_cordon.py` has what follows from it."""
+
+import datetime
+import os
+
+from llmkube.supervisor.host_cordon import CordonFile, HostCordon
+from llmkube.supervisor.nouns.cordon import Cordon, cordon_text
+
+NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+
+
+def test_a_file_that_breaks_changes_nothing(tmp_path):
+    """What was known stays, until the file is whole again, or gone."""
+    path = tmp_path / "cordon.json"
+    host = HostCordon(CordonFile(path), lambda: NOON, frozenset({"metal"}), lambda: False, lambda: None)
+    assert not host.look()
+    assert host.serves == {"metal"}
+    path.write_text(cordon_text(Cordon()))
+    assert host.look()
+    assert host.serves == frozenset()
+    path.write_text("half of")
+    os.utime(path, (1, 1))
+    assert not host.look()
+    assert host.serves == frozenset()
+    path.unlink()
+    assert host.look()
+    assert host.serves == {"metal"}
