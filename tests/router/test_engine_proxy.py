@@ -11,7 +11,7 @@ from http_lab import MemoryListener, converse, head_of
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.router.client_key import digest_of_key
+from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.engine_proxy import keys_judge, proxy_handler, proxy_judge
 
 KEY = "k" * 43

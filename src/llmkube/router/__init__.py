@@ -6,6 +6,5 @@
     model_list     what /v1/models says
     engine_proxy   the same data path for one engine that others reach: who is let in, and with which key
     origin_policy  which web pages may use it
-    client_key     which requests show a key, and what the others are told
 It starts and stops nothing, and knows only the directory of models that it is given.
 """

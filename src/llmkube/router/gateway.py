@@ -16,8 +16,8 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
+from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel
-from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.model_field import BodyError, read_model, replace_model
 from llmkube.router.model_list import ModelList
 from llmkube.router.multipart_model import boundary_of, read_form_model, replace_form_model

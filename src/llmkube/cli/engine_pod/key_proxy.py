@@ -31,7 +31,7 @@ from llmkube.cli.program import (
     run_until_signal,
     settle_heap,
 )
-from llmkube.router.client_key import digest_of_key
+from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.engine_proxy import keys_judge, proxy_handler
 from llmkube.supervisor.nouns.api_keys import parse_keys
 

@@ -14,6 +14,7 @@ import trio
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.streamed_response import StreamedResponse
+from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
@@ -27,7 +28,6 @@ from llmkube.router.proxy.event_stream import (
     OversizedEventError,
     Splitter,
 )
-from llmkube.router.proxy.key_files import BackendKeys
 from llmkube.router.proxy.passed_headers import request_lines
 from llmkube.router.proxy.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
 from llmkube.router.proxy.transport import Transport

@@ -16,6 +16,8 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
+from llmkube.router.auth.key_files import ClientKeys
+from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.budget_file import BudgetFileError
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
@@ -30,10 +32,8 @@ from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_o
 from llmkube.router.proxy.attempt import Asked
 from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
 from llmkube.router.proxy.dispatch import Dispatcher
-from llmkube.router.proxy.key_files import ClientKeys
 from llmkube.router.proxy.metrics import RouterMetrics, class_label, known_classes
 from llmkube.router.proxy.passed_headers import request_id_of, trace_of
-from llmkube.router.proxy.principals import principal_of
 from llmkube.router.proxy.record import Record
 from llmkube.router.proxy.relay import Ending
 from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, parse_body, refuse_urls

@@ -13,9 +13,9 @@ import structlog
 import trio
 
 from llmkube.base.errors import UserError
+from llmkube.router.auth.key_files import ClientKeys, Stamp
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.handler import Routing
-from llmkube.router.proxy.key_files import ClientKeys, Stamp
 
 LOOK_SECONDS: Final = 1.0
 

@@ -24,6 +24,8 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.http.connection import Judge, Stamp, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
+from llmkube.router.auth.key_files import BackendKeys
+from llmkube.router.auth.principals import judge_of
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.config.routing_config import RoutingConfig
@@ -33,10 +35,8 @@ from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
 from llmkube.router.proxy.circuits import Circuits, State, Terms
 from llmkube.router.proxy.dispatch import Dispatcher, Observed
 from llmkube.router.proxy.handler import RouterHandler
-from llmkube.router.proxy.key_files import BackendKeys
 from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
-from llmkube.router.proxy.principals import judge_of
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.transport import open_transport
 from llmkube.router.queue.turns import Turns, engines_of

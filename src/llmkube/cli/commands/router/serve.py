@@ -30,10 +30,10 @@ from llmkube.cli.program import (
     run_until_signal,
     settle_heap,
 )
+from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.admin import admin_handler, admin_judge
-from llmkube.router.proxy.key_files import stamp_of
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import LIMITS, Router, open_router
 

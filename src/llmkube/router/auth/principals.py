@@ -6,11 +6,11 @@ from typing import Final
 from llmkube.base.http.connection import Judge
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
-from llmkube.router.client_key import digest_of_key, key_refusal, only_reads
+from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads
+from llmkube.router.auth.key_files import ClientKeys
 from llmkube.router.dialects.inbound import refusal_at
 from llmkube.router.origin_policy import is_foreign_origin, is_preflight
 from llmkube.router.policy.request_facts import Principal
-from llmkube.router.proxy.key_files import ClientKeys
 from llmkube.router.refusals import refused
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.router.client_key import digest_of_key
+from llmkube.router.auth.client_key import digest_of_key
 
 MAX_KEY_BYTES: Final = 16 * 1024
 _NOTHING: Final = (0, 0, 0)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from http_lab import head_of
-from llmkube.router.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 
 DIGESTS = frozenset(map(digest_of_key, ("first-key", "second-key")))
 
