@@ -18,6 +18,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
+from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.config.service_slots import slots_of
 from llmkube.router.config.written_form import encode_config
@@ -136,6 +137,8 @@ class PodRouters:
                                 yield Host(address=endpoint.addresses[0], port=port.port)
             elif url := config.backends[backend.name].base_url:
                 yield Provider(url=url, local=config.backends[backend.name].local)
+        if config.auth.tokens is not None and (keys := config.auth.tokens.jwks_uri):
+            yield Provider(url=keys, local=stays_here(keys))
 
     def _endpoint(self, router: ModelRouter) -> str:
         endpoint, name = router.spec.endpoint, router_objects_name(router.key.name)

@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import DECIMAL, LocalObjectReference
+from llmkube.k8s.crd.meta import DECIMAL, LocalObjectReference, SecretKeySelector
 from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, WireForm, field, received
 
 ROUTER_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -47,11 +47,22 @@ class AuditLog:
 class JWT:
     """How tokens of clients are checked."""
 
+    RULES: ClassVar = (
+        Rule("has(self.jwksURI) != has(self.jwksSecretRef)", "the keys are in either jwksURI or jwksSecretRef"),
+    )
     provider: str = field("Name of the issuer, for people.", REQUIRED, min_length=1)
     issuer: str = field("Issuer that tokens must name.", REQUIRED, min_length=1)
-    jwks_uri: str = field("URL of the issuer's keys.", REQUIRED, min_length=1, name="jwksURI")
+    audiences: tuple[str, ...] = field(
+        "Audiences of which tokens must name one.", (), max_items=16, items=SchemaFacts(min_length=1)
+    )
+    jwks_uri: str | None = field("URL of the issuer's keys, a JWK Set.", min_length=1, name="jwksURI")
+    jwks_secret_ref: SecretKeySelector | None = field(
+        "Entry of a Secret with the issuer's keys, a JWK Set, instead of jwksURI.", atomic=True
+    )
     team_claim: str = field("Claim with the team.", REQUIRED, min_length=1)
-    header_key: str | None = field("Header that carries the team on; unset means x-llmkube-team.", min_length=1)
+    header_key: str | None = field(
+        "Header in which rules find the team, whatever a client sends in it; unset means x-llmkube-team.", min_length=1
+    )
     wire: WireForm = received()
 
 

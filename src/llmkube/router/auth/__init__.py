@@ -1,7 +1,9 @@
 """Who asks: what a request shows, and whose it is.
 
-client_key  which requests show a key, and what the others are told
-key_files   the keys of clients and backends, read again when they change
-principals  the team and the tenant of a request
+principals     the team and the tenant of a request, and what all others are told
+client_key     which requests show a key; key_files: those of clients and backends, read again when they change
+token_checker  whom a JSON web token lets in: token_form, then key_set, then token_claims
+token_keys     the keys of an issuer and their age; jwks_refresh: reads them again; jwks_fetch: from an address
+jwk_set        what they are written as; it alone loads PyJWT
 It knows nothing of backends: what a team may use is for `router.policy` to decide.
 """

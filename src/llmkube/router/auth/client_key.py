@@ -28,7 +28,13 @@ def only_reads(head: RequestHead) -> bool:
     return head.method in ("GET", "HEAD") and not head.length and not head.chunked
 
 
-def key_refusal(message: str) -> Response:
-    """Return the 401 that OpenAI's clients understand."""
-    error = {"message": message, "type": "authentication_error", "code": "invalid_api_key"}
-    return Response.json(401, {"error": error}, headers=Headers.of({"WWW-Authenticate": "Bearer"}))
+def key_refusal(message: str, *, code: str = "invalid_api_key", challenge: str = "Bearer") -> Response:
+    """Return the 401 that OpenAI's clients understand.
+
+    Args:
+        message: For people.
+        code: For programs.
+        challenge: What `WWW-Authenticate` says (RFC 6750, 3).
+    """
+    error = {"message": message, "type": "authentication_error", "code": code}
+    return Response.json(401, {"error": error}, headers=Headers.of({"WWW-Authenticate": challenge}))

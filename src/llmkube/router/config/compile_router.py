@@ -31,6 +31,7 @@ from llmkube.router.config.spec_checks import misfits
 
 __all__ = ["Compiled", "KeyFile", "ResolvedService", "compile_router"]
 
+JWKS_FILE: Final = "jwks.json"
 _DAY: Final = 86400.0
 _TEAM_HEADER: Final = "x-llmkube-team"
 
@@ -62,7 +63,7 @@ def compile_router(
     Args:
         router: It.
         resolve: Returns where an InferenceService of the router's namespace answers; None of one that is not there.
-        keys_folder: Where the router finds keys: `backends/NAME` and `teams/TEAM`.
+        keys_folder: Where the router finds keys: `backends/NAME`, `teams/TEAM` and `tokens/jwks.json`.
     """
     spec = router.spec
     policy = spec.policy or router_policy.RouterPolicy()
@@ -76,9 +77,12 @@ def compile_router(
         backend, key_file = compiled_backend(each, resolve, keys_folder, problems)
         backends[backend.name] = backend
         key_files += [key_file] if key_file else []
-    auth = _auth(policy.auth, f"{keys_folder}/teams", problems)
+    auth = _auth(policy.auth, keys_folder, problems)
     if policy.auth and policy.auth.keys_secret_ref:
         key_files.append(KeyFile(path=auth.keys_folder, secret=policy.auth.keys_secret_ref.name, key=""))
+    if auth.tokens and auth.tokens.jwks_file and policy.auth and policy.auth.jwt and policy.auth.jwt.jwks_secret_ref:
+        entry = policy.auth.jwt.jwks_secret_ref
+        key_files.append(KeyFile(path=auth.tokens.jwks_file, secret=entry.name, key=entry.key))
     proxy = spec.proxy or crd.ProxySpec()
     header_wait = seconds_of(proxy.response_header_timeout, "spec.proxy.responseHeaderTimeout", problems)
     quarantine = seconds_of(proxy.quarantine_duration, "spec.proxy.quarantineDuration", problems, longest=_DAY)
@@ -160,17 +164,19 @@ def _auth(given: router_policy.Auth | None, keys_folder: str, problems: list[str
         return Auth()
     problems += _repeated("spec.policy.auth.allowlists", [each.team for each in given.allowlists])
     return Auth(
-        keys_folder=keys_folder if given.keys_secret_ref else "",
-        tokens=None if given.jwt is None else _tokens(given.jwt),
+        keys_folder=f"{keys_folder}/teams" if given.keys_secret_ref else "",
+        tokens=None if given.jwt is None else _tokens(given.jwt, f"{keys_folder}/tokens/{JWKS_FILE}"),
         models_of_team={each.team: each.models or ("*",) for each in given.allowlists},
     )
 
 
-def _tokens(jwt: router_policy.JWT) -> Tokens:
+def _tokens(jwt: router_policy.JWT, file: str) -> Tokens:
     return Tokens(
         provider=jwt.provider,
         issuer=jwt.issuer,
-        jwks_uri=jwt.jwks_uri,
+        audiences=jwt.audiences,
+        jwks_uri=jwt.jwks_uri or "",
+        jwks_file=file if jwt.jwks_secret_ref else "",
         team_claim=jwt.team_claim,
         team_header=(jwt.header_key or _TEAM_HEADER).lower(),
     )
@@ -208,8 +214,6 @@ def _unsupported(spec: crd.ModelRouterSpec, policy: router_policy.RouterPolicy) 
         )
     if policy.audit_log and policy.audit_log.sink == "otlp":
         yield "spec.policy.auditLog.sink: 'otlp' is not built; write stdout or file"
-    if policy.auth and policy.auth.jwt:
-        yield "spec.policy.auth.jwt: JSON web tokens are not checked yet; give out keys instead (keysSecretRef)"
     for backend in spec.backends:
         if (backend.inference_service_ref is None) == (backend.external is None):
             yield f"spec.backends[{backend.name}]: it must have either an inferenceServiceRef or an external provider"
@@ -279,6 +283,7 @@ _NAMES: Final[Mapping[str, str]] = {
     r"^audit": "policy.auditLog",
     r"^auth\.modelsOfTeam": "policy.auth.allowlists",
     r"^auth\.tokens\.jwksUri": "policy.auth.jwt.jwksURI",
+    r"^auth\.tokens": "policy.auth.jwt",
     r"^auth": "policy.auth",
     r"^budgets": "policy.budgets",
     r"(budgets\[[^]]*\])\.rule$": r"\1.ruleName",
@@ -293,4 +298,6 @@ def _as_of_the_router(problem: str) -> str:
     path, colon, text = problem.partition(": ")
     for ours, theirs in _NAMES.items():
         path = re.sub(ours, theirs, path)
+    for ours, theirs in (("jwksUri", "jwksURI"), ("jwksFile", "jwksSecretRef")):
+        text = text.replace(ours, theirs)
     return f"spec.{path}{colon}{text}"

@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
+from urllib.parse import urlsplit
 
 from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.model_patterns import problem_of
-from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
+from llmkube.router.config.routing_config import Backend, Classes, Match, RoutingConfig, Rule, Tokens
 
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 DIALECTS: Final = ("openai", "anthropic")
@@ -18,6 +19,9 @@ SINKS: Final = ("stdout", "file")
 SCOPES: Final = ("router", "rule", "team")
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_HEADER: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_OWN_HEADERS: Final = ("authorization", "x-api-key")
+_FETCHED: Final = re.compile(r"https?://[^\s/?#@\\]+(/[!-\"$-~]*)?", re.ASCII)
 _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
 
@@ -153,9 +157,8 @@ def _of_policy(config: RoutingConfig) -> Iterator[str]:
         yield f"audit.sink: {config.audit.sink!r} is unknown; write one of {', '.join(SINKS)}"
     if (config.audit.sink == "file") != bool(config.audit.path):
         yield f"audit.path: {config.audit.path!r} and sink {config.audit.sink!r} do not go together; a file has a path"
-    tokens = config.auth.tokens
-    if tokens and not (tokens.jwks_uri.startswith("https://") or stays_here(tokens.jwks_uri)):
-        yield f"auth.tokens.jwksUri: {tokens.jwks_uri!r} lets others give the keys; write https"
+    if config.auth.tokens is not None:
+        yield from _of_tokens(config.auth.tokens, config.classes)
     yield from _of_time(config.first_byte_seconds, "firstByteSeconds")
     yield from _of_time(config.circuit_seconds, "circuitSeconds")
     if config.auth.models_of_team and not (config.auth.tokens or config.auth.keys_folder):
@@ -165,6 +168,30 @@ def _of_policy(config: RoutingConfig) -> Iterator[str]:
             if problem := problem_of(pattern):
                 yield f"auth.modelsOfTeam[{team}]: {pattern!r}: {problem}"
     yield from _of_budgets(config)
+
+
+def _of_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
+    at = "auth.tokens"
+    for name, value in (("issuer", tokens.issuer), ("teamClaim", tokens.team_claim)):
+        if not value:
+            yield f"{at}.{name}: it is empty, and no token could be told by it; give it"
+    if not tokens.audiences or not all(tokens.audiences):
+        yield f"{at}.audiences: without them a token for another program would count here; name whom tokens are for"
+    if bool(tokens.jwks_uri) == bool(tokens.jwks_file):
+        yield f"{at}: the issuer's keys come from one place; give either jwksUri or jwksFile"
+    elif tokens.jwks_uri and not _is_url(tokens.jwks_uri):
+        yield f"{at}.jwksUri: {tokens.jwks_uri!r} is no URL; write https, host and path, without user and fragment"
+    elif tokens.jwks_uri and not (tokens.jwks_uri.startswith("https://") or stays_here(tokens.jwks_uri)):
+        yield f"{at}.jwksUri: {tokens.jwks_uri!r} lets others give the keys; write https"
+    if not _HEADER.fullmatch(tokens.team_header) or tokens.team_header in (classes.header, *_OWN_HEADERS):
+        yield f"{at}.teamHeader: {tokens.team_header!r} cannot carry the team; name another, such as x-llmkube-team"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return _FETCHED.fullmatch(text) is not None and urlsplit(text).port != 0
+    except ValueError:  # a port that is none
+        return False
 
 
 def _of_budgets(config: RoutingConfig) -> Iterator[str]:

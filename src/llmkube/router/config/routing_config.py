@@ -177,15 +177,19 @@ class Tokens:
     Attributes:
         provider: The issuer's name, for people.
         issuer: Whom they must name.
-        jwks_uri: Where its keys are.
         team_claim: Claim with the team.
-        team_header: Header that carries the team on.
+        audiences: Of these, they must name one.
+        jwks_uri: Where the issuer's keys are fetched; "" if they are in a file.
+        jwks_file: File with them, read again when it changes; "" if they are fetched.
+        team_header: Header in which rules find the team, whatever a client has sent in it.
     """
 
     provider: str
     issuer: str
-    jwks_uri: str
     team_claim: str
+    audiences: tuple[str, ...] = ()
+    jwks_uri: str = ""
+    jwks_file: str = ""
     team_header: str = "x-llmkube-team"
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.routing_config import RoutingConfig, Tokens
 
 CAPABILITIES_HEADER: Final = "x-llmkube-capabilities"
 REGION_HEADER: Final = "x-llmkube-region"
@@ -96,9 +96,15 @@ def facts_of(
         complexity=head_lines.get(COMPLEXITY_HEADER, "").strip().lower(),
         capabilities=capabilities,
         regions=_words(head_lines.get(REGION_HEADER, "")),
-        headers=head_lines,
+        headers=head_lines if config.auth.tokens is None else _with_team(head_lines, config.auth.tokens, principal),
         principal=principal,
     )
+
+
+def _with_team(head_lines: Mapping[str, str], tokens: Tokens, principal: Principal) -> Mapping[str, str]:
+    """Return the headers with the team that a token or a key has shown: none that a client only says."""
+    rest = {name: value for name, value in head_lines.items() if name != tokens.team_header}
+    return rest | ({tokens.team_header: principal.team} if principal.team else {})
 
 
 def _words(line: str) -> frozenset[str]:

@@ -16,8 +16,7 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
-from llmkube.router.auth.key_files import ClientKeys
-from llmkube.router.auth.principals import principal_of
+from llmkube.router.auth.principals import Clients, principal_of
 from llmkube.router.budget_store.budget_file import BudgetFileError
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
@@ -68,11 +67,11 @@ class Routing:
 
     Attributes:
         config: What the router runs by.
-        keys: Those of clients; None where clients need none.
+        clients: What lets clients in; None where everybody may ask.
     """
 
     config: RoutingConfig
-    keys: ClientKeys | None
+    clients: Clients | None
     classes: frozenset[str] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -171,9 +170,9 @@ class RouterHandler:
         if head.method != "POST":
             words = f"{head.method} is not allowed on {path}"
             raise refused(405, words, "method_not_allowed", {"Allow": "POST"})
-        principal = principal_of(head.headers, exchange.peer, routing.keys)
-        if principal is None:  # the judge let it in by keys that have changed since
-            raise refused(401, "this key counts no more", "invalid_api_key")
+        principal = principal_of(head.headers, exchange.peer, routing.clients)
+        if principal is None:  # the judge let it in: its time is over since, or keys have changed
+            raise refused(401, "this key or token counts no more", "invalid_api_key")
         try:
             translated = translated_request(path, parse_body(exchange.body))
             refuse_urls(translated.body)
@@ -282,7 +281,7 @@ class RouterHandler:
     def _routable(self, exchange: StreamExchange) -> list[tuple[str, str, Backend]]:
         """Return each name that this client can ask for, its owner, and the backend that is asked first."""
         routing = self.routing()
-        principal = principal_of(exchange.head.headers, exchange.peer, routing.keys) or Principal()
+        principal = principal_of(exchange.head.headers, exchange.peer, routing.clients) or Principal()
         config = routing.config
         found = []
         for model_id, owner in _ids(config):

@@ -14,7 +14,10 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.router.auth.key_files import ClientKeys, Stamp
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.auth.principals import Clients
+from llmkube.router.auth.token_checker import TokenChecker
+from llmkube.router.auth.token_keys import TokenKeys
+from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.proxy.handler import Routing
 
 LOOK_SECONDS: Final = 1.0
@@ -35,22 +38,33 @@ class Source:
     stamp: Callable[[], Stamp]
 
 
+CheckerOf = Callable[[Tokens, TokenKeys | None], TokenChecker]
+"""Makes what checks tokens, with the keys that are known already."""
+
+
 @attrs.define(eq=False)
 class LiveConfig:
     """The config that counts now.
 
     Attributes:
-        routing: It, and the keys of clients that go with it.
+        routing: It, and what lets clients in by it.
         on_change: Told of each new one.
+        checker_of: Makes what checks tokens.
         problem: Why the file that is there cannot be used; "" if it counts.
     """
 
     source: Source
     routing: Routing
     on_change: Callable[[RoutingConfig, RoutingConfig], Awaitable[None]]
+    checker_of: CheckerOf
     problem: str = ""
     _seen: Stamp = (0, 0, 0)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+
+    def token_keys(self) -> TokenKeys | None:
+        """Return the keys that tokens are checked by now; None where no tokens are taken."""
+        clients = self.routing.clients
+        return clients.tokens.keys if clients is not None and clients.tokens is not None else None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Look at the file, and at the keys of clients, until cancelled."""
@@ -65,8 +79,8 @@ class LiveConfig:
         if stamp != self._seen:
             self._seen = stamp
             await self._reload()
-        keys = self.routing.keys
-        if keys is not None:
+        clients = self.routing.clients
+        if clients is not None and (keys := clients.keys) is not None:
             await trio.to_thread.run_sync(_refreshed, keys, limiter=self._limiter)
 
     async def _reload(self) -> None:
@@ -82,12 +96,12 @@ class LiveConfig:
         before = self.routing.config
         if config == before:
             return
-        self.routing = Routing(config, keys)
+        self.routing = Routing(config, _clients(config, keys, self.routing.clients, self.checker_of))
         _log.info("another config counts", router=config.name, backends=len(config.backends), rules=len(config.rules))
         await self.on_change(before, config)
 
 
-def load_routing(source: Source) -> tuple[Routing, Stamp]:
+def load_routing(source: Source, checker_of: CheckerOf) -> tuple[Routing, Stamp]:
     """Read the config for the first time. Blocks.
 
     Raises:
@@ -95,19 +109,15 @@ def load_routing(source: Source) -> tuple[Routing, Stamp]:
     """
     stamp = source.stamp()
     config = source.load()
-    return Routing(config, keys_for(config)), stamp
+    return Routing(config, _clients(config, keys_for(config), None, checker_of)), stamp
 
 
 def keys_for(config: RoutingConfig) -> ClientKeys | None:
-    """Return the keys that clients have to show, None if none. Blocks.
+    """Return the keys that were given to clients, None if none. Blocks.
 
     Raises:
-        UserError: They cannot be read, or something is asked for that this release does not do.
+        UserError: They cannot be read.
     """
-    if config.auth.tokens is not None:
-        raise UserError(
-            "auth.tokens: JSON web tokens are not checked by this release; give out keys (auth.keysFolder) instead"
-        )
     if not config.auth.keys_folder:
         return None
     keys = ClientKeys(Path(config.auth.keys_folder))
@@ -117,6 +127,20 @@ def keys_for(config: RoutingConfig) -> ClientKeys | None:
         words = f"{config.auth.keys_folder!r} cannot be read ({exc.strerror}); it takes a folder with a file per team"
         raise UserError(words, field="auth.keysFolder") from exc
     return keys
+
+
+def _clients(
+    config: RoutingConfig, keys: ClientKeys | None, before: Clients | None, checker_of: CheckerOf
+) -> Clients | None:
+    """Return what lets clients in; the keys of tokens stay what they are while they come from the same place."""
+    tokens = config.auth.tokens
+    if tokens is None:
+        return Clients(keys) if keys is not None else None
+    old = before.tokens if before is not None else None
+    if old is not None and old.tokens == tokens:
+        return Clients(keys, old)
+    same = old is not None and (old.keys.uri, old.keys.file) == (tokens.jwks_uri, tokens.jwks_file)
+    return Clients(keys, checker_of(tokens, old.keys if old is not None and same else None))
 
 
 def _refreshed(keys: ClientKeys) -> None:

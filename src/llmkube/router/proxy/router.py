@@ -4,6 +4,7 @@
 open_router ┬ AuditLog.run      the last to end: it writes what the others leave
             ├ KeptBudgets.run   as the audit log
             ├ LiveConfig.run    looks at the config's file
+            ├ JwksRefresh.run   reads the keys that tokens are signed with
             └ Shadows.run       sends copies
 ```
 The caller serves its handler, and stops serving before it closes.
@@ -13,6 +14,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,18 +26,22 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.http.connection import Judge, Stamp, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
+from llmkube.router.auth.jwks_fetch import fetch_jwks
+from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.auth.key_files import BackendKeys
-from llmkube.router.auth.principals import judge_of
+from llmkube.router.auth.principals import judge_of, lets_clients_in
+from llmkube.router.auth.token_checker import TokenChecker
+from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.attempt import Attempts
 from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
 from llmkube.router.proxy.circuits import Circuits, State, Terms
 from llmkube.router.proxy.dispatch import Dispatcher, Observed
 from llmkube.router.proxy.handler import RouterHandler
-from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
+from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.transport import open_transport
@@ -102,7 +108,8 @@ async def open_router(
     Raises:
         UserError: The config cannot be used, or the certificates.
     """
-    routing, seen = load_routing(source)
+    checker_of = _checkers(utcnow, rng)
+    routing, seen = load_routing(source, checker_of)
     name = routing.config.name
     metrics = RouterMetrics.on(registry, name)
     keys, observed, turns = BackendKeys(), Observed(), Turns()
@@ -120,7 +127,7 @@ async def open_router(
         await kept.reload(now)
 
     kept = KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng)
-    live = LiveConfig(source, routing, change, seen=seen)
+    live = LiveConfig(source, routing, change, checker_of, seen=seen)
 
     def budgets() -> Sequence[Mapping[str, Any]]:
         return kept.used(live.routing.config)
@@ -132,16 +139,7 @@ async def open_router(
         return {each: why_not(each) for each in live.routing.config.backends}
 
     def ready() -> tuple[bool, str]:
-        reasons = states()
-        notes = [f"{each}: {why}" for each, why in reasons.items() if why]
-        if live.problem:
-            notes.insert(0, f"an older config counts, the file cannot be used: {live.problem}")
-        if audit.is_failing:
-            notes.insert(0, "the audit log cannot be written")
-        if kept.problem:
-            notes.insert(0, kept.problem)
-        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
-        return any(why in ("", LEFT_ALONE) for why in reasons.values()), "; ".join(notes)
+        return _ready(live, states(), kept.problem, audit_fails=audit.is_failing)
 
     gauges = BackendGauges(
         router=name,
@@ -171,14 +169,38 @@ async def open_router(
             created=int(utcnow().timestamp()),
             rng=rng,
         )
-        judge = judge_of(lambda: live.routing.keys, metrics.stranger)
+        refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
+        judge = judge_of(lambda: live.routing.clients, metrics.stranger)
         async with trio.open_nursery() as tasks:
+            await tasks.start(refresh.run)
             await tasks.start(live.run)
             await tasks.start(shadows.run)
             yield Router(handler, judge, page_grant, ready, states, observed.in_flight.total, budgets, live)
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
         writing.cancel_scope.cancel(reason="the router closes")
+
+
+def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
+    def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
+        keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
+        return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
+
+    return checker_of
+
+
+def _ready(live: LiveConfig, states: Mapping[str, str], budgets_problem: str, *, audit_fails: bool) -> tuple[bool, str]:
+    lets_in, token_problem = lets_clients_in(live.routing.clients)
+    problems = (
+        token_problem,
+        budgets_problem,
+        "the audit log cannot be written" if audit_fails else "",
+        f"an older config counts, the file cannot be used: {live.problem}" if live.problem else "",
+        *(f"{each}: {why}" for each, why in states.items() if why),
+    )
+    # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
+    serves = any(why in ("", LEFT_ALONE) for why in states.values())
+    return serves and lets_in, "; ".join(filter(None, problems))
 
 
 def _terms(config: RoutingConfig) -> Terms:

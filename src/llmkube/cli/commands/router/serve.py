@@ -122,7 +122,7 @@ async def _run_admin(
 
 def _tell(router: Router, front: Port, admin: Port, settings: RouterConfig) -> None:
     config = router.live.routing.config
-    if settings.host != LOOPBACK and not config.auth.keys_folder:
+    if settings.host != LOOPBACK and router.live.routing.clients is None:
         log.warning("every client that reaches this router may use it: no keys are asked for", host=settings.host)
     click.echo(f"OpenAI-compatible API on {front.url}/v1", err=True)
     log.info("router started", router=config.name, api=front.url, admin=admin.url, backends=len(config.backends))

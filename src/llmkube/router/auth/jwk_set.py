@@ -1,0 +1,114 @@
+"""A JWK Set (RFC 7517) becomes keys. PyJWT reads them and checks signatures.
+
+What a key is good for is decided here, by the key: what a token says can only choose among that. This module alone
+loads PyJWT, and is loaded where a router takes tokens.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from jwt.algorithms import Algorithm, get_default_algorithms
+
+from llmkube.router.auth.key_set import MOST_SET_BYTES, KeySet, SigningKey
+from llmkube.router.auth.token_form import ALGORITHMS, TokenFormError, object_of
+
+MOST_KEYS: Final = 64
+LEAST_RSA_BITS: Final = 2048
+MOST_RSA_BITS: Final = 4096
+"""A check takes below 0.2 ms then; one of a key of 16,384 bits would hold everything else up."""
+
+MOST_EXPONENT: Final = 0xFFFFFFFF
+
+_RSA: Final = tuple(sorted(each for each in ALGORITHMS if each[:2] in ("RS", "PS")))
+_BY_CURVE: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
+    ("EC", "P-256"): ("ES256",),
+    ("EC", "P-384"): ("ES384",),
+    ("OKP", "Ed25519"): ("EdDSA",),
+}
+_SECRET: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
+_KNOWN: Final[Mapping[str, Algorithm]] = {
+    name: each for name, each in get_default_algorithms().items() if name in ALGORITHMS
+}
+
+
+class KeySetError(Exception):
+    """What was read is no JWK Set; its words have nothing of its content."""
+
+
+def key_set_of(data: bytes) -> KeySet:
+    """Return the keys of a JWK Set. One that cannot be used is left out, and the others count.
+
+    Raises:
+        KeySetError: It is none.
+    """
+    if len(data) > MOST_SET_BYTES:
+        raise KeySetError(f"it has more than {MOST_SET_BYTES} bytes")
+    try:
+        given = object_of(data).get("keys")
+    except TokenFormError as exc:
+        raise KeySetError(f"it is {exc}") from exc
+    if not isinstance(given, list):
+        raise KeySetError('it has no list "keys"')
+    if len(given) > MOST_KEYS:
+        raise KeySetError(f"it has {len(given)} keys; {MOST_KEYS} are read")
+    keys, left_out = [], []
+    for place, each in enumerate(given):
+        found = _key_of(each)
+        if isinstance(found, str):
+            left_out.append(f"keys[{place}]: {found}")
+        else:
+            keys.append(found)
+    return KeySet(hashlib.sha256(data).digest(), tuple(keys), tuple(left_out))
+
+
+def _key_of(given: Any) -> SigningKey | str:
+    """Return a key, or why it cannot be used."""
+    if not isinstance(given, dict):
+        return "it is no object"
+    if _SECRET & given.keys():
+        return "it is a private key or a shared secret; give public keys alone"
+    operations = given.get("key_ops")
+    if given.get("use", "sig") != "sig" or not (operations is None or _holds(operations, "verify")):
+        return "it is not for signatures"
+    key_id, good_for = given.get("kid", ""), _algorithms_of(given)
+    if not isinstance(key_id, str):
+        return "its kid is no text"
+    if not good_for:
+        return "its kind or its algorithm is not taken"
+    try:
+        key = _KNOWN[good_for[0]].from_jwk(given)
+    except Exception:  # noqa: BLE001 (PyJWT and cryptography tell a bad key by many errors, some with the key in them)
+        return "it cannot be read"
+    checks = {name: partial(_is_signed, _KNOWN[name], key) for name in good_for}
+    return _too_weak(key) or SigningKey(key_id, checks)
+
+
+def _algorithms_of(given: Mapping[str, Any]) -> tuple[str, ...]:
+    kind, curve, named = given.get("kty"), given.get("crv"), given.get("alg")
+    if kind == "RSA":
+        possible: Iterable[str] = _RSA
+    elif isinstance(kind, str) and isinstance(curve, str):
+        possible = _BY_CURVE.get((kind, curve), ())
+    else:
+        possible = ()
+    return tuple(each for each in possible if named in (None, each))
+
+
+def _is_signed(algorithm: Algorithm, key: Any, signed: bytes, signature: bytes) -> bool:
+    return bool(algorithm.verify(signed, key, signature))
+
+
+def _too_weak(key: Any) -> str:
+    numbers = getattr(key, "public_numbers", None)
+    exponent = getattr(numbers(), "e", None) if numbers is not None else None
+    if exponent is None:
+        return ""  # a point on a curve
+    if not LEAST_RSA_BITS <= key.key_size <= MOST_RSA_BITS:
+        return f"it has {key.key_size} bits; {LEAST_RSA_BITS} to {MOST_RSA_BITS} are taken"
+    return "" if 3 <= exponent <= MOST_EXPONENT and exponent % 2 else "its exponent is not taken"
+
+
+def _holds(values: Any, wanted: str) -> bool:
+    return isinstance(values, list) and wanted in values

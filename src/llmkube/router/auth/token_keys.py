@@ -1,0 +1,84 @@
+"""The keys of an issuer as they were read last, and when they have to be read again. Time is the caller's.
+
+Keys that cannot be read anew go on for a while: an issuer that is down for some minutes locks no client out, and a key
+that it has taken back counts no longer than that. Without keys no token counts.
+"""
+
+import math
+import random
+from typing import Final
+
+import attrs
+
+from llmkube.base.backoff import Backoff
+from llmkube.router.auth.key_set import KeySet
+
+FRESH_SECONDS: Final = 300.0
+"""Between two fetches: how late a key is seen that the issuer has taken back."""
+
+KEPT_SECONDS: Final = 3600.0
+"""How long keys count that could not be read again."""
+
+ASKED_SECONDS: Final = 30.0
+"""Between two fetches for tokens that name an unknown key: anybody can name one."""
+
+_PAUSES: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
+
+
+@attrs.define(eq=False)
+class TokenKeys:
+    """The keys of one source.
+
+    Attributes:
+        uri: Where they are fetched; "" if they are in a file.
+        file: Where they lie; "" if they are fetched.
+        rng: Draws for pauses.
+        problem: Why they could not be read; "" if they were.
+        version: Grows with each set that differs: what was decided by an older one is to be decided again.
+    """
+
+    uri: str
+    file: str
+    rng: random.Random
+    problem: str = "they have not been read yet"
+    version: int = 0
+    _set: KeySet | None = None
+    _until: float = -math.inf
+    _next: float = -math.inf
+    _may_ask: float = -math.inf
+    _asked: bool = False
+    _failures: int = 0
+
+    def set_at(self, now: float) -> KeySet | None:
+        """Return the KeySet that counts; None while there is none, or once it is too old."""
+        return self._set if now < self._until else None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether they have to be fetched now: their time is over, or a token names a key that is not there."""
+        return now >= self._next or (self._asked and now >= self._may_ask)
+
+    def ask_again(self, now: float) -> bool:
+        """Note that a token names an unknown key; return whether they are about to be fetched for it."""
+        if not self.uri or now < self._may_ask:
+            return False
+        self._asked = True
+        return True
+
+    def read(self, keys: KeySet, now: float) -> None:
+        """Take up a KeySet that was read."""
+        if keys != self._set:
+            self._set, self.version = keys, self.version + 1
+        self.problem = "" if keys.keys else "there is no key among them that tokens may be signed with"
+        self._failures, self._asked = 0, False
+        self._until, self._next, self._may_ask = now + KEPT_SECONDS, now + FRESH_SECONDS, now + ASKED_SECONDS
+
+    def failed(self, problem: str, now: float) -> None:
+        """Note that they could not be read; those of before count on for a while."""
+        self.problem, self._asked = problem, False
+        self._failures += 1
+        pause = _PAUSES.delay(self._failures, self.rng)
+        self._next, self._may_ask = now + pause, now + max(pause, ASKED_SECONDS)
+
+    def unchanged(self, now: float) -> None:
+        """Note that their file is as it was when they were read from it."""
+        self._until = now + KEPT_SECONDS
