@@ -1,0 +1,96 @@
+"""Which keys of an issuer tokens may be signed with."""
+
+import json
+
+import pytest
+
+from llmkube.router.auth.jwk_set import KeySetError, key_set_of
+from router.auth.token_lab import integer, jwk, jwks, key_named
+
+RSA = ["PS256", "PS384", "PS512", "RS256", "RS384", "RS512"]
+
+
+def read(*keys):
+    return key_set_of(jwks(*keys))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "algorithms"),
+    [
+        ("rsa-1", {}, RSA),
+        ("rsa-1", {"alg": "RS256"}, ["RS256"]),
+        ("rsa-1", {"use": None, "key_ops": ["verify"]}, RSA),
+        ("p256-1", {}, ["ES256"]),
+        ("p384-1", {"use": None}, ["ES384"]),
+        ("ed-1", {"alg": "EdDSA"}, ["EdDSA"]),
+    ],
+)
+def test_a_key_is_good_for_what_it_says_and_can(name, more, algorithms):
+    """And for nothing that a token says."""
+    [key] = read(jwk(name, **more)).keys
+    assert (key.key_id, sorted(key.checks)) == (name, algorithms)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (jwk("weak-1"), "it has 1024 bits; 2048 to 4096 are taken"),
+        (jwk("vast-1"), "it has 8192 bits; 2048 to 4096 are taken"),
+        (jwk("rsa-1", e=integer(1)), "its exponent is not taken|it cannot be read"),
+        (jwk("rsa-1", e=integer((1 << 64) + 1)), "its exponent is not taken|it cannot be read"),
+        (jwk("rsa-1", alg="HS256"), "its kind or its algorithm is not taken"),
+        (jwk("rsa-1", alg="ES256"), "its kind or its algorithm is not taken"),
+        (jwk("rsa-1", alg=["RS256"]), "its kind or its algorithm is not taken"),
+        (jwk("rsa-1", use="enc"), "it is not for signatures"),
+        (jwk("rsa-1", key_ops=["sign"]), "it is not for signatures"),
+        (jwk("rsa-1", d="AQAB"), "it is a private key or a shared secret; give public keys alone"),
+        ({"kty": "oct", "k": "c2VjcmV0", "kid": "s"}, "it is a private key or a shared secret; give public keys alone"),
+        ({"kty": "oct", "kid": "s"}, "its kind or its algorithm is not taken"),
+        (jwk("p521-1"), "its kind or its algorithm is not taken"),
+        (jwk("p256-1", crv="P-384"), "it cannot be read"),
+        (jwk("p256-1", x=jwk("p256-2")["x"]), "it cannot be read"),
+        (jwk("p256-1", crv=["P-256"]), "its kind or its algorithm is not taken"),
+        (jwk("ed-1", crv="X25519"), "its kind or its algorithm is not taken"),
+        (jwk("ed-1", x="AAAA"), "it cannot be read"),
+        (jwk("rsa-1", n=7), "it cannot be read"),
+        (jwk("rsa-1", n=None), "it cannot be read"),
+        (jwk("rsa-1", kid=7), "its kid is no text"),
+        (jwk("rsa-1", kty={}), "its kind or its algorithm is not taken"),
+        ("rsa", "it is no object"),
+    ],
+)
+def test_a_key_that_cannot_be_used_is_left_out_alone(given, why):
+    """The others count; the words have nothing of the key."""
+    found = key_set_of(json.dumps({"keys": [given, jwk("ed-1")]}).encode())
+    assert [each.key_id for each in found.keys] == ["ed-1"]
+    assert found.left_out[0].removeprefix("keys[0]: ") in why.split("|")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"keys": {}}',
+        b'{"keys": [], "keys": []}',
+        b'{"keys": [' + b"[" * 100000,
+        b'{"keys": [] }' + b" " * (256 * 1024),
+        b'{"keys": [' + b"1," * 70 + b"1]}",
+        b"\xff\xfe",
+        b"<html>moved</html>",
+    ],
+)
+def test_what_is_no_set_is_none(data):
+    """It is refused as a whole, and its words are in no error."""
+    with pytest.raises(KeySetError) as caught:
+        key_set_of(data)
+    assert "moved" not in str(caught.value)
+
+
+def test_a_set_of_the_same_bytes_is_the_same():
+    """So that what was let in stays so when nothing has changed."""
+    assert read("ed-1") == read("ed-1")
+    assert read("ed-1") != read("ed-1", "ed-2")
+    assert read() != read("ed-1")
+    assert repr(key_named("rsa-1").public_key().public_numbers().n) not in repr(read("rsa-1"))

@@ -1,0 +1,155 @@
+"""Keys are read when their file changes, or fetched when it is time."""
+
+import os
+import random
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from llmkube.router.auth.jwks_fetch import FetchError
+from llmkube.router.auth.jwks_refresh import JwksRefresh
+from llmkube.router.auth.token_keys import TokenKeys
+from router.auth.token_lab import jwks
+
+
+async def no_fetch(uri, most):
+    raise AssertionError("a file is not fetched")
+
+
+def names(keys):
+    found = keys.set_at(trio.current_time())
+    return None if found is None else [each.key_id for each in found.keys]
+
+
+@pytest.fixture
+def in_file(tmp_path):
+    return TokenKeys("", str(tmp_path / "jwks.json"), random.Random(1))
+
+
+async def test_a_file_is_read_before_the_router_serves(in_file, tmp_path):
+    """Its first client needs no second try."""
+    (tmp_path / "jwks.json").write_bytes(jwks("ed-1"))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(JwksRefresh(lambda: in_file, no_fetch).run)
+        assert names(in_file) == ["ed-1"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_changes_is_read_again(in_file, tmp_path):
+    """One that is gone or broken for a while takes nothing away, and says so once; once it is right it counts."""
+    file, refresh = tmp_path / "jwks.json", JwksRefresh(lambda: in_file, no_fetch)
+    with capture_logs() as logs:
+        await refresh.look()
+        assert names(in_file) is None
+        assert in_file.problem == "the file with the keys cannot be read (No such file or directory)"
+        file.write_bytes(jwks("ed-1"))
+        stamp = file.stat()
+        await refresh.look()
+        assert names(in_file) == ["ed-1"]
+        file.unlink()
+        await refresh.look()
+        await refresh.look()
+        assert names(in_file) == ["ed-1"]
+        file.write_bytes(b"<html>secret-of-a-page</html>")
+        await refresh.look()
+        assert names(in_file) == ["ed-1"]
+        assert "no JWK Set" in in_file.problem
+        file.write_bytes(jwks("ed-1"))
+        os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+        await refresh.look()
+        assert not in_file.problem
+        file.write_bytes(jwks("ed-2", "rsa-1"))
+        await refresh.look()
+        assert names(in_file) == ["ed-2", "rsa-1"]
+    assert [each["log_level"] for each in logs] == ["warning", "info", "warning", "warning", "info"]
+    assert "secret-of-a-page" not in str(logs)
+
+
+async def test_a_file_that_stays_counts_for_ever_and_one_that_is_gone_for_an_hour(in_file, tmp_path, autojump_clock):
+    """A Secret that was taken away lets nobody in for longer than that."""
+    (tmp_path / "jwks.json").write_bytes(jwks("ed-1"))
+    refresh = JwksRefresh(lambda: in_file, no_fetch)
+    for _ in range(5):
+        await refresh.look()
+        await trio.sleep(3000)
+    assert names(in_file) == ["ed-1"]
+    await refresh.look()
+    (tmp_path / "jwks.json").unlink()
+    await trio.sleep(3599)
+    await refresh.look()
+    assert names(in_file) == ["ed-1"]
+    await trio.sleep(1)
+    assert names(in_file) is None
+
+
+async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock):
+    """However many unknown names come; a slow issuer is not asked again meanwhile."""
+    keys, asked, running = TokenKeys("https://id.example/keys", "", random.Random(1)), [], []
+
+    async def fetch(uri, most):
+        assert not running
+        running.append(uri)
+        asked.append(trio.current_time())
+        await trio.sleep(4)
+        running.clear()
+        return jwks("ed-1")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(JwksRefresh(lambda: keys, fetch).run)
+        start = trio.current_time()
+        for _ in range(1000):
+            keys.ask_again(trio.current_time())
+            await trio.sleep(0.1)
+        assert 3 <= len(asked) <= 5
+        await trio.sleep(900)
+        nursery.cancel_scope.cancel()
+    later = [at for at in asked if at > start + 100]
+    assert len(later) in (2, 3)
+
+
+async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock):
+    """And its keys count on meanwhile; when it is back, they are fetched within a minute."""
+    keys, asked, down = TokenKeys("https://id.example/keys", "", random.Random(1)), [], []
+
+    async def fetch(uri, most):
+        asked.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+        if down:
+            raise FetchError("no connection to the issuer")
+        return jwks("ed-1") if len(asked) < 2 else jwks("ed-2")
+
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(JwksRefresh(lambda: keys, fetch).run)
+            await trio.sleep(299)
+            down.append(True)
+            await trio.sleep(1200)
+            assert names(keys) == ["ed-1"]
+            assert len(asked) < 40
+            assert keys.problem == "no connection to the issuer"
+            down.clear()
+            await trio.sleep(62)
+            assert names(keys) == ["ed-2"]
+            nursery.cancel_scope.cancel()
+    assert len([each for each in logs if each["log_level"] == "warning"]) == 1
+
+
+async def test_keys_of_another_config_are_fetched_at_the_next_look(autojump_clock):
+    """What comes late for the old one is nothing to the new one."""
+    first, second = (TokenKeys(f"https://id.example/{at}", "", random.Random(1)) for at in "12")
+    current = [first]
+
+    async def fetch(uri, most):
+        await trio.sleep(3)
+        return jwks("ed-1") if uri.endswith("1") else jwks("ed-2")
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(JwksRefresh(lambda: current[0], fetch).run)
+        await trio.sleep(1)
+        current[0] = second
+        await trio.sleep(3)
+        assert (names(first), names(second)) == (["ed-1"], None)
+        await trio.sleep(4)
+        assert names(second) == ["ed-2"]
+        nursery.cancel_scope.cancel()
