@@ -50,6 +50,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/router/proxy/test_faults.py": "router/proxy/attempt",
     "tests/router/proxy/test_handler.py": """
         router/proxy/audit_log router/proxy/metrics router/proxy/router router/proxy/shadows router/budgets/usage""",
+    "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",
     "tests/router/proxy/test_live_config.py": "router/auth/key_files",
     "tests/k8s/auth/test_transport.py": "k8s/auth/tls",
     "tests/k8s/test_client.py": "k8s/response",

@@ -51,6 +51,7 @@ DELIBERATE: Final = (
         "pattern maxLength rules",
         "a quantity that does not parse, or is negative, is refused when it is applied",
     ),
+    Difference("ModelRouter spec.policy.auth.jwt*", "rules required", "keys are fetched, or are in a Secret"),
     Difference("Model spec.hardware.memoryFraction", "min max over", "a share of the memory is above 0 and at most 1"),
     Difference("Model spec.hardware.gpu.resourceClaims[]*", "minLength maxLength", "an empty name names nothing"),
     Difference("Model spec.hardware.gpu.resourceClaims", "by", "a pod's claims are told apart by name"),
@@ -105,6 +106,8 @@ EXTRA: Final = (
     "ModelRouter spec.backends[].region",  # where the data of a request may go
     "ModelRouter spec.policy.classification.defaultClassification",  # a request that names no class has one
     "ModelRouter spec.policy.auth.keysSecretRef",  # clients without an issuer of tokens
+    "ModelRouter spec.policy.auth.jwt.audiences",  # without them a token for another program counts
+    "ModelRouter spec.policy.auth.jwt.jwksSecretRef",  # keys of an issuer that pods do not reach
     "InferenceService spec.apiKeySecretRef",  # without it clients outside the cluster have no keys of their own
 )
 """How fields begin that the original does not have."""

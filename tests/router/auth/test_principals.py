@@ -2,10 +2,18 @@
 
 import json
 
+import attrs
 import trio
+import trio.testing
+from prometheus_client import generate_latest
 
-from llmkube.router.config.routing_config import Auth
-from router.proxy.router_lab import answer, config_of, local, open_lab
+from http_lab import MemoryListener
+from llmkube.router.auth.jwks_refresh import JwksRefresh
+from llmkube.router.config.routing_config import Auth, Match, Rule
+from router.auth.token_lab import TOKENS, jwk, jwks, token
+from router.proxy.router_lab import DONE, MESSAGE, NOW, answer, chunk, config_of, local, open_lab, piece, stream
+
+LAB_NOW = NOW.timestamp()
 
 
 def keyed(folder, **changes):
@@ -71,3 +79,170 @@ async def test_a_page_from_elsewhere_uses_no_router():
         near = await lab.ask(headers={"Origin": "http://localhost:3000"})
         assert (near.status, near.headers.get("access-control-allow-origin")) == (200, "http://localhost:3000")
     await trio.lowlevel.checkpoint()
+
+
+def token_config(folder, **changes):
+    (folder / "jwks.json").write_bytes(jwks("ed-1"))
+    tokens = attrs.evolve(TOKENS, jwks_file=str(folder / "jwks.json"))
+    return config_of(local("mac"), auth=Auth(tokens=tokens, **changes))
+
+
+def bearer(shown):
+    return {"Authorization": f"Bearer {shown}"}
+
+
+def code_of(said):
+    return said.status, json.loads(said.body)["error"]["code"]
+
+
+async def test_a_token_names_a_team_and_goes_nowhere(tmp_path, capfd):
+    """Neither it nor its subject is in what a backend gets, in the audit log, in metrics or in the log."""
+    shown = token("ed-1", exp=LAB_NOW + 60, sub="subject-canary", team="red")
+    refused = [token("ed-2", exp=LAB_NOW + 60), token("ed-1", exp=LAB_NOW - 60)]
+    canaries = [part for each in (shown, *refused) for part in each.split(".")] + ["subject-canary"]
+    async with open_lab(token_config(tmp_path), mac=answer()) as lab:
+        for headers in (bearer(shown), {"X-Api-Key": shown}, bearer(shown) | {"X-LLMKube-Team": "blue"}):
+            assert (await lab.ask(headers=headers)).status == 200
+        answers = [await lab.ask(headers=bearer(each)) for each in refused]
+        seen = repr(lab.players["mac"].asked) + generate_latest(lab.registry).decode() + b"".join(lab.lines).decode()
+    seen += "".join(each.body.decode() + repr(list(each.headers)) for each in answers) + "".join(capfd.readouterr())
+    assert [each for each in canaries if each in seen] == []
+    assert {line["team"] for line in lab.audit} == {"red"}
+    assert len({line["tenant"] for line in lab.audit}) == 1
+
+
+async def test_what_a_client_without_a_token_that_counts_is_told(tmp_path):
+    """That it has expired; of all else no more than that it is not accepted, on each road in its dialect."""
+    async with open_lab(token_config(tmp_path), mac=answer()) as lab:
+        for shown, code, challenge in (
+            ("a-key", "invalid_api_key", "Bearer"),
+            (token("ed-2", exp=LAB_NOW + 60), "invalid_token", 'Bearer error="invalid_token"'),
+            (token("ed-1", exp=LAB_NOW + 60, aud="chat"), "invalid_token", 'Bearer error="invalid_token"'),
+            (
+                token("ed-1", exp=LAB_NOW - 60),
+                "token_expired",
+                'Bearer error="invalid_token", error_description="The token expired"',
+            ),
+        ):
+            said = await lab.ask(headers=bearer(shown))
+            assert code_of(said) == (401, code)
+            assert said.headers.get("www-authenticate") == challenge
+        assert (await lab.ask()).status == 401
+        assert (await lab.ask(MESSAGE, path="/v1/messages", headers=bearer("a.b.c"))).status == 401
+        assert (await lab.ask(path="/healthz", method="GET")).status == 200
+        assert lab.players["mac"].asked == []
+
+
+async def test_keys_and_tokens_stand_beside_each_other(tmp_path):
+    """A team is the same team, whichever of both it shows; its list of models holds for both."""
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "red").write_text("red-key\nodd.key.2\n")
+    config = token_config(tmp_path, keys_folder=str(tmp_path / "keys"), models_of_team={"red": ("mac",)})
+    async with open_lab(config, mac=answer()) as lab:
+        for shown in ("red-key", "odd.key.2", token("ed-1", exp=LAB_NOW + 60)):
+            assert (await lab.ask({"model": "mac"}, headers=bearer(shown))).status == 200
+            assert code_of(await lab.ask({"model": "large"}, headers=bearer(shown))) == (403, "model_not_allowed")
+        stranger = token("ed-1", exp=LAB_NOW + 60, team="green")
+        assert (await lab.ask({"model": "mac"}, headers=bearer(stranger))).status == 403
+        assert {line["team"] for line in lab.audit} == {"red", "green"}
+
+
+async def test_rules_find_the_team_of_the_token_and_not_what_a_client_says(tmp_path):
+    """A rule for the header of a team cannot be reached by naming it."""
+    config = token_config(tmp_path)
+    rule = Rule(name="red", match=Match(headers={"x-llmkube-team": "red"}), backends=("mac",))
+    config = attrs.evolve(config, rules=(rule,))
+    async with open_lab(config, mac=answer()) as lab:
+        says = {"X-LLMKube-Team": "red"}
+        assert (await lab.ask(headers=bearer(token(exp=LAB_NOW + 60)))).status == 200
+        assert (await lab.ask(headers=bearer(token(exp=LAB_NOW + 60, team="blue")) | says)).status == 404
+
+
+async def test_keys_that_are_rotated_count_while_the_router_runs(tmp_path):
+    """A request under way goes on; without keys there is 503 with its reason, and nothing is open."""
+    goes_on = trio.Event()
+
+    async def slow(connection):
+        await connection.send_all(stream(piece("one"), end=b""))
+        await goes_on.wait()
+        await connection.send_all(chunk(piece("", "stop") + DONE) + b"0\r\n\r\n")
+
+    old, new = token("ed-1", exp=LAB_NOW + 60), token("ed-3", exp=LAB_NOW + 60)
+    refresh = []
+    async with open_lab(token_config(tmp_path), mac=(slow, answer())) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: kept(refresh, lab.read(headers=bearer(old))))
+        await trio.testing.wait_all_tasks_blocked()
+        (tmp_path / "jwks.json").write_bytes(jwks("ed-3"))
+        await JwksRefresh(lab.router.live.token_keys, None).look()
+        assert code_of(await lab.ask(headers=bearer(old))) == (401, "invalid_token")
+        assert (await lab.ask(headers=bearer(new))).status == 200
+        goes_on.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (refresh[0][0], refresh[0][2]) == (200, True)
+        (tmp_path / "jwks.json").write_bytes(b'{"keys": []}')
+        await JwksRefresh(lab.router.live.token_keys, None).look()
+        said = await lab.ask(headers=bearer(new))
+        assert (code_of(said), said.headers.get("retry-after")) == ((503, "no_token_keys"), "5")
+        assert (await lab.ask()).status == 401
+        ready = await lab.ask(path="/readyz", method="GET")
+        assert (ready.status, "no key among them" in json.loads(ready.body)["reason"]) == (503, True)
+
+
+async def kept(into, asked):
+    into.append(await asked)
+
+
+async def test_another_config_takes_the_keys_over_and_asks_for_its_own_claims(tmp_path):
+    """Who was let in for an audience that counts no more is let in no more, at the first request."""
+    shown = token("ed-1", exp=LAB_NOW + 60)
+    async with open_lab(token_config(tmp_path), mac=answer()) as lab:
+        assert (await lab.ask(headers=bearer(shown))).status == 200
+        tokens = attrs.evolve(lab.config.auth.tokens, audiences=("chat",))
+        lab.config, lab.stamp = attrs.evolve(lab.config, auth=Auth(tokens=tokens)), (2, 0, 0)
+        await lab.router.live.look()
+        assert code_of(await lab.ask(headers=bearer(shown))) == (401, "invalid_token")
+        assert (await lab.ask(headers=bearer(token("ed-1", exp=LAB_NOW + 60, aud="chat")))).status == 200
+
+
+async def test_keys_are_fetched_from_the_issuer(autojump_clock):
+    """Until they are there, 503; a new one of them is fetched for the token that names it, which is sent once more."""
+    key = {"keys": [jwk("ed-1")]}
+    tokens = attrs.evolve(TOKENS, jwks_file="", jwks_uri="http://issuer.svc/keys")
+    config = config_of(local("mac"), auth=Auth(tokens=tokens))
+    first, second = (token(name, exp=LAB_NOW + 60) for name in ("ed-1", "ed-2"))
+    issuer = Issuer([b"HTTP/1.1 503 X\r\nContent-Length: 0\r\n\r\n", answer(said=key)])
+
+    async def dial(host, port):
+        return await (issuer.listener if host == "issuer.svc" else lab.players["mac"].listener).connect(host, port)
+
+    async with trio.open_nursery() as nursery, open_lab(config, connect=dial, mac=answer()) as lab:
+        assert code_of(await lab.ask(headers=bearer(first))) == (503, "no_token_keys")
+        nursery.start_soon(issuer.run)
+        await trio.sleep(3)
+        assert (await lab.ask(headers=bearer(first))).status == 200
+        await trio.sleep(31)
+        issuer.answers.append(answer(said={"keys": [jwk("ed-2")]}))
+        said = await lab.ask(headers=bearer(second))
+        assert (code_of(said), said.headers.get("retry-after")) == ((503, "token_keys_coming"), "2")
+        await trio.sleep(2)
+        assert (await lab.ask(headers=bearer(second))).status == 200
+        assert code_of(await lab.ask(headers=bearer(first))) == (401, "invalid_token")
+        assert len(issuer.heads) == 3
+        assert not any("authorization" in each.lower() for each in issuer.heads)
+        nursery.cancel_scope.cancel()
+
+
+@attrs.define(eq=False)
+class Issuer:
+    """Gives these answers, one each."""
+
+    answers: list
+    heads: list = attrs.field(factory=list)
+    listener: MemoryListener = attrs.field(factory=MemoryListener)
+
+    async def run(self):
+        while True:
+            connection = await self.listener.accept()
+            async with connection:
+                self.heads.append((await connection.receive_some()).decode())
+                await connection.send_all(self.answers[len(self.heads) - 1])

@@ -6,7 +6,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.router.config.compile_backend import KeyFile
 from llmkube.router.config.compile_router import ResolvedService, compile_router
-from llmkube.router.config.routing_config import Audit, Auth, Budget, Classes, Match, RoutingConfig, Rule
+from llmkube.router.config.routing_config import Audit, Auth, Budget, Classes, Match, RoutingConfig, Rule, Tokens
 from router.written_routers import BACKENDS, compiled, errors, running
 
 FULL = """
@@ -85,12 +85,37 @@ def test_each_field_of_a_router_is_compiled():
     assert found.not_honoured == ()
 
 
-def test_tokens_are_refused_and_not_ignored():
-    """Else every client would be let in that a user believes to be kept out."""
-    jwt = 'policy: { auth: { jwt: { provider: corp, issuer: i, jwksURI: "https://i/k", teamClaim: team } } }'
-    [problem] = compiled(BACKENDS + jwt).errors
-    assert problem.startswith("spec.policy.auth.jwt: ")
-    assert "keysSecretRef" in problem
+JWT = "provider: corp, issuer: i, teamClaim: team"
+
+
+def with_jwt(fields):
+    return compiled(BACKENDS + f"policy: {{ auth: {{ jwt: {{ {JWT}, {fields} }} }} }}")
+
+
+def test_tokens_are_checked_by_keys_of_a_url_or_of_a_secret():
+    """A Secret's entry lies in a file of its own, beside the keys of teams."""
+    by_url = with_jwt('audiences: [llm], jwksURI: "https://i/k", headerKey: X-Team')
+    assert by_url.config.auth.tokens == Tokens(
+        provider="corp", issuer="i", audiences=("llm",), jwks_uri="https://i/k", team_claim="team", team_header="x-team"
+    )
+    assert not [each for each in by_url.key_files if "tokens" in each.path]
+    by_secret = with_jwt("audiences: [llm], jwksSecretRef: { name: idp, key: keys }")
+    assert by_secret.config.auth.tokens == Tokens(
+        provider="corp", issuer="i", audiences=("llm",), jwks_file="/keys/tokens/jwks.json", team_claim="team"
+    )
+    assert KeyFile(path="/keys/tokens/jwks.json", secret="idp", key="keys") in by_secret.key_files
+
+
+def test_all_that_is_wrong_with_tokens_is_told_at_once():
+    """Each by its field in the ModelRouter, with the way out."""
+    assert [each.partition(": ")[0] for each in with_jwt('jwksURI: "http://i.example/k", headerKey: a b').errors] == [
+        f"spec.policy.auth.jwt.{each}" for each in ("audiences", "jwksURI", "headerKey")
+    ]
+    [problem] = with_jwt("audiences: [llm]").errors
+    assert problem == (
+        "spec.policy.auth.jwt: the issuer's keys come from one place; give either jwksURI or jwksSecretRef"
+    )
+    assert with_jwt('audiences: [llm], jwksURI: "https://i/k", jwksSecretRef: { name: a, key: b }').errors == (problem,)
 
 
 def test_a_health_check_is_said_to_do_nothing():

@@ -47,8 +47,9 @@ def with_budget(**fields):
     return {"budgets": (attrs.evolve(PIT, **fields),)}
 
 
-def with_tokens(uri):
-    return {"auth": Auth(tokens=Tokens(provider="p", issuer="i", jwks_uri=uri, team_claim="t"))}
+def with_tokens(uri="https://idp.example/keys", **fields):
+    given = {"provider": "p", "issuer": "i", "jwks_uri": uri, "team_claim": "t", "audiences": ("a",)}
+    return {"auth": Auth(tokens=Tokens(**given | fields))}
 
 
 def test_a_sound_config_is_not_complained_about():
@@ -117,6 +118,22 @@ def test_a_sound_config_is_not_complained_about():
             "auth.modelsOfTeam[red]: 'a b': ' ' is no wildcard here",
         ),
         (with_tokens("http://idp.example/keys"), "auth.tokens.jwksUri: 'http://idp.example/keys' lets others"),
+        (with_tokens("ftp://localhost/keys"), "auth.tokens.jwksUri: 'ftp://localhost/keys' is no URL"),
+        (with_tokens("https://me@idp.example/keys"), "auth.tokens.jwksUri: 'https://me@idp.example/keys' is no URL"),
+        (with_tokens("https://idp.example:99999/k"), "auth.tokens.jwksUri: 'https://idp.example:99999/k' is no URL"),
+        (with_tokens("https://idp.example/a b"), "auth.tokens.jwksUri: 'https://idp.example/a b' is no URL"),
+        (with_tokens(""), "auth.tokens: the issuer's keys come from one place; give either jwksUri or jwksFile"),
+        (with_tokens(jwks_file="/k"), "auth.tokens: the issuer's keys come from one place"),
+        (with_tokens(audiences=()), "auth.tokens.audiences: without them a token for another program would count"),
+        (with_tokens(audiences=("a", "")), "auth.tokens.audiences: without them"),
+        (with_tokens(issuer=""), "auth.tokens.issuer: it is empty"),
+        (with_tokens(team_claim=""), "auth.tokens.teamClaim: it is empty"),
+        (with_tokens(team_header="X-Team"), "auth.tokens.teamHeader: 'X-Team' cannot carry the team"),
+        (with_tokens(team_header="authorization"), "auth.tokens.teamHeader: 'authorization' cannot carry the team"),
+        (
+            with_tokens(team_header="x-llmkube-classification"),
+            "auth.tokens.teamHeader: 'x-llmkube-classification' cannot carry the team",
+        ),
         ({"budgets": (PIT, PIT)}, "budgets[b].name: 'b' is the name of another budget, too"),
         (with_budget(scope="all"), "budgets[b].scope: 'all' is unknown"),
         (with_budget(scope="rule"), "budgets[b].rule: '' does not go with scope 'rule'"),
@@ -146,6 +163,8 @@ def test_what_may_not_be_run_by_is_told(fields, said):
         with_mac(base_url="", missing="there is no such service"),
         with_cloud(local=True, base_url="http://litellm.ml.svc:4000/v1"),
         with_tokens("http://dex.auth.svc/keys"),
+        with_tokens("https://idp.example:8443/keys?p=b2c_1&v=2"),
+        with_tokens("", jwks_file="/keys/tokens/jwks.json"),
         {
             "default_backend": "cloud",
             "classes": Classes(default="pii"),

@@ -65,7 +65,14 @@ FULL = RoutingConfig(
     budgets=(Budget(name="day", scope="rule", rule="private", max_tokens=5, window_seconds=60),),
     auth=Auth(
         keys_folder="/keys/teams",
-        tokens=Tokens(provider="corp", issuer="i", jwks_uri="https://i/k", team_claim="team"),
+        tokens=Tokens(
+            provider="corp",
+            issuer="i",
+            audiences=("llm",),
+            jwks_uri="https://i/k",
+            team_claim="team",
+            team_header="x-team",
+        ),
         models_of_team={"red": ("*",)},
     ),
     audit=Audit(sink="file", path="/var/log/audit", bodies=True),

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.router.config.routing_config import Auth, Tokens
+from llmkube.router.config.routing_config import Auth
 from llmkube.router.proxy.live_config import keys_for
 from llmkube.router.receipts.verify import verify
 from router.proxy.router_lab import DONE, answer, chunk, cloud, config_of, error, local, open_lab, piece, stream
@@ -75,10 +75,7 @@ async def test_a_backend_that_changed_is_asked_anew():
         assert lab.audit[-1]["attempts"][0]["result"] == "circuit_open"
 
 
-def test_what_this_release_does_not_do_is_refused_by_name(tmp_path):
-    """And not accepted without effect."""
-    tokens = Tokens(provider="p", issuer="i", jwks_uri="https://i/keys", team_claim="t")
-    with pytest.raises(UserError, match=r"auth\.tokens"):
-        keys_for(config_of(local("a"), auth=Auth(tokens=tokens)))
+def test_keys_that_cannot_be_read_are_told(tmp_path):
+    """And are not taken for none, which would let everybody in."""
     with pytest.raises(UserError, match="file per team"):
         keys_for(config_of(local("a"), auth=Auth(keys_folder=str(tmp_path / "none"))))
