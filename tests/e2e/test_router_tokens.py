@@ -60,7 +60,7 @@ def fresh(name="rsa-1", algorithm="RS256", **claims):
 
 @pytest.mark.ci
 async def test_the_official_client_shows_a_token(tmp_path):
-    """It is let in by its team; the provider, the audit log and the log get nothing of the token; keys may be rotated."""
+    """By its team; the provider, the audit log and the log get nothing of the token; keys may be rotated."""
     packages = await trio.to_thread.run_sync(find_client_packages)
     asked, keys, audit = [], tmp_path / "keys", tmp_path / "audit.log"
     for each in ("backends", "tokens"):

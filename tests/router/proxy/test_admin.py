@@ -3,6 +3,7 @@
 import json
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 
 from http_lab import MemoryListener
@@ -103,3 +104,43 @@ async def test_a_crowd_that_waits_for_the_end_keeps_no_probe_out(autojump_clock)
         assert (await ask("/healthz")).status == 200
         assert (await ask("/drained")).status == 429
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:9090", 200),
+        ("[::1]:9090", 200),
+        ("LocalHost:9090", 200),
+        ("localhost.", 200),
+        ("router-router-proxy.ml.svc:9090", 200),
+        ("router-router-proxy.ml.svc.cluster.local", 200),
+        ("mac-mini.local", 200),
+        ("8.8.8.8", 403),
+        ("evil.example:9090", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("evilsvc", 200),  # without a dot: no name of the internet
+        ("evil.cluster.local.example", 403),
+        ("evil.example@127.0.0.1", 403),
+        ("evil.example#localhost", 403),
+        ("127.0.0.1/evil", 403),
+        ("localhost:9090, evil.example", 403),
+        ("localhost:", 403),
+        ("[::1", 403),
+        ("0x7f.1", 403),
+    ],
+)
+async def test_the_operators_port_is_asked_by_its_own_names(host, status, autojump_clock):
+    """On each of its paths; a name that is moved here, and a line that two readers would read differently, get none."""
+    async with open_lab(config_of(local("a")), a=answer()) as lab, open_admin(lab) as ask:
+        for path in ("/backends", "/metrics", "/healthz"):
+            assert (await ask(path, host=host)).status == status
+
+
+async def test_clients_find_nothing_of_the_operators(autojump_clock):
+    """Their port has neither metrics nor backends, and ends no pod."""
+    async with open_lab(config_of(local("a")), a=answer()) as lab:
+        for path in ("/metrics", "/backends", "/drained", "/debug", "/v1/backends"):
+            assert (await lab.ask(path=path, method="GET")).status == 404
