@@ -195,6 +195,27 @@ async def test_keys_are_files_of_their_own(autojump_clock):
         assert "env" not in json.dumps([one for one in pod["containers"][0].get("env", []) if one["name"] != "HOME"])
 
 
+async def test_the_keys_of_tokens_are_in_a_file_or_within_reach(autojump_clock):
+    """The entry of a Secret is a file of its own; of a URL, the pods may reach the issuer and no more than that."""
+    tokens = {"provider": "corp", "issuer": "https://id.example", "audiences": ["llm"], "teamClaim": "team"}
+    given = {"backends": [{"name": "a", "external": PROVIDER}], "defaultRoute": "a"}
+    async with open_pods() as hands:
+        of_secret = {"jwt": tokens | {"jwksSecretRef": {"name": "idp", "key": "keys"}}}
+        await apply_router(hands.client, **given, policy={"auth": of_secret})
+        pod = (await hands.json(Deployment, NAME))["spec"]["template"]["spec"]
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        [source] = volumes["keys-tokens"]["projected"]["sources"]
+        assert source["secret"] == {"name": "idp", "items": [{"key": "keys", "path": "jwks.json"}], "optional": True}
+        places = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+        assert (await config_of(hands.client)).auth.tokens.jwks_file == f"{places['keys-tokens']}/jwks.json"
+        before = (await hands.json(NetworkPolicy, NAME))["spec"]["egress"]
+        of_url = {"jwt": tokens | {"jwksURI": "http://10.1.2.3:8081/keys"}}
+        await apply_router(hands.client, **given, policy={"auth": of_url})
+        egress = (await hands.json(NetworkPolicy, NAME))["spec"]["egress"]
+        block, port = {"ipBlock": {"cidr": "10.1.2.3/32"}}, {"port": 8081, "protocol": "TCP"}
+        assert [one for one in egress if one not in before] == [{"to": [block], "ports": [port]}]
+
+
 async def test_what_is_refused_serves_on_by_the_spec_before(autojump_clock, answer):
     """All errors at once, the pods untouched, and the status says both."""
     async with open_pods() as hands:

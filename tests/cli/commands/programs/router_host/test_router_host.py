@@ -21,6 +21,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
+from router.auth.token_lab import jwks, token
 
 KEY = Key("ml", "front")
 CHAT = {"name": "chat", "inferenceServiceRef": {"name": "chat"}}
@@ -164,6 +165,27 @@ async def test_clients_show_the_router_s_keys(patient_clock, tmp_path):
         assert (await host.ask(Authorization="Bearer first-key")).status == 401
         assert (await host.ask(Authorization="Bearer second-key")).status == 200
         assert "second-key" not in str(await host.client.get_json(f"{ModelRouter.RESOURCE.path('ml', 'front')}"))
+
+
+async def test_clients_show_tokens_that_a_secret_has_the_keys_of(patient_clock, tmp_path):
+    """Without the Secret there is 503, and nothing is open; a rotated key counts within seconds."""
+    tokens = {"provider": "corp", "issuer": "https://id.example", "audiences": ["llm"], "teamClaim": "team"}
+    tokens |= {"jwksSecretRef": {"name": "idp", "key": "keys"}}
+    first, second = (f"Bearer {token(name, exp=utcnow().timestamp() + 6000)}" for name in ("ed-1", "ed-2"))
+    async with open_host(tmp_path) as host:
+        await host.apply(policy={"auth": {"jwt": tokens}})
+        assert (await host.ask(Authorization=first)).status == 503
+        assert (await host.ask()).status == 401
+        await put_secret(host.client, "idp", keys=jwks("ed-1").decode())
+        await trio.sleep(SEEN)
+        assert (await host.ask(Authorization=first)).status == 200
+        await put_secret(host.client, "idp", keys=jwks("ed-2").decode())
+        await trio.sleep(SEEN)
+        assert (await host.ask(Authorization=first)).status == 401
+        assert (await host.ask(Authorization=second)).status == 200
+        await host.apply(policy={"auth": {"jwt": tokens | {"audiences": []}}})
+        assert "spec.policy.auth.jwt.audiences: " in (await host.condition("Accepted")).message
+        assert (await host.ask(Authorization=second)).status == 200
 
 
 async def test_a_missing_service_is_told_and_comes_back(patient_clock, tmp_path):
