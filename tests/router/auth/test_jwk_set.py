@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmkube.router.auth.jwk_set import KeySetError, key_set_of
 from router.auth.token_lab import integer, jwk, jwks, key_named
@@ -86,6 +88,29 @@ def test_what_is_no_set_is_none(data):
     with pytest.raises(KeySetError) as caught:
         key_set_of(data)
     assert "moved" not in str(caught.value)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=50),
+    st.lists(st.text(max_size=3), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.sampled_from(["RSA", "EC", "OKP", "P-256", "AQAB"]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from(["rsa-1", "p256-1", "p384-1", "ed-1"]),
+    fields=st.dictionaries(st.sampled_from(["kty", "crv", "n", "e", "x", "y", "alg", "use", "kid", "key_ops"]), ODD),
+)
+def test_whatever_stands_in_a_field_ends_no_router(name, fields):
+    """The key is read or left out, and the others count."""
+    found = read(jwk(name) | fields, "ed-2")
+    assert "ed-2" in [each.key_id for each in found.keys]
+    assert len(found.keys) + len(found.left_out) == 2
 
 
 def test_a_set_of_the_same_bytes_is_the_same():

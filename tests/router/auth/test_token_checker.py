@@ -158,6 +158,15 @@ ATTACKS = {
 ATTACKS["bits behind the last byte"] = token()[:-1] + chr(ord(token()[-1]) + 1)
 
 
+@pytest.mark.parametrize(("name", "algorithm"), GOOD)
+@pytest.mark.parametrize("size", [1, 2, 32, 63, 64, 65, 96, 256, 257, 4096])
+def test_what_is_no_signature_is_none(name, algorithm, size):
+    """Whatever its length; nothing fails over it."""
+    signed = token(name, algorithm).rpartition(".")[0]
+    for byte in (b"\0", b"\x01", b"\xff"):
+        assert checker_of(*KEYS).check(f"{signed}.{b64(byte * size)}") is NOT_ACCEPTED
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_lets_nobody_in(name):
     """Each has one thing wrong, and its client is told the same of all."""

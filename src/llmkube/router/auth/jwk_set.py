@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from jwt.algorithms import Algorithm, get_default_algorithms
+from jwt.exceptions import PyJWTError
 
 from llmkube.router.auth.key_set import MOST_SET_BYTES, KeySet, SigningKey
 from llmkube.router.auth.token_form import ALGORITHMS, TokenFormError, object_of
@@ -27,6 +29,9 @@ _BY_CURVE: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
     ("EC", "P-384"): ("ES384",),
     ("OKP", "Ed25519"): ("EdDSA",),
 }
+_UNREADABLE: Final = (PyJWTError, UnsupportedAlgorithm, ValueError, TypeError, KeyError, AttributeError)
+"""What PyJWT and cryptography raise of fields that are missing, of another type, or no key."""
+
 _SECRET: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 _KNOWN: Final[Mapping[str, Algorithm]] = {
     name: each for name, each in get_default_algorithms().items() if name in ALGORITHMS
@@ -79,7 +84,7 @@ def _key_of(given: Any) -> SigningKey | str:
         return "its kind or its algorithm is not taken"
     try:
         key = _KNOWN[good_for[0]].from_jwk(given)
-    except Exception:  # noqa: BLE001 (PyJWT and cryptography tell a bad key by many errors, some with the key in them)
+    except _UNREADABLE:  # its words may have the key in them
         return "it cannot be read"
     checks = {name: partial(_is_signed, _KNOWN[name], key) for name in good_for}
     return _too_weak(key) or SigningKey(key_id, checks)
