@@ -14,6 +14,7 @@ from router.auth.token_lab import jwks
 
 
 async def no_fetch(uri, most):
+    await trio.lowlevel.checkpoint()
     raise AssertionError("a file is not fetched")
 
 

@@ -14,6 +14,7 @@ from router.auth.token_lab import TOKENS, jwk, jwks, token
 from router.proxy.router_lab import DONE, MESSAGE, NOW, answer, chunk, config_of, local, open_lab, piece, stream
 
 LAB_NOW = NOW.timestamp()
+COUNTED = ("unauthorized", "no_token_keys")
 
 
 def keyed(folder, **changes):
@@ -184,6 +185,9 @@ async def test_keys_that_are_rotated_count_while_the_router_runs(tmp_path):
         said = await lab.ask(headers=bearer(new))
         assert (code_of(said), said.headers.get("retry-after")) == ((503, "no_token_keys"), "5")
         assert (await lab.ask()).status == 401
+        labels = {"rule": "none", "backend": "none", "classification": "none"}
+        counted = [lab.metric("llmkube_router_requests_total", **labels, outcome=each) for each in COUNTED]
+        assert counted == [2, 1]
         ready = await lab.ask(path="/readyz", method="GET")
         assert (ready.status, "no key among them" in json.loads(ready.body)["reason"]) == (503, True)
 

@@ -19,7 +19,7 @@ from llmkube.router.auth.token_form import ALGORITHMS, TokenFormError, object_of
 MOST_KEYS: Final = 64
 LEAST_RSA_BITS: Final = 2048
 MOST_RSA_BITS: Final = 4096
-"""A check takes below 0.2 ms then; one of a key of 16,384 bits would hold everything else up."""
+"""A check takes about 0.2 ms then; one of a key of 16,384 bits would hold everything else up."""
 
 MOST_EXPONENT: Final = 0xFFFFFFFF
 

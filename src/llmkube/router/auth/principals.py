@@ -78,12 +78,12 @@ def lets_clients_in(clients: Clients | None) -> tuple[bool, str]:
     return clients.keys is not None or clients.tokens.has_keys(), note
 
 
-def judge_of(clients: Callable[[], Clients | None], on_refused: Callable[[], None]) -> Judge:
+def judge_of(clients: Callable[[], Clients | None], on_refused: Callable[[str], None]) -> Judge:
     """Return what refuses a request by its head, before any of its body is read: no page from elsewhere, no stranger.
 
     Args:
         clients: Returns what lets clients in now.
-        on_refused: Told of each that shows nothing that counts.
+        on_refused: Told what becomes of each that is refused for what it shows.
     """
 
     def judge(head: RequestHead, peer: str) -> Response | None:
@@ -96,7 +96,7 @@ def judge_of(clients: Callable[[], Clients | None], on_refused: Callable[[], Non
         found = identified(head.headers, peer, let_in)
         if isinstance(found, Principal):
             return None
-        on_refused()
+        on_refused("no_token_keys" if found in (Unaccepted.NO_KEYS, Unaccepted.KEYS_COMING) else "unauthorized")
         return refusal_at(head.path, _refusal(found, let_in))
 
     return judge

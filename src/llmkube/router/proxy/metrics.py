@@ -23,7 +23,7 @@ OUTCOMES: Final = frozenset(
         *("no_route", "fail_closed", "not_permitted", "model_not_allowed", "fail_closed_runtime", "backend_timeout"),
         *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
         *("backend_refused_credentials", "audit_unavailable", "untranslatable"),
-        *("queue_full", "tenant_queue_full"),
+        *("queue_full", "tenant_queue_full", "no_token_keys"),
     }
 )
 """What becomes of requests."""
@@ -101,9 +101,9 @@ class RouterMetrics:
             ),
         )
 
-    def stranger(self) -> None:
-        """Count a request that showed no key that counts; nothing of it was read."""
-        self.requests.labels(self.router, "none", "none", "none", "unauthorized").inc()
+    def stranger(self, outcome: str) -> None:
+        """Count a request that was refused by what it shows; nothing of it was read."""
+        self.requests.labels(self.router, "none", "none", "none", outcome).inc()
 
     def tried(self, backend: str, result: str) -> None:
         """Count an attempt."""
