@@ -137,8 +137,7 @@ class PodRouters:
                                 yield Host(address=endpoint.addresses[0], port=port.port)
             elif url := config.backends[backend.name].base_url:
                 yield Provider(url=url, local=config.backends[backend.name].local)
-        if config.auth.tokens is not None and (keys := config.auth.tokens.jwks_uri):
-            yield Provider(url=keys, local=stays_here(keys))
+        yield from _servers(config)
 
     def _endpoint(self, router: ModelRouter) -> str:
         endpoint, name = router.spec.endpoint, router_objects_name(router.key.name)
@@ -160,5 +159,20 @@ class PodRouters:
 def _counted_apart(router: ModelRouter) -> Iterator[str]:
     """Name what each pod of several keeps for itself."""
     replicas = (router.spec.proxy or ProxySpec()).replicas or 1
-    if replicas > 1 and router.spec.policy is not None and router.spec.policy.budgets:
-        yield f"spec.policy.budgets (each of {replicas} pods counts by itself: together they admit as many times more)"
+    policy = router.spec.policy
+    if replicas > 1 and policy is not None and policy.budgets and policy.budget_store is None:
+        words = f"each of {replicas} pods counts by itself: together they admit as many times more"
+        yield f"spec.policy.budgets ({words}; a budgetStore keeps one count)"
+
+
+def _servers(config: RoutingConfig) -> Iterator[Destination]:
+    """Name what a router asks for itself; a name may be of a server beside the cluster, or of a public one."""
+    tokens, store = config.auth.tokens, config.budget_store
+    if tokens is not None and tokens.jwks_uri:
+        yield Provider(url=tokens.jwks_uri, local=True)
+        if not stays_here(tokens.jwks_uri):
+            yield Provider(url=tokens.jwks_uri, local=False)
+    if store is not None:
+        host = f"[{store.host}]" if ":" in store.host else store.host
+        for local in (True, False):
+            yield Provider(url=f"redis://{host}:{store.port}", local=local)

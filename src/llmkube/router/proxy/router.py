@@ -2,7 +2,7 @@
 
 ```
 open_router ┬ AuditLog.run      the last to end: it writes what the others leave
-            ├ KeptBudgets.run   as the audit log
+            ├ RouterBudgets.run as the audit log
             ├ LiveConfig.run    looks at the config's file
             ├ JwksRefresh.run   reads the keys that tokens are signed with
             └ Shadows.run       sends copies
@@ -34,6 +34,8 @@ from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.redis_budgets import RedisBudgets
+from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.attempt import Attempts
@@ -44,7 +46,7 @@ from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.transport import open_transport
+from llmkube.router.proxy.transport import open_transport, trusted_context
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 
@@ -124,13 +126,16 @@ async def open_router(
         if write is None and now.audit != before.audit:
             audit.write = writer_of(now.audit)
         await audit.reload(now)
-        await kept.reload(now)
+        await accounts.reload(now)
 
-    kept = KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng)
+    accounts = RouterBudgets(
+        kept=KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng),
+        shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
+    )
     live = LiveConfig(source, routing, change, checker_of, seen=seen)
 
     def budgets() -> Sequence[Mapping[str, Any]]:
-        return kept.used(live.routing.config)
+        return accounts.used(live.routing.config)
 
     def why_not(name: str) -> str:
         return _why_not(live.routing.config, name, keys, circuits)
@@ -139,7 +144,7 @@ async def open_router(
         return {each: why_not(each) for each in live.routing.config.backends}
 
     def ready() -> tuple[bool, str]:
-        return _ready(live, states(), kept.problem, audit_fails=audit.is_failing)
+        return _ready(live, states(), accounts.problem, audit_fails=audit.is_failing)
 
     gauges = BackendGauges(
         router=name,
@@ -152,9 +157,9 @@ async def open_router(
     )
     registry.register(gauges)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
-        await kept.open(routing.config)
+        await accounts.open(routing.config)
         await writing.start(audit.run)
-        await writing.start(kept.run)
+        await writing.start(accounts.run)
         await audit.begin(routing.config)
         attempts = Attempts(transport, keys)
         shadows = Shadows(attempts, metrics.shadowed)
@@ -164,7 +169,7 @@ async def open_router(
             shadows=shadows,
             metrics=metrics,
             audit=audit,
-            budgets=kept,
+            budgets=accounts,
             ready=ready,
             created=int(utcnow().timestamp()),
             rng=rng,
