@@ -7,10 +7,22 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from llmkube.router.auth import jwks_refresh
 from llmkube.router.auth.jwks_fetch import FetchError
 from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.auth.token_keys import TokenKeys
 from router.auth.token_lab import jwks
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """Under a clock that jumps while a thread works, minutes would pass meanwhile."""
+
+    async def parsed(data, limiter):
+        await trio.lowlevel.checkpoint()
+        return jwks_refresh.key_set(data)
+
+    monkeypatch.setattr(jwks_refresh, "parsed", parsed)
 
 
 async def no_fetch(uri, most):
@@ -84,7 +96,7 @@ async def test_a_file_that_stays_counts_for_ever_and_one_that_is_gone_for_an_hou
     assert names(in_file) is None
 
 
-async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock):
+async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock, no_threads):
     """However many unknown names come; a slow issuer is not asked again meanwhile."""
     keys, asked, running = TokenKeys("https://id.example/keys", "", random.Random(1)), [], []
 
@@ -109,7 +121,7 @@ async def test_one_fetch_at_a_time_and_none_too_often(autojump_clock):
     assert len(later) in (2, 3)
 
 
-async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock):
+async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock, no_threads):
     """And its keys count on meanwhile; when it is back, they are fetched within a minute."""
     keys, asked, down = TokenKeys("https://id.example/keys", "", random.Random(1)), [], []
 
@@ -136,7 +148,7 @@ async def test_an_issuer_that_is_down_is_asked_less_and_less(autojump_clock):
     assert len([each for each in logs if each["log_level"] == "warning"]) == 1
 
 
-async def test_keys_of_another_config_are_fetched_at_the_next_look(autojump_clock):
+async def test_keys_of_another_config_are_fetched_at_the_next_look(autojump_clock, no_threads):
     """What comes late for the old one is nothing to the new one."""
     first, second = (TokenKeys(f"https://id.example/{at}", "", random.Random(1)) for at in "12")
     current = [first]

@@ -8,6 +8,7 @@ import trio.testing
 from prometheus_client import generate_latest
 
 from http_lab import MemoryListener
+from llmkube.router.auth import jwks_refresh
 from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.config.routing_config import Auth, Match, Rule
 from router.auth.token_lab import TOKENS, jwk, jwks, token
@@ -208,9 +209,15 @@ async def test_another_config_takes_the_keys_over_and_asks_for_its_own_claims(tm
         assert (await lab.ask(headers=bearer(token("ed-1", exp=LAB_NOW + 60, aud="chat")))).status == 200
 
 
-async def test_keys_are_fetched_from_the_issuer(autojump_clock):
+async def test_keys_are_fetched_from_the_issuer(autojump_clock, monkeypatch):
     """Until they are there, 503; a new one of them is fetched for the token that names it, which is sent once more."""
     key = {"keys": [jwk("ed-1")]}
+
+    async def parsed(data, limiter):  # a clock that jumps waits for no thread
+        await trio.lowlevel.checkpoint()
+        return jwks_refresh.key_set(data)
+
+    monkeypatch.setattr(jwks_refresh, "parsed", parsed)
     tokens = attrs.evolve(TOKENS, jwks_file="", jwks_uri="http://issuer.svc/keys")
     config = config_of(local("mac"), auth=Auth(tokens=tokens))
     first, second = (token(name, exp=LAB_NOW + 60) for name in ("ed-1", "ed-2"))

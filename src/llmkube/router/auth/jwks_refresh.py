@@ -24,7 +24,7 @@ Fetch = Callable[[str, int], Awaitable[bytes]]
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-class _UnreadError(Exception):
+class UnreadError(Exception):
     """There are no keys; its words name no address, for clients read them."""
 
 
@@ -73,8 +73,8 @@ class JwksRefresh:
     async def _read(self, keys: TokenKeys, content: Callable[[], Awaitable[bytes]]) -> bool:
         before = keys.problem
         try:
-            found = await trio.to_thread.run_sync(_key_set, await content(), limiter=self._limiter)
-        except (FetchError, _UnreadError) as exc:
+            found = await parsed(await content(), self._limiter)
+        except (FetchError, UnreadError) as exc:
             keys.failed(str(exc), trio.current_time())
             if keys.problem != before:
                 source = keys.file or keys.uri
@@ -97,18 +97,27 @@ def _content(file: str) -> bytes:
         with Path(file).open("rb") as opened:
             return opened.read(MOST_SET_BYTES + 1)
     except OSError as exc:
-        raise _UnreadError(f"the file with the keys cannot be read ({exc.strerror})") from exc
+        raise UnreadError(f"the file with the keys cannot be read ({exc.strerror})") from exc
 
 
-def _key_set(data: bytes) -> KeySet:
-    """Read a JWK Set, in a thread: the first one loads PyJWT.
+async def parsed(data: bytes, limiter: trio.CapacityLimiter) -> KeySet:
+    """Return the keys of a JWK Set, read in a thread: many keys take milliseconds, and the first loads PyJWT.
 
     Raises:
-        _UnreadError: It is none.
+        UnreadError: It is none.
+    """
+    return await trio.to_thread.run_sync(key_set, data, limiter=limiter)
+
+
+def key_set(data: bytes) -> KeySet:
+    """Return the keys of a JWK Set. Blocks.
+
+    Raises:
+        UnreadError: It is none.
     """
     from llmkube.router.auth.jwk_set import KeySetError, key_set_of  # noqa: PLC0415 (tokens alone pay for PyJWT)
 
     try:
         return key_set_of(data)
     except KeySetError as exc:
-        raise _UnreadError(f"what was read is no JWK Set: {exc}") from exc
+        raise UnreadError(f"what was read is no JWK Set: {exc}") from exc
