@@ -155,8 +155,10 @@ async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
         server.signal(signal.SIGCONT)
         await until(lambda: not held.router.ready()[1])
         with trio.fail_after(20):
-            while (await held.ask(ASKED | {"max_tokens": 250})).status != 200:
+            status = 0
+            while status != 200:
                 await trio.sleep(0.05)
+                status = (await held.ask(ASKED | {"max_tokens": 250})).status
 
 
 async def test_a_budget_of_each_team_and_of_all(server, tmp_path):

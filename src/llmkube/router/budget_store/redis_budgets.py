@@ -68,7 +68,7 @@ MOST_UNSETTLED: Final = 10_000
 """Settlements that wait while the server is away; the oldest beyond stay charged as reserved."""
 
 AT_ONCE: Final = 100
-"""Settlements in one call, so that no call holds the server up for others."""
+"""Accounts in one call, so that no call holds the server up for others."""
 
 AGAIN: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
@@ -213,8 +213,13 @@ class RedisBudgets:
     async def _look(self, client: "coredis.Redis[str]", config: RoutingConfig) -> None:
         windows = {budget.name: float(budget.window_seconds) for budget in config.budgets}
         accounts = {key: windows[key[0]] for key in self._taken if key[0] in windows}
-        with trio.fail_after(ANSWER_SECONDS):
-            found = used(await _run(client, USED, used_call(config.name, accounts)), list(accounts))
+        found: dict[AccountKey, Amount] = {}
+        keys = list(accounts)
+        for at in range(0, max(1, len(keys)), AT_ONCE):  # without an account it is asked whether it answers
+            batch = keys[at : at + AT_ONCE]
+            call = used_call(config.name, {key: accounts[key] for key in batch})
+            with trio.fail_after(ANSWER_SECONDS):
+                found |= used(await _run(client, USED, call), batch)
         # An account that a request has opened meanwhile is not among those that were asked for.
         opened = {key: amount for key, amount in self._taken.items() if key not in accounts and key[0] in windows}
         self._taken = opened | {key: amount for key, amount in found.items() if amount != Amount()}
