@@ -379,7 +379,7 @@ def given_back(host):
 
 def _is_cordoned(host):
     cordon = host.machine.cordon
-    return cordon is not None and cordon.holds(host.utcnow())
+    return cordon is not None and (cordon.until is None or host.utcnow() < cordon.until)
 
 
 def _ref(kind, name):
