@@ -8,8 +8,8 @@ from click.testing import CliRunner
 
 from llmkube.cli.commands.programs.agent import agent, own_token
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
-from llmkube.supervisor.host.power import sudoers_rule
 from llmkube.supervisor.nouns.join_record import JoinRecord, record_path, token_path
+from llmkube.supervisor.power.powermetrics import sudoers_rule
 
 
 def run(*args):
