@@ -15,19 +15,27 @@ llmkube_metal_agent_service_power_watts{name="embed",namespace="ns"} 0.0
 llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000.0
 """
 
+RAPL = """\
+llmkube_metal_agent_power_watts{domain="package"} 50.0
+llmkube_metal_agent_power_watts{domain="combined"} 50.0
+"""
+
+DEAD = """\
+llmkube_metal_agent_power_problem{reason="NotPermitted"} 1.0
+llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000.0
+"""
+
 
 @pytest.mark.parametrize(
     ("exposition", "said"),
     [
         (MAC, {"power": "34.8 W (cpu 3.2, gpu 31.5)", "draws": "ns/chat 30.0 W, 1.9 J per token; ns/embed 0.0 W"}),
         (
-            'llmkube_metal_agent_power_watts{domain="package"} 50.0\n'
-            'llmkube_metal_agent_power_watts{domain="combined"} 50.0\n',
+            RAPL,
             {"power": "50.0 W (package 50.0)"},
         ),
         (
-            'llmkube_metal_agent_power_problem{reason="NotPermitted"} 1.0\n'
-            'llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000.0\n',
+            DEAD,
             {"power": "not measured: NotPermitted; see `llmkube agent logs`"},
         ),
         ("", {}),
