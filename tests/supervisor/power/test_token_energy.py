@@ -73,10 +73,10 @@ def recorded(seed, *, seconds=3600.0, lost=0.1, away=3, resets=3, sleeps=3, jitt
 
 def measured(trace):
     """What the pure parts make of a trace, called as the meter calls them."""
-    point, energy = None, TokenEnergy()
+    point, energy, newest = None, TokenEnergy(), None
     for at, each in trace.seen:
         if isinstance(each, TokenCount):
-            energy = energy.counted(each)
+            newest = each
             continue
         elapsed = at - point.at if point is not None else 0.0
         point, interval = meter_module.integrate(point, each, at)
@@ -84,6 +84,7 @@ def measured(trace):
         energy = energy.drew(
             mine.get(KEY, 0.0), measured_seconds=interval.measured_seconds, lost_seconds=interval.lost_seconds
         )
+        energy = energy if newest is None else energy.counted(newest)
     return energy.joules_per_token
 
 
@@ -171,3 +172,12 @@ def test_a_count_that_was_heard_already_changes_nothing():
     """The meter looks at the newest count with every sample."""
     energy = TokenEnergy().counted(TokenCount(1, 0.0, 0.0)).drew(60.0, measured_seconds=30.0, lost_seconds=0.0)
     assert energy.counted(TokenCount(1, 0.0, 0.0)) == energy
+
+
+@pytest.mark.parametrize("tokens", [math.inf, math.nan])
+def test_a_count_that_is_no_number_breaks_nothing(tokens):
+    """The stretches before and after it are left out, and the next one counts again."""
+    energy = TokenEnergy()
+    for at, said in enumerate((0.0, 30.0, tokens, 60.0, 90.0)):
+        energy = energy.drew(60.0, measured_seconds=30.0, lost_seconds=0.0).counted(TokenCount(1, said, 30.0 * at))
+    assert energy.joules_per_token == 2.0

@@ -5,6 +5,7 @@ was drawn between two counts belongs to the tokens between them. A count that is
 for which the power is not known, say nothing about the ratio: both sides of that stretch are left out.
 """
 
+import math
 from typing import Final
 
 import attrs
@@ -63,7 +64,10 @@ class TokenEnergy:
         )
 
     def counted(self, count: TokenCount) -> "TokenEnergy":
-        """Take a count into account; another process begins anew."""
+        """Take a count into account; another process begins anew.
+
+        Call it right after `drew`: what was drawn since, and is not told yet, would be missing.
+        """
         before = self.last
         if before is None or before.pid != count.pid:
             return TokenEnergy(last=count)
@@ -71,6 +75,6 @@ class TokenEnergy:
             return self
         tokens, measured = count.tokens - before.tokens, self.since_measured_seconds
         passed = measured + self.since_lost_seconds
-        if tokens < 0 or not measured or measured < KNOWN_SHARE * passed:
+        if not 0 <= tokens < math.inf or not measured or measured < KNOWN_SHARE * passed:
             return TokenEnergy(self.joules, self.tokens, count)
         return TokenEnergy(self.joules + self.since_joules * passed / measured, self.tokens + tokens, count)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.cli.commands.programs.background.power_status import power_words
+from llmkube.cli.commands.programs.background.power_status import power_words, without_figures
 
 MAC = """\
 # HELP llmkube_metal_agent_apple_power_gpu_watts What it draws, estimated by macOS.
@@ -46,3 +46,9 @@ llmkube_metal_agent_service_energy_joules_total{name="chat",namespace="ns"} 1000
 def test_power_is_said_in_two_lines(exposition, said):
     """The host and its services; why it is not measured; nothing where no source was asked for."""
     assert power_words(exposition) == said
+
+
+def test_a_line_per_change_has_no_figures():
+    """Watts change all the time; that they are not measured any more is a change."""
+    assert without_figures({"agent": "runs", **power_words(MAC)}) == {"agent": "runs"}
+    assert without_figures(power_words(DEAD)) == power_words(DEAD)

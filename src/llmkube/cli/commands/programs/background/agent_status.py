@@ -19,7 +19,7 @@ from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED
 from llmkube.cli.commands.programs.background.launchctl import JobState, launchctl_program
 from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL
 from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of
-from llmkube.cli.commands.programs.background.power_status import power_words
+from llmkube.cli.commands.programs.background.power_status import power_words, without_figures
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
 from llmkube.cli.config import AgentConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
@@ -93,7 +93,7 @@ async def _stay(look: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
     clock, told = Mailbox(None), _News()
 
     async def news() -> Sequence[str]:
-        return told.since(await look())
+        return told.since(without_figures(await look()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tick, clock)

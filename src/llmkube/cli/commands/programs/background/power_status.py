@@ -8,6 +8,8 @@ import attrs
 
 from llmkube.supervisor.power.sample import COMBINED
 
+NOT_MEASURED: Final = "not measured"
+
 _SERIES: Final = re.compile(r"llmkube_metal_agent_(\w+?)(?:\{(.*)\})? (\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -42,10 +44,16 @@ def power_words(exposition: str) -> dict[str, str]:
         parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()))
         said["power"] = f"{total:.1f} W ({parts})"
     elif problem:
-        said["power"] = f"not measured: {problem}; see `llmkube agent logs`"
+        said["power"] = f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`"
     if services:
         said["draws"] = "; ".join(f"{name} {', '.join(words)}" for name, words in sorted(services.items()))
     return said
+
+
+def without_figures(said: Mapping[str, str]) -> dict[str, str]:
+    """Return what changes seldom: a program that gets a line per change is not told watts every two seconds."""
+    figures = {word for word in ("power", "draws") if not said.get(word, "").startswith(NOT_MEASURED)}
+    return {word: value for word, value in said.items() if word not in figures}
 
 
 def _series(exposition: str) -> Iterator[_Series]:
