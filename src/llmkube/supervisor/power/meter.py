@@ -144,7 +144,10 @@ class PowerMeter:
         if engine.pid is None:
             return TokenEnergy()
         interval, count = self._interval, engine.tokens
-        known = self._per_token.get(key, TokenEnergy()).drew(
+        known = self._per_token.get(key, TokenEnergy())
+        if known.last is not None and known.last.pid != engine.pid:  # another engine, which has said nothing yet
+            known = TokenEnergy()
+        known = known.drew(
             self._newest.get(key, 0.0),
             measured_seconds=interval.measured_seconds,
             lost_seconds=interval.lost_seconds,
