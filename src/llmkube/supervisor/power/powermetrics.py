@@ -187,19 +187,21 @@ class Powermetrics:
                         await process.wait()
                 code, writes = process.returncode, trio.current_time() - written_at < 2 * SAMPLE_SECONDS
         finally:
-            await _end(process)
+            # Also when cancelled: no other task would reap it.
+            with trio.move_on_after(2 * (SAMPLE_SECONDS + 1) + 1, shield=True):
+                await _end(process)
         return heard, problem_of("\n".join(words), code, writes=writes), "\n".join(words)
 
 
 async def _end(process: trio.Process) -> None:
     """End a sampler; one of root's is not ours to signal, and ends at its next line, which has no reader.
 
-    Also when cancelled: no other task would reap it. One that is stopped hears KILL alone.
+    One that is stopped hears KILL alone.
     """
     for signal_it in (process.terminate, process.kill):
         with contextlib.suppress(OSError):
             signal_it()
-        with trio.move_on_after(SAMPLE_SECONDS + 1, shield=True):
+        with trio.move_on_after(SAMPLE_SECONDS + 1):
             await process.wait()
         if process.returncode is not None:
             return
