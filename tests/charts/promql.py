@@ -7,11 +7,12 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
-from llmkube.supervisor.host.power import DOMAINS, PowerView
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.power.meter import PowerView
+from llmkube.supervisor.power.powermetrics import DOMAINS
 
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _BRACES = re.compile(r"\{[^}]*\}|\[[^\]]*\]")

@@ -22,13 +22,13 @@ from llmkube.cli.main import SUBJECTS, cli
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.host.power import PowerView
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.view import MemoryView
-from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.metrics import PowerCollector, agent_registry
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import HostCredential
+from llmkube.supervisor.power.meter import PowerView
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -186,7 +186,10 @@ def families() -> Iterator[tuple[Any, str]]:
     of_agent = agent_registry(nothing, dict, lambda: memory, lambda: power, lambda: credential, cordon=lambda: cordon)
     for family in of_agent.collect():
         if family.name.startswith("llmkube_"):
-            yield family, "agent on a Mac" if "_apple_" in family.name else agent
+            by = "agent" if re.search("_power_|_energy_|_per_token", family.name) else agent
+            yield family, "agent on a Mac" if "_apple_" in family.name else by
+    for family in list(PowerCollector(lambda: PowerView(source="rapl")).collect())[:2]:
+        yield family, "agent on Linux"
     yield from ((family, controller) for family in FleetCollector(nothing, nothing, {}).collect())
     work, durations, watchdog = ReconcileMetrics.on(registry), Durations.on(registry), LoopWatchdog()
     for metric in (work.total, work.duration_seconds, durations.download_seconds, durations.ready_seconds):

@@ -8,10 +8,12 @@ import psutil
 import pytest
 
 from llmkube.runtimes.process import exits
-from llmkube.supervisor.host import power, processes
+from llmkube.supervisor.host import processes
+from llmkube.supervisor.power import powermetrics
 from llmkube.weights.store import disk, local_files
 from supervisor.engine import test_launcher, test_orphans
-from supervisor.host import test_darwin, test_power, test_processes
+from supervisor.host import test_darwin, test_processes
+from supervisor.power import test_powermetrics
 from supervisor.service import test_metal
 from weights.store import test_disk, test_local_files
 
@@ -86,9 +88,11 @@ def statvfs_alone(patch):
 
 def sum_that_never_comes(patch):
     """A sample ends with the line of the sum alone."""
-    feed = power.PowerReader.feed
-    patch.setattr(power.PowerReader, "feed", lambda reader, line: (feed(reader, line), None)["Combined" not in line])
-    return test_power.test_a_system_that_writes_no_sum_gets_ours
+    feed = powermetrics.PowerReader.feed
+    patch.setattr(
+        powermetrics.PowerReader, "feed", lambda reader, line: (feed(reader, line), None)["Combined" not in line]
+    )
+    return test_powermetrics.test_a_system_that_writes_no_sum_gets_ours
 
 
 def killed_without_a_word(patch):

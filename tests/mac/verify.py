@@ -29,9 +29,9 @@ from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.darwin import DarwinMemory, open_darwin_memory
 from llmkube.supervisor.host.mach import LibSystem, MetalFramework, decode_footprint, recommended_working_set
-from llmkube.supervisor.host.power import PowerReader, power_command
 from llmkube.supervisor.host.pressure_level import DEFAULTS
 from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.power.powermetrics import PowerReader, power_command
 from llmkube.weights.store.disk import free_bytes, important_capacity
 
 GIB: Final = 1 << 30

@@ -53,6 +53,7 @@ class Connection(trio.abc.Stream):
         elif self._path == "/metrics":
             child.answered += 1
             body = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
+            body += f"llamacpp:tokens_predicted_total {child.batches}\n"
         elif self._path == "/v1/completions":
             status = 200 if child.script.computes else 500
             child.tokens_given += 1

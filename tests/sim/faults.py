@@ -2,10 +2,10 @@
 
 import trio
 
-from sim import faults_agent, faults_api, faults_host
+from sim import faults_agent, faults_api, faults_host, faults_owner
 from sim.stage import CONTEXTS, FAULTS, SOURCES, Inject, span
 
-__all__ = ["FAULTS", "USERS", "faults_agent", "faults_api", "faults_host"]
+__all__ = ["FAULTS", "USERS", "faults_agent", "faults_api", "faults_host", "faults_owner"]
 
 
 async def _edit(stage, rng):

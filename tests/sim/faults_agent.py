@@ -285,7 +285,7 @@ async def _agent_frozen(stage, rng):
     stage.busy.add(host.name)
     try:
         with stage.books.disturbed(host):
-            with frozen(host.program):
+            with stage.books.standing_still(host), frozen(host.program):
                 yield host
             await trio.lowlevel.checkpoint()
     finally:

@@ -15,6 +15,8 @@ from llmkube.apiserver.storage.revisions import Ref, Store
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import HOST_LABEL
 from llmkube.runtimes.process.exits import metal_error
+from llmkube.supervisor.engine.child import KILL_SECONDS
+from llmkube.supervisor.host_cordon import LOOK_SECONDS
 from sim.machine import WANTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"
@@ -38,7 +40,11 @@ HEARING_SECONDS = 200.0
 SAID_SECONDS = 3600.0
 """A user's own way to the API server has no faults; but the clock may jump meanwhile."""
 
-COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "stuck", "restless", "bugs")
+CORDON_LOOK_SECONDS = LOOK_SECONDS + 1.0
+"""When the agent of a host that its owner has cordoned must have looked."""
+
+COLUMNS = ("lost", "orphans", "double", "false ready", "needless", "not given back", "stuck", "restless", "bugs")
+"""`not given back`: an engine on a host that its owner has cordoned."""
 
 
 @attrs.frozen
@@ -98,6 +104,8 @@ class Books:
     _calm_since: dict = attrs.field(factory=dict)
     _deaf: dict = attrs.field(factory=dict)  # by host: the last time in which it may not have heard
     _started: dict = attrs.field(factory=dict)
+    _cordoned: dict = attrs.field(factory=dict)  # by host: since when, and when it was last seen so
+    _still: set = attrs.field(factory=set)  # hosts whose agents are stopped by a signal
 
     def __attrs_post_init__(self):
         self.store.listener = self._written
@@ -149,10 +157,30 @@ class Books:
 
     def stood_still(self):
         """Time has passed in which nobody could do anything."""
-        self._suspects = {}
+        self._suspects, self._cordoned = {}, {}
         for host in self.world.hosts.values():
             with self.disturbed(host):
                 self._started[host.name] = trio.current_time()
+
+    @contextmanager
+    def standing_still(self, host):
+        """Inside, the agent of a host sees no cordon."""
+        self._still.add(host.name)
+        try:
+            yield
+        finally:
+            self._still.discard(host.name)
+            self._cordoned.pop(host.name, None)
+            self.look()
+
+    def _note_cordons(self, now):
+        """Note since when each host is cordoned by its own wall clock."""
+        for host in self.world.hosts.values():
+            if not _is_cordoned(host):
+                self._cordoned[host.name] = (math.inf, self._cordoned.get(host.name, (0.0, -math.inf))[1])
+            else:
+                since = self._cordoned.get(host.name, (math.inf, now))[0]
+                self._cordoned[host.name] = (min(since, now), now)
 
     def violate(self, column, text, once=None):
         """Note what must never be."""
@@ -166,9 +194,13 @@ class Books:
 
     def _moved(self):
         self.last_change = trio.current_time()
+        self._note_cordons(trio.current_time())
         for host in self.world.hosts.values():
             if host.machine.doubles:
                 self.violate("double", f"two live engines for {host.machine.doubles[0]} on {host.name}")
+            for child in host.machine.live():
+                if host.running and child.spawned_at > self._cordoned[host.name][0] + CORDON_LOOK_SECONDS:
+                    self.violate("not given back", f"{child.name} (pid {child.pid}) was started on {host.name}")
         if trio.current_time() > self.quiet_since:
             self.violate("restless", "an engine was started or ended")
         self.look()
@@ -183,6 +215,7 @@ class Books:
             or child.odd
             or machine.disk_full
             or machine.reach is not None  # it may have moved
+            or child.spawned_at <= self._cordoned.get(host.name, (math.inf, -math.inf))[1]  # its owner has said so
             or _differs(child, self.wishes.specs.get(child.name, {"source": ""}))  # its file has come at last
             or self._may_be_news(host, child.name, child.spawned_at)
             or trio.current_time() < self.lied_at + 60
@@ -234,6 +267,7 @@ class Books:
     def _judge(self):
         """Note what has been wrong for too long; return when to look again."""
         now, seen, due = trio.current_time(), {}, math.inf
+        self._note_cordons(now)
         for suspect, column, text, until in self._wrong(now):
             since = seen[suspect] = self._suspects.get(suspect, now)
             limit = max(until, since + (READY_SECONDS if column == "false ready" else ORPHAN_SECONDS))
@@ -253,6 +287,10 @@ class Books:
             for child in host.machine.live():
                 if not (child.owners or child.stuck or blind):
                     yield child, "orphans", f"{child.name} (pid {child.pid}) runs unattended on {host.name}", settled
+                if _is_cordoned(host) and not (child.stuck or blind or host.name in self._still):
+                    free = max(self._cordoned[host.name][0], self._started.get(host.name, 0.0)) + given_back(host)
+                    text = f"{child.name} (pid {child.pid}) runs on {host.name}, which is cordoned"
+                    yield (child, "cordon"), "not given back", text, free
             if self._disturbed.get(host):
                 continue
             settled = max(settled, self._calm_since.get(host, -math.inf) + API_SETTLES_SECONDS)
@@ -283,7 +321,7 @@ class Books:
                 yield "lost", f"{name} was deleted: {count} engines, ready on {sorted(ready)}"
             return
         replicas = 0 if spec.get("suspend") else spec.get("replicas", 1)
-        wanted = min(replicas, len(on))
+        wanted = min(replicas, sum(not _is_cordoned(host) for host in self.world.hosts.values()))
         if spec.get("extraArgs") and replicas:
             yield from _problems_of_refused(name, service, count, wanted)
             return
@@ -330,6 +368,18 @@ class Wishes:
             self.specs.pop(name)
             with trio.fail_after(SAID_SECONDS, shield=True):
                 await world.delete(name)
+
+
+def given_back(host):
+    """How long after its owner's word a host may have engines: a look, the drain, and the ends of two in a row."""
+    settings = host.settings
+    ends = 2 * (settings.longest_grace_seconds + KILL_SECONDS)
+    return CORDON_LOOK_SECONDS + settings.withdraw_seconds + settings.drain_seconds + ends
+
+
+def _is_cordoned(host):
+    cordon = host.machine.cordon
+    return cordon is not None and (cordon.until is None or host.utcnow() < cordon.until)
 
 
 def _ref(kind, name):

@@ -186,6 +186,9 @@ async def _converge(stage, result):
     a status is mended within seconds.
     """
     healed = trio.current_time()
+    for host in stage.world.hosts.values():  # a cordon with an end is over by itself
+        if (cordon := host.machine.cordon) is not None and cordon.until is not None:
+            healed = max(healed, trio.current_time() + (cordon.until - host.utcnow()).total_seconds())
     while True:
         problems = stage.books.problems(stage.wishes)
         changed = stage.books.last_change

@@ -136,7 +136,15 @@ class Stage:
                 host.machine.scripts[name] = CALM
 
     async def heal(self):
-        """Mend everything: from here on nothing goes wrong any more."""
+        """Mend everything: from here on nothing goes wrong any more.
+
+        A cordon is no fault. One without an end stays on a single host, and only where another one serves.
+        """
+        able = [host for host in self.world.hosts.values() if host.machine.cordon is None]
+        for host in self.world.hosts.values():
+            if host.machine.cordon is not None and host.machine.cordon.until is None and not able:
+                host.machine.cordon = None
+                able.append(host)
         for number, host in enumerate(self.world.hosts.values()):
             clean(host)
             if host.machine.reach and not host.machine.reach.address:

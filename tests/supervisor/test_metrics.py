@@ -1,10 +1,10 @@
 import datetime
 
+import trio
 from prometheus_client import generate_latest
 
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.host.power import PowerView
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.eviction import Cause, Skip
@@ -14,6 +14,9 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
 from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.power.meter import EngineUse, PowerMeter, PowerView
+from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample
+from llmkube.supervisor.power.token_energy import TokenCount
 from llmkube.weights.download.progress import Progress
 
 
@@ -110,8 +113,54 @@ def test_power_is_told_by_the_guides_names():
     assert 'llmkube_metal_agent_apple_energy_joules_total{domain="gpu"} 900.0' in text
     assert "ane" not in text
     stale = generate_latest(agent_registry(Agent(), power=lambda: PowerView({}, {"gpu": 900.0}))).decode()
-    assert "_watts" not in stale
+    assert not [line for line in stale.splitlines() if "_watts" in line and not line.startswith("#")]
     assert "joules_total" in stale
+
+
+async def test_a_source_that_dies_leaves_counters_and_no_gauge(autojump_clock):
+    """What a scrape sees: watts and joules per token while samples come, then the reason, and no frozen figure."""
+
+    class Cpu:
+        seconds = 0.0
+
+        def of_process(self, pid):
+            return self.seconds
+
+        def of_host(self):
+            return 2 * self.seconds
+
+    cpu, key = Cpu(), Key("ns", "chat")
+    uses = {key: EngineUse(7)}
+    meter = PowerMeter("apple", ("cpu", "gpu"), lambda: uses, cpu)
+    registry = agent_registry(Agent(), power=meter.view)
+    gauges = ("power_combined_watts", "service_power_watts", "service_joules_per_token")
+    for second in range(0, 80, 2):
+        await trio.sleep(2)
+        cpu.seconds += 1.0
+        if second % 30 == 0:
+            uses[key] = EngineUse(7, TokenCount(7, 10.0 * second, trio.current_time()))
+        meter.take(PowerSample({"cpu": 4.0, "gpu": 20.0, "combined": 24.0}, 2.0))
+    text = generate_latest(registry).decode()
+    assert 'llmkube_metal_agent_service_power_watts{name="chat",namespace="ns"} 22.0' in text
+    assert 'llmkube_metal_agent_service_joules_per_token{name="chat",namespace="ns"} 2.2' in text
+    assert "power_problem{" not in text
+    meter.failed(PowerProblem.KILLED)
+    await trio.sleep(STALE_SECONDS)
+    dead = generate_latest(registry).decode()
+    assert not [line for line in dead.splitlines() if any(each in line.partition(" ")[0] for each in gauges)]
+    assert 'llmkube_metal_agent_power_problem{reason="Killed"} 1.0' in dead
+    for counter in ('apple_energy_joules_total{domain="gpu"}', "service_energy_joules_total{"):
+        (kept,) = (line for line in text.splitlines() if counter in line)
+        assert kept in dead, "a counter has gone, or grows without a source"
+
+
+def test_a_host_with_rapl_has_domains_as_labels():
+    """The names of Apple's figures are not used for others."""
+    seen = PowerView({"package": 50.0, "combined": 50.0}, {"package": 900.0}, source="rapl")
+    text = generate_latest(agent_registry(Agent(), power=lambda: seen)).decode()
+    assert 'llmkube_metal_agent_power_watts{domain="package"} 50.0' in text
+    assert 'llmkube_metal_agent_energy_joules_total{domain="package"} 900.0' in text
+    assert "apple" not in text
 
 
 def test_the_credential_has_a_state_and_an_end():

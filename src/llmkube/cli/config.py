@@ -207,6 +207,11 @@ class AgentConfig(HostConfig):
     apple_power_enabled: bool = setting(
         False, help="Measure what a Mac's chip draws; needs the line of sudoers that `llmkube agent sudoers` prints."
     )
+    power_enabled: bool = setting(
+        False,
+        help="Measure what this host's processors draw, and for which service: RAPL on Linux; on a Mac this is "
+        "--apple-power-enabled.",
+    )
     log_file: Path | None = setting(
         None,
         help="File that a service manager appends this program's output to; the agent keeps it below 10 MiB.",

@@ -42,6 +42,7 @@ from llmkube.supervisor.nouns.host_credential import CredentialState
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.ports import Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.power.meter import EngineUse
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service_queue import ServiceQueue
 from llmkube.supervisor.services import SETTLE_SECONDS, Services, conditions_of, wish_of
@@ -73,6 +74,11 @@ class AgentView:
     def services(self) -> dict[Key, ServiceView]:
         """A snapshot of every service that this host looks after."""
         return {key: running.status_manager.snapshot for key, running in sorted(self._running.items())}
+
+    def engines(self) -> dict[Key, EngineUse]:
+        """The engine of every service, and what it has said of its tokens."""
+        managers = {key: running.status_manager for key, running in self._running.items()}
+        return {key: EngineUse(each.view.pid, each.tokens) for key, each in managers.items()}
 
     def memory(self) -> MemoryView | None:
         """A snapshot of the host's memory; None while memory is not watched."""

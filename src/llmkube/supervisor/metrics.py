@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 
 from llmkube import __version__
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.host.power import PowerView
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Reservation, Role
@@ -18,6 +17,7 @@ from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
 from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.power.meter import PowerView
 from llmkube.weights.download.progress import Progress
 
 PREFIX = "llmkube_metal_agent"
@@ -193,21 +193,57 @@ class MemoryCollector(Collector):
 
 @attrs.define(eq=False)
 class PowerCollector(Collector):
-    """What the chip draws, by the guide's names, and the energy, whose rate is right however seldom one asks."""
+    """What the host draws, and for which service; energy is a counter, whose rate is right however seldom one asks."""
 
     power: Callable[[], PowerView]
 
     def collect(self) -> Iterable[Metric]:
         """Build the families from one view; a power without a recent measurement has no series."""
         seen = self.power()
+        yield from self._of_apple(seen) if seen.source == "apple" else self._of_others(seen)
+        problem = GaugeMetricFamily(
+            f"{PREFIX}_power_problem", "1 for the reason why no power is measured now.", labels=("reason",)
+        )
+        if seen.problem is not None:
+            problem.add_metric((str(seen.problem),), 1)
+        watts, per_token = (
+            GaugeMetricFamily(f"{PREFIX}_service_{name}", text, labels=LABELS)
+            for name, text in (
+                ("power_watts", "What the chip draws for the service, by its share of the work."),
+                ("joules_per_token", "What a token has taken of the engine that runs now."),
+            )
+        )
+        joules = CounterMetricFamily(
+            f"{PREFIX}_service_energy_joules", "What the chip has drawn for the service.", labels=LABELS
+        )
+        for key, service in seen.services.items():
+            labels = (key.namespace, key.name)
+            joules.add_metric(labels, service.joules)
+            if service.watts is not None:
+                watts.add_metric(labels, service.watts)
+            if service.joules_per_token is not None:
+                per_token.add_metric(labels, service.joules_per_token)
+        yield from (problem, watts, joules, per_token)
+
+    def _of_apple(self, seen: PowerView) -> Iterable[Metric]:
+        """Yield what the guide's dashboards ask for."""
         for domain, watts in seen.watts.items():
             yield GaugeMetricFamily(f"{PREFIX}_apple_power_{domain}_watts", "What it draws, estimated by macOS.", watts)
-        energy = CounterMetricFamily(
-            f"{PREFIX}_apple_energy_joules", "What it has drawn since the agent began.", labels=("domain",)
-        )
-        for domain, joules in seen.joules.items():
-            energy.add_metric((domain,), joules)
-        yield energy
+        yield _energy(f"{PREFIX}_apple_energy_joules", seen)
+
+    def _of_others(self, seen: PowerView) -> Iterable[Metric]:
+        power = GaugeMetricFamily(f"{PREFIX}_power_watts", "What the host's processors draw.", labels=("domain",))
+        for domain, watts in seen.watts.items():
+            power.add_metric((domain,), watts)
+        yield power
+        yield _energy(f"{PREFIX}_energy_joules", seen)
+
+
+def _energy(name: str, seen: PowerView) -> CounterMetricFamily:
+    energy = CounterMetricFamily(name, "What it has drawn since the agent began.", labels=("domain",))
+    for domain, joules in seen.joules.items():
+        energy.add_metric((domain,), joules)
+    return energy
 
 
 def agent_registry(

@@ -254,7 +254,7 @@ llamacpp:requests_deferred 2
         ({"/health": "{}"}, Answer("ok", work=None)),
         (
             {"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")},
-            Answer("ok", work=0, counters=(9, 120, 7)),
+            Answer("ok", work=0, counters=(9, 120, 7), tokens=7),
         ),
         ({"/health": "{}", "/slots": '[{"is_processing": false}]'}, Answer("ok", work=0, counters=(0, 0, 0, 1))),
         ({"/health": "{}", "/metrics": "vllm:requests 3", "/slots": "[]"}, Answer("ok", work=0, counters=(0, 0, 0, 1))),
@@ -270,6 +270,24 @@ async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
             said = attrs.evolve(said, counters=(*said.counters[:3], 1))
         assert said == answer
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("flag", "tokens"), [("--ctx-size", 7.0), ("--embedding", 120.0), ("--reranking", 120.0)])
+async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
+    """A watch hands on what an engine has written, and of one that only reads what it has read."""
+    engine, counted = Engine({"/metrics": METRICS.replace(" 1\n", " 0\n").replace(" 2\n", " 0\n")}), []
+
+    async def look():
+        await trio.lowlevel.checkpoint()
+        return EngineStats("S", trio.current_time())
+
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        asked = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((flag,), (), "llamacpp", "chat"))
+        with trio.move_on_after(2.5 * LIMITS.ask_seconds):
+            await health.watch(asked, look, lambda _: None, LIMITS, counted=counted.append)
+        nursery.cancel_scope.cancel()
+    assert set(counted) == {tokens}
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,9 @@ class Engine:
         work: int | None = None
         if metrics.keys() & _WORK:
             work = int(sum(metrics.get(name, 0.0) for name in _WORK))
+        tokens = metrics.get(self._counts)
         if work == 0:
-            return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS))
+            return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS), tokens=tokens)
         late = got == "late"
         slots = b"" if late or "--no-slots" in self.plan.argv else _body(await self._get("/slots"))
         if work is None:
@@ -112,7 +113,7 @@ class Engine:
             # Not every build counts batches; the slots say how much of a prompt is done, in fields that move about.
             counters = (*(metrics.get(name, 0.0) for name in _PROGRESS), float(zlib.crc32(slots)))
         health = "ok" if metrics else await ask(self.http, self.ready_url)
-        return Answer(health, late=late, work=work, counters=counters)
+        return Answer(health, late=late, work=work, counters=counters, tokens=tokens)
 
     async def one_token(self) -> Answer | None:
         """Ask for the least that it can compute; any answer that is not an error of its own will do.
@@ -172,6 +173,12 @@ class Engine:
     async def _get(self, path: str) -> _Got:
         return await _get(self.http, self.url + path, self.credentials)
 
+    @property
+    def _counts(self) -> str:
+        """What of its metrics counts its tokens: those that it writes, or reads where it writes none."""
+        reads = {"--reranking", "--embedding"}.intersection(self.plan.argv)
+        return "prompt_tokens_total" if reads else "tokens_predicted_total"
+
     def _least(self) -> tuple[str, dict[str, object]]:
         if "--reranking" in self.plan.argv:
             return "/v1/rerank", {"model": self.plan.alias, "query": "a", "documents": ["a"]}
@@ -185,6 +192,7 @@ class _Inquiry:
     """The question that is with an engine now, and what it has answered since the look before."""
 
     engine: Engine
+    counted: Callable[[float], None]
     asking: bool = False
     answer: Answer | None = None
 
@@ -197,6 +205,8 @@ class _Inquiry:
         """Ask; one question at a time."""
         self.answer = await (self.engine.one_token() if question is Ask.TOKEN else self.engine.counters())
         self.asking = False
+        if self.answer is not None and self.answer.tokens is not None:
+            self.counted(self.answer.tokens)
 
     def add_to(self, seen: EngineStats) -> EngineStats:
         """Return a look together with what has been asked and answered since the one before."""
@@ -213,6 +223,7 @@ async def watch(
     limits: Limits,
     *,
     read_stats_nowait: ReadStatsNowait | None = None,
+    counted: Callable[[float], None] = lambda _: None,
 ) -> str:
     """Return what stands still and for how long, when the engine hangs; `changed` gets whether it can be reached.
 
@@ -225,8 +236,9 @@ async def watch(
         changed: Called when it can be reached, or cannot be any more.
         limits: How long what may stand still.
         read_stats_nowait: The same without waiting; None when only `read_stats` can tell.
+        counted: Called with the tokens that it has computed since its start, when it says so.
     """
-    state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine), ""
+    state, reachable, inquiry, hung = Watch(), True, _Inquiry(engine, counted), ""
     skips = skips_so_far()
 
     def is_idle() -> bool:

@@ -81,6 +81,7 @@ class Answer:
         work: Requests in flight or queued; None when it does not say.
         counters: Whatever changes with every batch; None when it does not say.
         token: Whether a request for one token was answered; None when none was made.
+        tokens: How many it has computed since its start; None when it does not say.
     """
 
     health: Literal["ok", "busy", "gone"]
@@ -88,6 +89,7 @@ class Answer:
     work: int | None = None
     counters: tuple[float, ...] | None = None
     token: bool | None = None
+    tokens: float | None = None
 
 
 @attrs.frozen

@@ -333,8 +333,7 @@ class Attempt:
     ) -> Failure:
         """Return when it hangs, or its GPU has failed."""
         context = self.context
-        key = context.status_manager.key
-        port = record.address[1]
+        key, port = context.status_manager.key, record.address[1]
         log.info("started inference service", name=key.name, pid=child.pid, port=port, namespace=key.namespace)
         self._started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
@@ -349,6 +348,7 @@ class Attempt:
                 self.status.set_answering,
                 context.settings.limits,
                 read_stats_nowait=measuring.measure_nowait,
+                counted=partial(context.status_manager.count_tokens, child.pid),
             )
             failures.append(Failure(Reason.HUNG, f"the engine hangs: {hung}"))
 

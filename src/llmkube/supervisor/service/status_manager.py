@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import attrs
 import structlog
+import trio
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -25,6 +26,7 @@ from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.power.token_energy import TokenCount
 from llmkube.supervisor.service.conditions import model_conditions, service_conditions
 from llmkube.supervisor.service.endpoint_objects import (
     all_endpoint_objects,
@@ -53,6 +55,7 @@ class StatusManager:
         changed: Its version grows whenever the snapshot has changed.
         reach: How this host is reached.
         speaks: Whether what this host knows goes into the objects' status; of several hosts that run replicas one does.
+        tokens: What its engine has said last of what it has computed.
     """
 
     facts: Facts
@@ -63,6 +66,7 @@ class StatusManager:
     changed: Mailbox[None]
     reach: Mailbox[Reach]
     speaks: bool = True
+    tokens: TokenCount | None = None
     _adopting: bool = False
     _of_service: status.Conditions = ()
     _of_model: status.Conditions = ()
@@ -83,6 +87,10 @@ class StatusManager:
         """The newest snapshot, with the further ids that the newest wish gives the service."""
         aliases = further_ids(self.key.name, self.facts.wish.service.spec)
         return attrs.evolve(self.view, aliases=aliases) if aliases else self.view
+
+    def count_tokens(self, pid: int, tokens: float) -> None:
+        """Note what an engine says; no object says it, so nothing is written."""
+        self.tokens = TokenCount(pid, tokens, trio.current_time())
 
     def update(self, change: Callable[Concatenate[Facts, P], Facts], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make new facts of the old, and say what follows: `update(Facts.with_plan, ignored)`.

@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from llmkube.cli.commands.programs.agent import agent, own_token
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
-from llmkube.supervisor.host.power import sudoers_rule
 from llmkube.supervisor.nouns.join_record import JoinRecord, record_path, token_path
+from llmkube.supervisor.power import sources
+from llmkube.supervisor.power.powermetrics import sudoers_rule
 
 
 def run(*args):
@@ -42,6 +43,20 @@ def test_power_is_refused_where_it_cannot_be_measured(monkeypatch, tmp_path, kub
     result = run(*args, "--kubeconfig", str(kubeconfig))
     assert result.exit_code != 0
     assert "--apple-power-enabled: only macOS" in result.output
+
+
+def test_a_linux_host_without_counters_says_so_at_the_start(monkeypatch, tmp_path, kubeconfig):
+    """What --power-enabled cannot read is named before anything is started."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sources, "read_counters", read_counters)
+    args = ("--power-enabled", "--llama-server", sys.executable, "--state-dir", str(tmp_path))
+    result = run(*args, "--kubeconfig", str(kubeconfig))
+    assert result.exit_code != 0
+    assert "--power-enabled: " in result.output
+
+
+def read_counters(folder, now):
+    raise FileNotFoundError(f"no package has a counter in {folder}")
 
 
 @pytest.fixture

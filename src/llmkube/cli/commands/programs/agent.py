@@ -54,7 +54,6 @@ from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.credential_monitor import run_credential_note
-from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host_token import run_token_renewal
 from llmkube.supervisor.local import open_local_ports
@@ -62,6 +61,10 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.host_credential import note_path
 from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.power.cpu_time import CpuTime
+from llmkube.supervisor.power.meter import PowerMeter
+from llmkube.supervisor.power.sample import PowerSource
+from llmkube.supervisor.power.sources import power_source
 
 log = structlog.get_logger()
 
@@ -138,11 +141,14 @@ def _run(flags: Mapping[str, Any]) -> None:
         raise UserError("--apple-power-enabled: only macOS can measure it; leave the flag out on this host")
     if config.keep_awake and sys.platform != "darwin":
         raise UserError("--keep-awake: only macOS has caffeinate; leave the flag out on this host")
+    source: PowerSource | None = None
+    if config.apple_power_enabled or config.power_enabled:
+        source = power_source(sys.platform, os.getuid(), random.Random())  # noqa: S311 - jitter, not a secret
     raise_descriptor_limit()
     with held_state_dir(config.state_dir):
         settings = agent_settings(config, cluster.server, llama_server)  # may note the host's name in the directory
         settings = attrs.evolve(settings, token_file=own_token(cluster, config.state_dir))
-        trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
+        trio.run(run_until_signal, partial(serve, config, settings, cluster, source), log.info)
 
 
 def _folder_of(flags: Mapping[str, Any]) -> Path:
@@ -214,7 +220,9 @@ def own_token(cluster: ClusterConfig, state_dir: Path) -> Path | None:
     return own
 
 
-async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, stop: Stop) -> None:
+async def serve(
+    config: AgentConfig, settings: AgentSettings, cluster: ClusterConfig, power: PowerSource | None, stop: Stop
+) -> None:
     """Run the agent and its probes until the stop; the agent ends first, and the probes tell of it to the last."""
     async with (
         open_loop_watchdog() as loop_watchdog,
@@ -227,10 +235,10 @@ async def serve(config: AgentConfig, settings: AgentSettings, cluster: ClusterCo
         with stop.here():
             view = await agents.start(run_agent, client, settings, ports)
             if probes is not None:
-                meter = PowerMeter() if config.apple_power_enabled else None
-                if meter is not None:
-                    rng = random.Random()  # noqa: S311 - jitter, not a secret
-                    agents.start_soon(run_power_meter, meter, power_command(os.getuid()), rng)
+                meter: PowerMeter | None = None
+                if power is not None:
+                    meter = PowerMeter(power.name, power.domains, view.engines, CpuTime())
+                    agents.start_soon(power.run, meter.take, meter.failed)
                 registry = agent_registry(
                     view,
                     ports.downloads,

@@ -51,9 +51,9 @@ from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.state_lock import holder_of, up_on, wait_gone
 from llmkube.cli.target_cluster import find_config
-from llmkube.supervisor.host.power import sudoers_rule
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
+from llmkube.supervisor.power.powermetrics import sudoers_rule
 
 POLL_SECONDS: Final = 0.25
 _LAN_SECONDS: Final = 15.0

@@ -13,12 +13,13 @@ import trio
 from llmkube.base.mailbox import Mailbox
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job_files
 from llmkube.cli.commands.programs.background.cordon_commands import cordon_sentence
-from llmkube.cli.commands.programs.background.health import probed_health
+from llmkube.cli.commands.programs.background.health import probed_health, probed_metrics
 from llmkube.cli.commands.programs.background.interpreter import interpreter_news
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
 from llmkube.cli.commands.programs.background.launchctl import JobState, launchctl_program
 from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL
 from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of
+from llmkube.cli.commands.programs.background.power_status import power_words, without_figures
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
 from llmkube.cli.config import AgentConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
@@ -92,7 +93,7 @@ async def _stay(look: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
     clock, told = Mailbox(None), _News()
 
     async def news() -> Sequence[str]:
-        return told.since(await look())
+        return told.since(without_figures(await look()))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tick, clock)
@@ -120,6 +121,7 @@ async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
     said["agent"] = f"{f'runs (pid {pid})' if pid is not None else _IDLE} on {folder}"
     said["healthz"] = await probed_health(port) if pid is not None else ""
     said["cordon"] = cordon_sentence(folder)
+    said |= power_words(await probed_metrics(port)) if said["healthz"] else {}
     failed = read_failed_starts(folder, start_of(1))
     if pid is None and failed.count:
         said["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"

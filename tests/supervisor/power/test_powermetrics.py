@@ -2,23 +2,23 @@
 
 import os
 import random
+import signal
 import sys
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
-from llmkube.supervisor.host import power
-from llmkube.supervisor.host.power import (
+from llmkube.supervisor.power import powermetrics
+from llmkube.supervisor.power.powermetrics import (
     POWERMETRICS,
-    STALE_SECONDS,
-    PowerMeter,
+    Powermetrics,
     PowerReader,
-    PowerSample,
     power_command,
-    run_power_meter,
+    problem_of,
     sudoers_rule,
 )
+from llmkube.supervisor.power.sample import PowerProblem, PowerSample
 
 SAMPLE = """
 *** Sampled system activity (Sat Nov 21 19:20:01 2026 +0100) (5004.50ms elapsed) ***
@@ -68,28 +68,35 @@ def test_a_system_that_writes_no_sum_gets_ours():
         SAMPLE.replace("mW", "W"),
         SAMPLE.replace("5004.50ms", "5.0.4ms"),
         SAMPLE.replace("32750", "9" * 5000),
+        SAMPLE.replace("32750", "9" * 8),
         "\x00\xff garbage",
     ],
-    ids=["no header", "no sum", "another unit", "no time", "no number", "garbage"],
+    ids=["no header", "no sum", "another unit", "no time", "no number", "more than any chip draws", "garbage"],
 )
 def test_what_is_no_sample_is_none(text):
     """A sum without its header, another unit, and figures that no chip draws say nothing, and break nothing."""
     assert samples_of(text) == []
 
 
-# -- what is known ----------------------------------------------------------------------------------------------------
+# -- why there is none ------------------------------------------------------------------------------------------------
 
 
-async def test_an_old_figure_is_not_told_as_new(autojump_clock):
-    """Power is forgotten when no sample has come for a while, energy is kept."""
-    meter = PowerMeter()
-    assert meter.view().watts == {}
-    meter.take(PowerSample({"gpu": 30.0, "combined": 30.0}, 5.0))
-    meter.take(PowerSample({"gpu": 10.0, "combined": 10.0}, 5.0))
-    assert meter.view().watts == {"gpu": 10.0, "combined": 10.0}
-    await trio.sleep(STALE_SECONDS)
-    assert meter.view().watts == {}
-    assert meter.view().joules == {"cpu": 0.0, "gpu": 200.0, "ane": 0.0}
+@pytest.mark.parametrize(
+    ("words", "code", "writes", "problem"),
+    [
+        ("sudo: a password is required", 1, True, PowerProblem.NOT_PERMITTED),
+        ("powermetrics must be invoked as the superuser", 1, True, PowerProblem.NOT_PERMITTED),
+        ("mac is not in the sudoers file.", 1, True, PowerProblem.NOT_PERMITTED),
+        ("second underflow occured", 3, True, PowerProblem.ENDED),
+        ("", 0, False, PowerProblem.ENDED),
+        ("", -9, False, PowerProblem.KILLED),
+        ("<plist>", None, True, PowerProblem.NOT_UNDERSTOOD),
+        ("", None, False, PowerProblem.SILENT),
+    ],
+)
+def test_each_failure_has_a_name(words, code, writes, problem):
+    """What a sampler's end, its words and its silence mean."""
+    assert problem_of(words, code, writes=writes) is problem
 
 
 # -- real processes ---------------------------------------------------------------------------------------------------
@@ -109,39 +116,92 @@ async def until(true):
             await trio.sleep(0.01)
 
 
+class Heard:
+    """What a source has told."""
+
+    def __init__(self):
+        self.samples, self.problems = [], []
+
+    async def run(self, command):
+        await Powermetrics(command, random.Random(1)).run(self.samples.append, self.problems.append)
+
+
 @pytest.fixture
 def _at_once(monkeypatch):
-    monkeypatch.setattr(power, "RETRY", power.Backoff(base_seconds=0.01, cap_seconds=0.01))
+    monkeypatch.setattr(powermetrics, "RETRY", powermetrics.Backoff(base_seconds=0.01, cap_seconds=0.01))
+
+
+@pytest.fixture
+def _impatient(monkeypatch, _at_once):
+    monkeypatch.setattr(powermetrics, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(powermetrics, "SAMPLE_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("_at_once")
 async def test_a_sampler_that_ends_is_told_and_started_again(tmp_path):
     """Its last words are in the log, and its successor is heard."""
-    meter = PowerMeter()
+    heard = Heard()
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            command = script(tmp_path, "echo second underflow >&2; exit 3")
-            nursery.start_soon(run_power_meter, meter, command, random.Random(1))
-            await until(lambda: meter.view().joules["gpu"] > 2 * 31.5 * 5)
+            nursery.start_soon(heard.run, script(tmp_path, "echo second underflow >&2; exit 3"))
+            await until(lambda: len(heard.samples) > 2)
             nursery.cancel_scope.cancel()
+    assert heard.problems[0] is PowerProblem.ENDED
     assert "second underflow" in logs[0]["said"]
     assert not logs[0]["hint"]
 
 
 @pytest.mark.usefixtures("_at_once")
 @pytest.mark.parametrize(
-    ("command", "said"),
-    [(["/nowhere/sudo"], "/nowhere/sudo: No such file"), (["/bin/sh", "-c", "echo no right; exit 1"], "no right")],
+    ("command", "said", "problem", "hint"),
+    [
+        (["/nowhere/sudo"], "/nowhere/sudo: No such file", PowerProblem.NOT_FOUND, "/usr/bin/powermetrics"),
+        (
+            ["/bin/sh", "-c", "echo 'sudo: a password is required'; exit 1"],
+            "a password",
+            PowerProblem.NOT_PERMITTED,
+            "llmkube agent sudoers",
+        ),
+    ],
 )
-async def test_who_may_not_measure_is_told_what_to_do(command, said):
+async def test_who_may_not_measure_is_told_what_to_do(command, said, problem, hint):
     """A sampler that cannot begin costs one line in the log, which says why and how to allow it."""
+    heard = Heard()
     with capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run_power_meter, PowerMeter(), command, random.Random(1))
+            nursery.start_soon(heard.run, command)
             await until(lambda: len(logs) > 1)
             nursery.cancel_scope.cancel()
     assert said in logs[0]["said"]
-    assert "llmkube agent sudoers" in logs[0]["hint"]
+    assert hint in logs[0]["hint"]
+    assert (heard.problems[0], heard.samples) == (problem, [])
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("kill -9 $$", PowerProblem.KILLED),
+        ("kill -STOP $$; sleep 60", PowerProblem.SILENT),
+        ("while :; do echo '<plist version=1.0>'; sleep 0.1; done", PowerProblem.NOT_UNDERSTOOD),
+        ("exec tr '\\0' x < /dev/zero", PowerProblem.NOT_UNDERSTOOD),
+        ("exec sleep 60", PowerProblem.SILENT),
+    ],
+    ids=["killed", "stopped", "another format", "a line without an end", "hangs"],
+)
+async def test_a_sampler_that_tells_nothing_any_more_is_given_up(tmp_path, body, problem):
+    """After its first sample it is killed, stopped, or writes what is none: the reason is told, and it is gone."""
+    heard = Heard()
+    pid_file = tmp_path / "pids"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heard.run, script(tmp_path, f"echo $$ >> {pid_file}; {body}"))
+        await until(lambda: len(heard.problems) >= 2)
+        nursery.cancel_scope.cancel()
+    assert heard.problems[0] is problem
+    assert len(heard.samples) >= 2, "it was not tried again"
+    for pid in pid_file.read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), signal.SIGCONT)
 
 
 @pytest.mark.parametrize("deaf", ["", "trap '' TERM;"], ids=["ours to signal", "deaf like a process of root"])
@@ -150,7 +210,7 @@ async def test_a_sampler_ends_with_its_reader(tmp_path, deaf):
     pid_file = tmp_path / "pid"
     body = f"{deaf} echo $$ > {pid_file}; while :; do echo line; sleep 0.05; done"
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_power_meter, PowerMeter(), script(tmp_path, body), random.Random(1))
+        nursery.start_soon(Heard().run, script(tmp_path, body))
         await until(lambda: pid_file.exists() and pid_file.read_text().strip())
         nursery.cancel_scope.cancel()
     with pytest.raises(ProcessLookupError):
@@ -159,14 +219,14 @@ async def test_a_sampler_ends_with_its_reader(tmp_path, deaf):
 
 async def test_a_line_without_an_end_takes_no_memory(tmp_path):
     """A hundred megabytes in one line are passed over, and the sample before them is kept."""
-    meter = PowerMeter()
+    heard = Heard()
     command = script(tmp_path, f"exec {sys.executable} -c \"print('x' * 100_000_000)\"")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(run_power_meter, meter, command, random.Random(1))
+        nursery.start_soon(heard.run, command)
         with capture_logs() as logs:
             await until(lambda: logs)
         nursery.cancel_scope.cancel()
-    assert meter.view().watts["gpu"] == 31.5
+    assert heard.samples[0].watts["gpu"] == 31.5
     assert len(logs[0]["said"]) < 5000
 
 

@@ -1,0 +1,66 @@
+"""What this host draws, for `llmkube agent status`: read from the metrics of the agent. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+
+from llmkube.supervisor.power.sample import COMBINED
+
+NOT_MEASURED: Final = "not measured"
+
+_SERIES: Final = re.compile(r"llmkube_metal_agent_(\w+?)(?:\{(.*)\})? (\S+)")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@attrs.frozen
+class _Series:
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def power_words(exposition: str) -> dict[str, str]:
+    """Return what is to be said of power, by the word that begins its line; nothing where it is not measured at all."""
+    domains: dict[str, float] = {}
+    services: dict[str, list[str]] = {}
+    problem = ""
+    for each in _series(exposition):
+        name = f"{each.labels.get('namespace')}/{each.labels.get('name')}"
+        if each.name == "power_problem":
+            problem = each.labels.get("reason", "")
+        elif each.name == "power_watts":
+            domains[each.labels.get("domain", "")] = each.value
+        elif found := re.fullmatch(r"apple_power_(\w+)_watts", each.name):
+            domains[found[1]] = each.value
+        elif each.name == "service_power_watts":
+            services.setdefault(name, []).insert(0, f"{each.value:.1f} W")
+        elif each.name == "service_joules_per_token":
+            services.setdefault(name, []).append(f"{each.value:.2g} J per token")
+    total = domains.pop(COMBINED, None)
+    said: dict[str, str] = {}
+    if total is not None:
+        parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()))
+        said["power"] = f"{total:.1f} W ({parts})"
+    elif problem:
+        said["power"] = f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`"
+    if services:
+        said["draws"] = "; ".join(f"{name} {', '.join(words)}" for name, words in sorted(services.items()))
+    return said
+
+
+def without_figures(said: Mapping[str, str]) -> dict[str, str]:
+    """Return what changes seldom: a program that gets a line per change is not told watts every two seconds."""
+    figures = {word for word in ("power", "draws") if not said.get(word, "").startswith(NOT_MEASURED)}
+    return {word: value for word, value in said.items() if word not in figures}
+
+
+def _series(exposition: str) -> Iterator[_Series]:
+    for line in exposition.splitlines():
+        if (found := _SERIES.fullmatch(line)) is None:
+            continue
+        try:
+            yield _Series(found[1], dict(_LABEL.findall(found[2] or "")), float(found[3]))
+        except ValueError:
+            continue

@@ -1,0 +1,50 @@
+"""What a source of power tells: means over seconds, or why it tells none. Pure."""
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import Final, Never, Protocol
+
+import attrs
+
+STALE_SECONDS: Final = 10.0
+"""A figure that is older says nothing about now; sources tell one every two to five seconds."""
+
+COMBINED: Final = "combined"
+"""What a source gives for its domains together; the energy of the domains is not counted twice for it."""
+
+
+@attrs.frozen
+class PowerSample:
+    """The mean power of each domain over some seconds that end now."""
+
+    watts: Mapping[str, float]
+    seconds: float
+
+
+class PowerProblem(enum.StrEnum):
+    """Why a source tells nothing."""
+
+    NOT_PERMITTED = "NotPermitted"  # no line in sudoers, or a file that only root may read
+    NOT_FOUND = "NotFound"  # no such program, or no such counter
+    KILLED = "Killed"  # by a signal
+    ENDED = "Ended"  # by itself
+    NOT_UNDERSTOOD = "NotUnderstood"  # it writes, but no sample
+    SILENT = "Silent"  # it runs and writes nothing: it is stopped, or hangs
+
+
+class PowerSource(Protocol):
+    """Something that measures what this host draws."""
+
+    @property
+    def name(self) -> str:
+        """What its figures are called after: `apple` or `rapl`."""
+        ...
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """What it measures apart."""
+        ...
+
+    async def run(self, take: Callable[[PowerSample], None], failed: Callable[[PowerProblem], None]) -> Never:
+        """Never return: tell each sample as it ends, and each failure; go on after it."""
+        ...

@@ -1,0 +1,75 @@
+"""Random timelines in which owners take hosts back again and again, among all other faults: what must never be."""
+
+import random
+
+import attrs
+import pytest
+
+from lengths import CORDON_SEEDS, QUIET_MINUTES
+from llmkube.supervisor.host_cordon import HostCordon
+from llmkube.supervisor.nouns.cordon import Cordon
+from sim import score
+from sim.faults import FAULTS
+from sim.faults_owner import cordoned
+from sim.mutation import fitting
+from sim.test_mutants import CREATED, acts
+
+OWNERS = sorted(name for name, row in FAULTS.items() if row.inject.__module__ == cordoned.__module__)
+
+
+def of_owners(seed):
+    """A seed's timeline on two hosts, in which every third fault is an owner's word."""
+    timeline, rng = score.timeline_of(seed, 2), random.Random(seed)
+
+    def drawn(happening):
+        of_user = happening.name not in FAULTS or rng.random() > 1 / 3
+        return happening if of_user else attrs.evolve(happening, name=rng.choice(OWNERS))
+
+    return attrs.evolve(timeline, happenings=tuple(map(drawn, timeline.happenings)))
+
+
+@pytest.mark.parametrize("seed", range(CORDON_SEEDS))
+def test_a_seed_with_cordons_violates_nothing(seed):
+    """A cordoned host has no engine after its drain and its grace, another one serves, and it returns by itself."""
+    result = score.play(of_owners(seed), quiet_minutes=QUIET_MINUTES)
+    assert not result.violations
+
+
+def test_owners_do_many_things():
+    """There are enough kinds of what owners do, and timelines are drawn that have them."""
+    assert len(OWNERS) >= 9
+    drawn = {happening.name for seed in range(20) for happening in of_owners(seed).happenings}
+    assert drawn.issuperset(OWNERS)
+
+
+def holds_for_ever(self, now):
+    return True
+
+
+MUTANTS = {
+    "a cordon ends nothing": (
+        HostCordon,
+        "serves",
+        property(lambda self: self.accelerators),
+        acts(*CREATED, (100.0, "cordoned-for-a-while")),
+        "not given back",
+    ),
+    "a host never returns": (
+        Cordon,
+        "holds",
+        holds_for_ever,
+        acts(*CREATED, (100.0, "cordoned-for-a-while")),
+        "stuck",
+    ),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_booked(name, monkeypatch):
+    """The books see this bug, and without it the same timeline is clean."""
+    owner, attribute, replacement, timeline, column = MUTANTS[name]
+    with monkeypatch.context() as patched, fitting():
+        patched.setattr(owner, attribute, replacement)
+        assert column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
+    assert not score.play(timeline, quiet_minutes=3).violations

@@ -1,0 +1,313 @@
+"""A host that sleeps and wakes in the middle of something: nothing that works is ended, and nothing is done twice.
+
+Its own clocks stand still while a host sleeps, so for the host itself a sleep is a moment in which the wall clock jumps
+and every connection dies (`nap`). Other hosts live through it: there its agent is stopped meanwhile (`asleep`).
+"""
+
+import datetime
+from contextlib import contextmanager
+from functools import partial
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmkube.supervisor.cluster.claim_manager import ClaimManager
+from llmkube.supervisor.cluster.host_lease import HostReport
+from llmkube.supervisor.engine import health
+from llmkube.supervisor.host_cordon import LOOK_SECONDS
+from llmkube.supervisor.nouns.cordon import Cordon
+from llmkube.supervisor.nouns.liveness import Verdict
+from pressure.hosts import pressed_world, running
+from sim.freezing import frozen
+from sim.machine import Script
+from sim.mutation import is_caught
+from sim.test_presence_mutants import never_yields
+from sim.world import agent_settings, open_world
+
+NIGHT = 8 * 3600.0
+QUICK = {"lease_renew_seconds": 5.0}
+
+
+def a_host(**changes):
+    return open_world(settings=agent_settings(**QUICK, **changes))
+
+
+def nap(host, seconds=NIGHT):
+    """The host falls asleep and wakes: its connections are dead, and say so when they are used."""
+    host.network.hush()
+    host.asleep_seconds += seconds
+
+
+@contextmanager
+def asleep(host):
+    """The host sleeps while other hosts do not."""
+    before, host.faults.kind = trio.current_time(), "half-open"
+    host.network.hush()
+    with frozen(host.program):
+        yield
+    host.faults.kind = ""
+    host.network.sever()
+    host.asleep_seconds += trio.current_time() - before
+
+
+def cordon(host, seconds=None):
+    host.machine.cordon = Cordon(None if seconds is None else host.utcnow() + datetime.timedelta(seconds=seconds))
+
+
+async def engines(world, name="chat"):
+    await trio.lowlevel.checkpoint()
+    return world.live(name)
+
+
+async def serving(world):
+    await world.apply()
+    await world.until(world.phase, "Ready")
+    return next(child for host in world.hosts.values() for child in host.machine.live())
+
+
+async def test_requests_in_flight_go_on_after_a_wake(autojump_clock):
+    """Their engine is not called hung for the hours in which nothing moved, and serves to their end."""
+    async with a_host() as world:
+        engine = await serving(world)
+        engine.in_flight = 2
+        await trio.sleep(120)
+        nap(world.first)
+        await trio.sleep(1800)
+        assert engine.exit is None
+        assert await world.ready_addresses() == 1
+        engine.in_flight = 0
+        await trio.sleep(600)
+        assert len(world.machine.spawned) == 1
+        assert await world.phase() == "Ready"
+
+
+async def test_a_drain_goes_on_after_a_wake(autojump_clock):
+    """Asleep in the middle of a drain: the requests have what is left of their time, and the engine ends after them."""
+    async with a_host() as world:
+        engine = await serving(world)
+        engine.in_flight = 1
+        cordon(world.first)
+        await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
+        await trio.sleep(10)
+        nap(world.first)
+        await trio.sleep(10)
+        assert engine.exit is None, "the night was taken for the end of the drain"
+        engine.in_flight = 0
+        await world.until(engines, [], world, seconds=15)
+        assert world.machine.cordon is not None
+        await trio.sleep(600)
+        assert world.live("chat") == []
+
+
+async def test_a_wake_during_a_download_begins_it_no_second_time(autojump_clock):
+    """What was fetched counts: one fetch, and the service is ready when it is over."""
+    async with a_host() as world:
+        world.machine.fetch_seconds["builtin://demo"] = 400.0
+        await world.apply()
+        await trio.sleep(100)
+        nap(world.first)
+        await trio.sleep(100)
+        nap(world.first, 60)
+        await world.until(world.phase, "Ready", seconds=250)
+        assert len(world.machine.spawned) == 1
+
+
+async def test_a_wake_during_a_load_is_no_stall(autojump_clock):
+    """A load that goes on after the night is the same load."""
+    async with a_host() as world:
+        world.machine.default = Script(load_seconds=600.0)
+        await world.apply()
+        await world.until(engines, ["sim"], world)
+        await trio.sleep(200)
+        nap(world.first)
+        await trio.sleep(150)
+        nap(world.first)
+        await world.until(world.phase, "Ready", seconds=300)
+        assert len(world.machine.spawned) == 1
+
+
+async def test_a_wake_during_an_eviction_evicts_no_other(autojump_clock):
+    """A victim that still ends when its host falls asleep is the only one, and it returns when there is room."""
+    async with pressed_world(**QUICK) as world:
+        (victim,) = world.machine.live("draft")
+        victim.script = attrs.evolve(victim.script, stop_seconds=8.0)
+        world.machine.memory.other = 20
+        await trio.sleep(6)
+        assert victim.exit is None
+        nap(world.first)
+        await world.until(running, ["chat", "embed"], world, seconds=30)
+        await trio.sleep(300)
+        assert await running(world) == ["chat", "embed"]
+        assert sum(world.agent.memory().evictions.values()) == 1
+        world.machine.memory.other = 8
+        nap(world.first)
+        await world.until(running, ["chat", "draft", "embed"], world, seconds=60)
+        assert [len(world.machine.starts(name)) for name in ("chat", "embed", "draft")] == [1, 1, 2]
+
+
+async def test_a_wake_does_not_end_a_cordon(autojump_clock):
+    """The owner's word counts after the night; with an end it counts until that, and then the host serves."""
+    async with a_host() as world:
+        await serving(world)
+        cordon(world.first)
+        await world.until(engines, [], world)
+        nap(world.first)
+        await trio.sleep(600)
+        assert world.live("chat") == []
+        cordon(world.first, NIGHT + 900)
+        await trio.sleep(60)
+        nap(world.first)
+        await trio.sleep(600)
+        assert world.live("chat") == [], "it has returned too early"
+        await world.until(world.ready_addresses, 1, seconds=400)
+        assert len(world.machine.spawned) == 2
+
+
+async def test_two_sleeps_in_a_row(autojump_clock):
+    """A host that falls asleep again before it has said everything says it after the second wake; nothing restarts."""
+    async with a_host() as world:
+        await serving(world)
+        world.first.faults.kind = "half-open"
+        nap(world.first)
+        await trio.sleep(7)
+        nap(world.first)
+        await trio.sleep(1)
+        await world.apply(contextSize=512)
+        world.first.faults.kind = ""
+        world.network.sever()
+        nap(world.first)
+        await world.until(lambda: count(world), 2, seconds=60)
+        await world.until(world.phase, "Ready", seconds=60)
+        assert await world.ready_addresses() == 1
+        assert len(world.machine.live("chat")) == 1
+
+
+async def count(world):
+    await trio.lowlevel.checkpoint()
+    return len(world.machine.spawned)
+
+
+async def two_hosts(world):
+    """A service on one of two hosts; return where it runs and the other."""
+    await world.add_host("mini")
+    await trio.sleep(10)
+    await serving(world)
+    (holder,) = world.live("chat")
+    (other,) = world.hosts.keys() - {holder}
+    return world.hosts[holder], world.hosts[other]
+
+
+async def test_what_another_host_took_over_meanwhile_is_not_served_twice(autojump_clock):
+    """After the wake the engine with its request in flight drains and ends; the other host's is published."""
+    async with a_host() as world:
+        holder, other = await two_hosts(world)
+        (engine,) = holder.machine.live("chat")
+        engine.in_flight = 1
+        with asleep(holder):
+            await world.until(lambda: engines(world), sorted([holder.name, other.name]), seconds=120)
+            await trio.sleep(60)
+        await trio.sleep(15)
+        assert engine.exit is None, "its request was cut off"
+        assert await world.claims() == {0: other.name}
+        engine.in_flight = 0
+        await world.until(engines, [other.name], world, seconds=30)
+        await trio.sleep(300)
+        assert await engines(world) == [other.name]
+        assert [host for host, _, ready in await world.slices() if ready] == [other.name]
+        assert await world.phase() == "Ready"
+
+
+async def test_a_cordon_while_the_other_host_sleeps(autojump_clock):
+    """Until the other one wakes no host serves, and the object says why; then it serves within a minute."""
+    async with a_host() as world:
+        holder, other = await two_hosts(world)
+        with asleep(other):
+            cordon(holder)
+            await world.until(engines, [], world, seconds=60)
+            await trio.sleep(60)
+            assert (await world.condition("Available"))[1] == "NoHost"
+        await world.until(engines, [other.name], world, seconds=60)
+        await world.until(world.phase, "Ready", seconds=60)
+
+
+async def test_a_host_that_was_cordoned_in_its_sleep_gives_back_at_the_wake(autojump_clock):
+    """The word was there before the agent ran again: the engine ends, and the claim is the other host's."""
+    async with a_host() as world:
+        holder, other = await two_hosts(world)
+        with asleep(holder):
+            cordon(holder)
+            await trio.sleep(5)
+        await world.until(engines, [other.name], world, seconds=90)
+        await world.until(world.ready_addresses, 1, seconds=60)
+
+
+# -- deliberate bugs --------------------------------------------------------------------------------------------------
+
+
+def hung_when_it_works(original):
+    def step(watch, stats, now, limits):
+        watch, verdict = original(watch, stats, now, limits)
+        return watch, Verdict(hung="nothing has moved for a night") if watch.work else verdict
+
+    return step
+
+
+def loads_have_a_clock(original):
+    def step_load(load, stats, now, limits):
+        load, stalled = original(load, stats, now, limits)
+        return load, stalled or ("it takes long" if now > 400 else "")
+
+    return step_load
+
+
+async def nothing(*_):
+    await trio.lowlevel.checkpoint()
+
+
+def says_nothing_of_a_cordon(original):
+    return property(lambda self: original.fget(attrs.evolve(self, cordon="")))
+
+
+def ends_at_eight(self, now):
+    return now.day == 1 and now.hour < 8
+
+
+MUTANTS = {
+    "work is a sign of hanging": (
+        test_requests_in_flight_go_on_after_a_wake,
+        health,
+        "step",
+        hung_when_it_works(health.step),
+    ),
+    "requests are not waited for": (test_a_drain_goes_on_after_a_wake, health.Engine, "wait_idle", nothing),
+    "loads have a clock": (
+        test_a_wake_during_a_load_is_no_stall,
+        health,
+        "step_load",
+        loads_have_a_clock(health.step_load),
+    ),
+    "a wake ends a cordon": (test_a_wake_does_not_end_a_cordon, Cordon, "holds", ends_at_eight),
+    "a returned host does not yield": (
+        test_what_another_host_took_over_meanwhile_is_not_served_twice,
+        ClaimManager,
+        "may_run",
+        never_yields(ClaimManager.may_run),
+    ),
+    "a cordoned host stands in its Lease as one that serves": (
+        test_a_cordon_while_the_other_host_sleeps,
+        HostReport,
+        "annotations",
+        says_nothing_of_a_cordon(HostReport.annotations),
+    ),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name, monkeypatch):
+    """Each deliberate bug fails its timeline."""
+    timeline, target, attribute, bug = MUTANTS[name]
+    monkeypatch.setattr(target, attribute, bug)
+    assert is_caught(partial(trio.run, timeline, None, clock=MockClock(autojump_threshold=0)))
