@@ -3,8 +3,8 @@
 Programs that come by an address, or by a name of these networks, may ask; a page in a browser may not.
 """
 
+import re
 from typing import Final
-from urllib.parse import urlsplit
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -28,6 +28,7 @@ MOST_DRAINS: Final = 4
 
 _LOOK_SECONDS: Final = 0.25
 _OF_CLUSTERS: Final = (".svc", ".cluster.local")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")  # RFC 9110, 7.2
 
 
 def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
@@ -76,7 +77,9 @@ def admin_judge(head: RequestHead, peer: str) -> Response | None:
 
 
 def _host_of(head: RequestHead) -> str:
-    try:
-        return (urlsplit(f"//{head.lines.get('host')}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    """Return the name or address that a Host header consists of, "" of one that is more than that and a port.
+
+    A URL parser would read `a.svc/@evil.example` and `[::1].evil.example` as names of these networks.
+    """
+    host = _HOST.fullmatch(head.lines.get("host") or "")
+    return (host[1] or host[2]).lower().rstrip(".") if host else ""
