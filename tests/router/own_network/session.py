@@ -20,6 +20,7 @@ import pytest
 import structlog
 import trio
 
+from llmkube.router.policy import decision
 from router.own_network import canaries
 from router.policy import oracle
 from router.policy.drawn_routers import TEAMS, config_of, draw_request, draw_router
@@ -147,6 +148,17 @@ def follow_redirects(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transport, "start", following)
 
 
+def wait_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Decisions that say of all backends how long they are waited for: a bug that adds one would end in a KeyError."""
+    decide = decision.decide
+
+    def decided(config: Any, facts: Any, allowed: Any, **given: Any) -> Any:
+        found = decide(config, facts, allowed, **given)
+        return attrs.evolve(found, first_byte_seconds=dict.fromkeys(config.backends, 9.0) | found.first_byte_seconds)
+
+    patch.setattr(decision, "decide", decided)
+
+
 BUGS: Final = {"redirects are followed": follow_redirects, **MUTANTS}
 
 
@@ -157,6 +169,7 @@ def main(count: int, seed: int, classes: str, bug: str) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         if bug:
             BUGS[bug](patch)
+            wait_for_all(patch)
         report = Path(folder, "report")
         with open_canaries(report):
             may_reach = trio.run(play, count, seed, classes, Path(folder))

@@ -58,6 +58,7 @@ CAUGHT = (
     "no region",
     "no lists of teams",
     "a fallback is any backend",
+    "a refusal goes to the default",
     "copies go to all of a rule",
 )
 
