@@ -1,13 +1,12 @@
 """What becomes of requests while engines are killed: a real `llmkube router` before three engines that a script plays.
 
-Each engine sends itself SIGKILL once in 8,000 steps of its answers, and is started again. Twelve clients ask one request
-after the other, two thirds of them for streams, and hold each answer against what it has to be: all of its words, or an
-error's status, or a stream that ends with an error event, without `[DONE]` and without a clean end. Everything else is
-wrong. Meanwhile the router keeps a budget, its metrics and its audit log.
+Each engine sends itself SIGKILL once in 8,000 steps of its answers, and is started again. Twelve clients ask one
+request after the other, two thirds of them for streams, and hold each answer against what it has to be: all of its
+words, or an error's status, or a stream that ends with an error event, without `[DONE]` and without a clean end.
+Everything else is wrong. Meanwhile the router keeps a budget, its metrics and its audit log.
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @pytest.mark.e2e
 async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch):
-    """By a real router, over sockets; its memory does not grow with requests; more than half of the answers are whole."""
+    """By a real router, over sockets; its memory stays as it is, and more than half of the answers are whole."""
     monkeypatch.setattr(session, "ODDS", min(session.ODDS, KILLED_ENGINES))
     found = await session.play(KILLED_ENGINES, tmp_path)
     assert found.wrong == []
