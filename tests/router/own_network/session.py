@@ -1,17 +1,19 @@
 """A router in a network namespace, drawn policies and requests for it, and canaries in another namespace.
 
-A program: `python -m router.own_network.session COUNT SEED CLASSES BUG`, in a namespace of its own. Two wires lead to
-the canaries: `near` to those that are local, `far` to all others. It prints what reached whom as JSON.
+A program: `python -m router.own_network.session COUNT SEED CLASSES BUG [SECONDS]`, in a namespace of its own. Two wires
+lead to the canaries: `near` to those that are local, `far` to all others. It prints what reached whom as JSON.
 """
 
 import json
 import logging
+import math
 import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,8 +101,10 @@ def written(request: dict[str, Any], router: dict[str, Any], name: str) -> tuple
     return body | {"stream": request["pick"] < 0.2}, head | {"x-request-id": name}
 
 
-async def play(count: int, seed: int, classes: str, folder: Path) -> dict[str, frozenset[str]]:
-    """Ask `count` drawn routers twice each; return which addresses each request may reach."""
+async def play(
+    count: int, seed: int, classes: str, folder: Path, *, seconds: float = math.inf
+) -> dict[str, frozenset[str]]:
+    """Ask `count` drawn routers twice each, or as many as the time allows; return where each request may go."""
     from llmkube.base.http.dial import dial  # what a bug stands in for is looked up when the router is imported
     from router.proxy.router_lab import config_of as lab_config
     from router.proxy.router_lab import local, open_lab
@@ -112,7 +116,10 @@ async def play(count: int, seed: int, classes: str, folder: Path) -> dict[str, f
             (keys / team).write_text(f"key-of-{team}")
     dice, may_reach, kinds = random.Random(seed), {}, {}
     async with open_lab(lab_config(local("none")), connect=dial) as lab:
+        until = trio.current_time() + seconds
         for number in range(count):
+            if trio.current_time() > until:
+                break
             router, requests = draw(dice, classes)
             lab.config, lab.stamp = placed(router, str(keys)), (2, number, 0)
             await lab.router.live.look()
@@ -162,7 +169,7 @@ def wait_for_all(patch: pytest.MonkeyPatch) -> None:
 BUGS: Final = {"redirects are followed": follow_redirects, **MUTANTS}
 
 
-def main(count: int, seed: int, classes: str, bug: str) -> None:
+def main(count: int, seed: int, classes: str, bug: str, seconds: float = math.inf) -> None:
     # a traceback with all local variables of a drawn router would take minutes
     level = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=level, logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -172,7 +179,7 @@ def main(count: int, seed: int, classes: str, bug: str) -> None:
             wait_for_all(patch)
         report = Path(folder, "report")
         with open_canaries(report):
-            may_reach = trio.run(play, count, seed, classes, Path(folder))
+            may_reach = trio.run(partial(play, count, seed, classes, Path(folder), seconds=seconds))
         found = json.loads(report.read_text())
     leaks = [
         (name, address, size)
@@ -186,4 +193,4 @@ def main(count: int, seed: int, classes: str, bug: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], *map(float, sys.argv[5:]))
