@@ -44,7 +44,7 @@ def test_of_sensitive_requests_alone_the_far_wire_carries_nothing():
     """Not a packet: the kernel has counted 0 bytes there, and many on the other wire."""
     found = played(WIRE_LEAKS // 4, seed=7, classes="sensitive")
     assert found["received"]["far0"] == 0
-    assert found["received"]["near0"] > 10_000
+    assert found["received"]["near0"] > 1000
     assert (found["leaks"], found["stray"]) == (0, {})
 
 
