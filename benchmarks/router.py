@@ -197,8 +197,11 @@ def paced_table(rate: int, found: Found) -> Table:
     rounds = quiet(found.paced[rate])
     rows = []
     for who, name in NAMES.items():
-        values = [added(rounds, who, field) for field in ("p50", "p99")] if who in found.idle else []
-        rows.append([name, *("lost requests" if each is None else f"{each:.0f}" for each in values or [None, None])])
+        if who not in found.idle:
+            rows.append([name, "not had here", ""])
+            continue
+        values = [added(rounds, who, field) for field in ("p50", "p99")]
+        rows.append([name, *(LOST if each is None else f"{each:.0f}" for each in values)])
     left = len(found.paced[rate]) - len(rounds)
     dropped = f", {left} of {len(found.paced[rate])} rounds not counted" if left else ""
     caption = f"{rate} requests per second at {PACED_CONNECTIONS} connections, each from when it was due{dropped}:"
