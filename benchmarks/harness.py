@@ -50,6 +50,8 @@ ORDER: Final = (
     "api_hostile",
     "http_proxy",
     "router",
+    "router_faults",
+    "killed_engines",
     "flood",
     "cluster",
     "bench_cache_memory",

@@ -4,32 +4,30 @@ All pass chats of 200 to 2,000 bytes on to one backend, nginx, which answers at 
 one backend and nothing else. "All on" has keys for its clients, twelve rules of which the last one fits, a sensitive
 class, prices, an audit log in a file, metrics, and a circuit for each backend. LiteLLM runs with as many workers as
 there are cores, without a database and without its logs. Contenders take turns in random order; each round begins with
-a second that is not counted. Where a contender loses requests, the table says so.
+a second that is not counted. Where a contender loses requests, the table says so. At a fixed rate each request counts
+from the moment at which it was due, and a round in which the way without a proxy had twice its best p99 is not counted.
+Streams are those of a backend that sends 50 tokens per second in each, with large requests beside them.
 """
 
-import os
-import socket
+import json
+import math
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import attrs
-import psutil
 import trio
-import yaml
 
 from harness import Aim, Run, Table, begin, median
-from http_load import nginx, tools, wrk
-from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender, end, launch, launch_nginx
+from http_load import sse, tools, wrk
+from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender
+from http_load.routers import FULL, LITELLM, ROUTER, Family, open_contenders
 
 ROUNDS, SECONDS, CONNECTIONS = 3, 1, (1, 10, 32, 64, 256)
-START_SECONDS: Final = 120.0
-ROUTER, FULL, LITELLM = "router", "full", "litellm"
 NAMES: Final[Mapping[str, str]] = {
     DIRECT: "no proxy",
     NGINX: "nginx",
@@ -38,10 +36,12 @@ NAMES: Final[Mapping[str, str]] = {
     FULL: "router, all on",
     LITELLM: "LiteLLM",
 }
-KEY: Final = "none"
-"""What wrk's requests show."""
+RATES, PACED_CONNECTIONS, PACED_SECONDS = (500, 1000, 3000), 64, 3
+STREAM_COUNT, STREAM_SECONDS, LARGE_BYTES, LARGE_PAUSE_SECONDS = 200, 4, 400_000, 1.0
+"""Streams of 50 tokens per second, beside requests of about 100,000 tokens one after the other."""
 
-OF_NGINX, OF_LITELLM, ADDED_MICROSECONDS, MEMORY_MIB = 0.25, 60.0, 150.0, 64.0
+OF_NGINX, OF_LITELLM, ADDED_MICROSECONDS, ADDED_P99_MICROSECONDS, MEMORY_MIB = 0.25, 60.0, 150.0, 500.0, 64.0
+PACED_AT: Final = 1000
 AT: Final = 32
 LOST: Final = "lost requests"
 
@@ -58,148 +58,25 @@ class Round:
 
 
 @attrs.frozen
-class Family:
-    """A contender of several processes: all of them are charged."""
+class Paced:
+    """What is measured at a fixed rate, of requests or of tokens; microseconds."""
 
-    port: int
-    process: psutil.Process
-
-    @property
-    def _all(self) -> list[psutil.Process]:
-        return [self.process, *self.process.children(recursive=True)]
-
-    @property
-    def processor(self) -> float:
-        """Seconds of processor time so far."""
-        times = [each.cpu_times() for each in self._all]
-        return sum(each.user + each.system for each in times)
-
-    @property
-    def memory(self) -> int:
-        """Bytes that ending them would give back."""
-        return sum(int(each.memory_full_info().uss) for each in self._all)
+    p50: float
+    p99: float
 
 
 @attrs.define(eq=False)
 class Found:
-    """All samples: rounds by connections and contender, None of a round that lost requests; seconds to start."""
+    """All samples: rounds by connections and contender, None of a round that lost requests; seconds to start.
+
+    `paced` has requests at fixed rates, round by round, and `streamed` how late tokens come behind the one before.
+    """
 
     rounds: dict[int, dict[str, list[Round | None]]]
     starts: dict[str, float]
     idle: dict[str, int]
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port
-
-
-def model_router(backend: int, *, full: bool) -> dict[str, Any]:
-    """Return the ModelRouter of a contender."""
-    local = {
-        "name": "plain",
-        "external": {"provider": "litellm", "model": "bench", "url": f"http://127.0.0.1:{backend}/v1"},
-        "tier": "local",
-    }
-    spec: dict[str, Any] = {"backends": [local], "defaultRoute": "plain"}
-    if full:
-        local["costPerMillionTokens"] = {"promptUSD": "1.5", "completionUSD": "6"}
-        away = {"name": "away", "external": {"provider": "openai", "model": "gpt"}, "tier": "cloud"}
-        spec["backends"] = [local, away]
-        spec["rules"] = [
-            {"name": f"rule-{number}", "match": {"headers": {"x-team": f"t{number}"}}, "route": {"backends": ["away"]}}
-            for number in range(10)
-        ]
-        spec["rules"] += [
-            {
-                "name": "private",
-                "match": {"dataClassification": ["pii"]},
-                "route": {"backends": ["plain"]},
-                "failClosed": True,
-            },
-            {"name": "rest", "match": {"models": ["plain*"]}, "route": {"backends": ["plain"]}},
-        ]
-        spec["policy"] = {"auth": {"keysSecretRef": {"name": "clients"}}}
-    meta = {"name": "bench", "namespace": "default"}
-    return {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "ModelRouter", "metadata": meta, "spec": spec}
-
-
-async def answers(port: int) -> float:
-    """Return after how many seconds a port accepts a connection."""
-    began = trio.current_time()
-    with trio.fail_after(START_SECONDS):
-        while True:
-            with suppress(OSError):
-                await (await trio.open_tcp_stream("127.0.0.1", port)).aclose()
-                return trio.current_time() - began
-            await trio.sleep(0.02)
-
-
-async def launch_router(stack: AsyncExitStack, folder: Path, backend: int, *, full: bool) -> tuple[Contender, float]:
-    """Start `llmkube router`; return it, and how long that took."""
-    home = folder / (FULL if full else ROUTER)
-    (home / "router-keys" / "teams").mkdir(parents=True)
-    (home / "router-keys" / "teams" / "bench").write_text(KEY)
-    manifest = model_router(backend, full=full)
-    if not full:
-        manifest["spec"]["policy"] = {"auditLog": {"sink": "file", "filePath": "/dev/null"}}
-    else:
-        manifest["spec"]["policy"]["auditLog"] = {"sink": "file", "filePath": str(home / "audit.log")}
-    (home / "router.yaml").write_text(yaml.safe_dump(manifest))
-    port = free_port()
-    ports = ["--port", str(port), "--admin-port", "0"]
-    command = [sys.executable, "-m", "llmkube", "router", "-f", str(home / "router.yaml"), *ports]
-    command += ["--state-dir", str(home), "--log-level", "error"]
-    process, _ = await launch(stack, command, tells_port=False)
-    return Contender(port, "plain", process), await answers(port)
-
-
-async def launch_litellm(stack: AsyncExitStack, folder: Path, backend: int) -> tuple[Family, float] | None:
-    """Start LiteLLM's proxy, if it can be had."""
-    python = tools.litellm_python()
-    if not python:
-        return None
-    model = {"model": "openai/bench", "api_base": f"http://127.0.0.1:{backend}/v1", "api_key": "none"}
-    config = {"model_list": [{"model_name": "plain", "litellm_params": model}]}
-    (folder / "litellm.yaml").write_text(yaml.safe_dump(config))
-    port, workers = free_port(), str(os.cpu_count() or 1)
-    program = str(Path(python).with_name("litellm"))
-    flags = ["--config", str(folder / "litellm.yaml"), "--port", str(port), "--host", "127.0.0.1"]
-    env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "NO_DOCS": "True"}
-    env["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it is without keys, as our bare router is
-    opened = partial(trio.lowlevel.open_process, env=env, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
-    process = await opened([program, *flags, "--num_workers", workers, "--telemetry", "False"])
-    stack.push_async_callback(end_family, process)
-    return Family(port, psutil.Process(process.pid)), await answers(port)
-
-
-async def end_family(process: trio.Process) -> None:
-    """End a process and those that it has started."""
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-    await end(process)
-
-
-@asynccontextmanager
-async def open_contenders(program: Sequence[str]) -> AsyncIterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Start the backend and everything that can be had; with the seconds that each took."""
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(TemporaryDirectory(prefix="llmkube-bench-")))
-        direct = await launch_nginx(stack, partial(nginx.backend_command, program))
-        proxy = partial(nginx.proxy_command, program, backend=direct.port, streams=False)
-        found: dict[str, Any] = {DIRECT: direct, NGINX: await launch_nginx(stack, proxy)}
-        command = [sys.executable, str(HERE / "contenders.py"), BARE, str(direct.port)]
-        process, port = await launch(stack, command, tells_port=True)
-        found[BARE] = Contender(port, "plain", process)
-        starts: dict[str, float] = {}
-        for name in (ROUTER, FULL):
-            found[name], starts[name] = await launch_router(stack, folder, direct.port, full=name == FULL)
-        if (made := await launch_litellm(stack, folder, direct.port)) is not None:
-            found[LITELLM], starts[LITELLM] = made
-        yield found, starts
+    paced: dict[int, list[dict[str, Paced | None]]] = attrs.field(factory=dict)
+    streamed: dict[str, list[Paced | None]] = attrs.field(factory=dict)
 
 
 async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[str]) -> Found:
@@ -214,7 +91,46 @@ async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[
             for who in run.rng.sample([*contenders] * rounds, len(contenders) * rounds):
                 for count, samples in found.rounds.items():
                     samples[who].append(await one_round(wrk_command, script, contenders[who], count, seconds))
-            return found
+            for rate in RATES:
+                found.paced[rate] = [
+                    {
+                        who: await at_rate(contenders[who], rate, seconds if run.quick else PACED_SECONDS)
+                        for who in run.rng.sample(list(contenders), len(contenders))
+                    }
+                    for _ in range(rounds)
+                ]
+        async with open_contenders(nginx_command, streams=True) as (contenders, _):
+            found.streamed = {who: [] for who in contenders}
+            for who in run.rng.sample([*contenders] * rounds, len(contenders) * rounds):
+                found.streamed[who].append(await streams_of(contenders[who]))
+        return found
+
+
+async def at_rate(contender: Contender | Family, rate: int, seconds: int) -> Paced | None:
+    """Return requests at a fixed rate; None where some had no answer."""
+    command = [sys.executable, str(HERE / "open_loop.py"), str(contender.port)]
+    command += [str(rate), str(seconds), str(PACED_CONNECTIONS), "plain"]
+    done = await trio.run_process(command, capture_stdout=True, check=False)
+    if done.returncode:
+        return None
+    said = json.loads(done.stdout)
+    return Paced(said["p50"], said["p99"]) if said["answered"] == said["due"] else None
+
+
+async def streams_of(contender: Contender) -> Paced | None:
+    """Return how late tokens of many streams come behind the one before, beside large requests; None if one broke."""
+    client = [sys.executable, str(HERE / "sse.py")]
+    large = ["large", str(contender.port), str(LARGE_BYTES), str(LARGE_PAUSE_SECONDS), contender.model]
+    async with trio.open_nursery() as nursery:
+        beside = partial(trio.run_process, [*client, *large], check=False, stderr=DEVNULL)
+        await nursery.start(beside)
+        asked = ["client", str(contender.port), str(STREAM_COUNT), str(STREAM_SECONDS), contender.model]
+        done = await trio.run_process([*client, *asked], capture_stdout=True, check=False)
+        nursery.cancel_scope.cancel()
+    if done.returncode:
+        return None
+    later = json.loads(done.stdout)["later"]
+    return Paced(1000 * later["p50"], 1000 * later["p99"])
 
 
 async def one_round(
@@ -262,6 +178,51 @@ def table(count: int, found: Found) -> Table:
     return Table(columns, rows, f"{count} connection{'s' * (count > 1)}:")
 
 
+def quiet(rounds: Sequence[Mapping[str, Paced | None]]) -> list[Mapping[str, Paced | None]]:
+    """Return the rounds in which the way without a proxy was no slower than twice its best p99."""
+    direct = [each[DIRECT].p99 if each[DIRECT] else math.inf for each in rounds]  # type: ignore[union-attr]
+    return [each for each, p99 in zip(rounds, direct, strict=True) if p99 <= 2 * min(direct) < math.inf]
+
+
+def added(rounds: Sequence[Mapping[str, Paced | None]], who: str, field: str) -> float | None:
+    """Return what a contender adds to the way without a proxy, the median of rounds; None where one is missing."""
+    pairs = [(each[who], each[DIRECT]) for each in rounds]
+    if not pairs or not all(mine and least for mine, least in pairs):
+        return None
+    return median([getattr(mine, field) - getattr(least, field) for mine, least in pairs])
+
+
+def paced_table(rate: int, found: Found) -> Table:
+    """Return requests at a fixed rate."""
+    rounds = quiet(found.paced[rate])
+    rows = []
+    for who, name in NAMES.items():
+        if who not in found.idle:
+            rows.append([name, "not had here", ""])
+            continue
+        values = [added(rounds, who, field) for field in ("p50", "p99")]
+        rows.append([name, *(LOST if each is None else f"{each:.0f}" for each in values)])
+    left = len(found.paced[rate]) - len(rounds)
+    dropped = f", {left} of {len(found.paced[rate])} rounds not counted" if left else ""
+    caption = f"{rate} requests per second at {PACED_CONNECTIONS} connections, each from when it was due{dropped}:"
+    return Table(["proxy", "added p50, µs", "added p99, µs"], rows, caption)
+
+
+def stream_table(found: Found) -> Table:
+    """Return how late tokens come behind the one before."""
+    rows = []
+    for who, name in NAMES.items():
+        whole = [each for each in found.streamed.get(who, []) if each is not None]
+        if who in found.streamed and len(whole) == len(found.streamed[who]):
+            rows.append(
+                [name, *(f"{median([getattr(each, field) for each in whole]):.0f}" for field in ("p50", "p99"))]
+            )
+        elif who in found.streamed:
+            rows.append([name, "streams broke", ""])
+    caption = f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, beside requests of {LARGE_BYTES} bytes:"
+    return Table(["proxy", "later than the one before, p50, µs", "p99, µs"], rows, caption)
+
+
 def aims(found: Found) -> list[Aim]:
     """Return what was wanted of a router with everything on."""
     many, single = found.rounds[AT], found.rounds[1]
@@ -280,6 +241,7 @@ def aims(found: Found) -> list[Aim]:
             f"{added:.0f} µs",
             added < ADDED_MICROSECONDS,
         ),
+        *paced_aims(found),
         Aim("all on, most memory", f"under {MEMORY_MIB:.0f} MiB", f"{peak:.0f} MiB", peak < MEMORY_MIB),
     ]
     peer = middle(many[LITELLM], "per_second") if LITELLM in many else None
@@ -288,6 +250,17 @@ def aims(found: Found) -> list[Aim]:
             1,
             Aim("all on, requests/s of LiteLLM", f"{OF_LITELLM:.0f}", f"{rate / peer:.0f}", rate / peer >= OF_LITELLM),
         )
+    return wanted
+
+
+def paced_aims(found: Found) -> list[Aim]:
+    """Return what was wanted of a router with everything on at a fixed rate."""
+    wanted = []
+    for field, most in (("p50", ADDED_MICROSECONDS), ("p99", ADDED_P99_MICROSECONDS)):
+        value = added(quiet(found.paced[PACED_AT]), FULL, field)
+        said = "lost requests" if value is None else f"{value:.0f} µs"
+        what = f"all on, added {field}, {PACED_AT} requests/s"
+        wanted.append(Aim(what, f"under {most:.0f} µs", said, value is not None and value < most))
     return wanted
 
 
@@ -303,7 +276,11 @@ def main() -> None:
     run.finish(
         "The router as a proxy",
         __doc__ or "",
-        [table(count, found) for count in CONNECTIONS],
+        [
+            *(table(count, found) for count in CONNECTIONS),
+            *(paced_table(rate, found) for rate in RATES),
+            stream_table(found),
+        ],
         attrs.asdict(found),
         aims=aims(found),
         notes=[

@@ -59,6 +59,12 @@ BUGS: Final = _length("BUGS", 1, 1, 1000)
 LEAKS: Final = _length("LEAKS", 1000, 5000, 100_000)
 """Generated routers, with two requests each (tests/router/policy/test_leaks.py)."""
 
+WIRE_LEAKS: Final = _length("WIRE_LEAKS", 100, 400, 100_000)
+"""The same over real sockets, to canaries in a network namespace (tests/router/own_network/test_leaks.py)."""
+
+KILLED_ENGINES: Final = _length("KILLED_ENGINES", 1000, 3000, 1_000_000)
+"""Requests to a router whose engines are killed at random (tests/router/killed_engines)."""
+
 FAULT_KINDS: Final = _length("FAULT_KINDS", 1, 1, 7)
 """Kinds of faults for each scenario of the controller, in turn (tests/controller/test_operator_faults.py)."""
 

@@ -126,6 +126,7 @@ def request(model: str, content: str, *, stream: bool) -> bytes:
     """Return a request to `/v1/chat/completions`."""
     body = json.dumps({"model": model, "stream": stream, "messages": [{"role": "user", "content": content}]}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+    head += "Authorization: Bearer none\r\n"  # what a router asks for; others do not read it
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

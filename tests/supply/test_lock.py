@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 
 import pytest
 from packaging.requirements import Requirement
@@ -72,6 +72,33 @@ def test_s11_every_line_is_a_version_or_a_digest(name):
     rest_of_text = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     assert rest_of_text.split() == " ".join(entries(text)).split()
     assert "://" not in text
+
+
+SDKS = re.compile(r"openai|anthropic|litellm|ollama|cohere|mistralai|boto3?(core)?|google-(cloud|genai).*|langchain.*")
+
+
+@pytest.mark.parametrize("name", ["runtime", "llama"])
+def test_failure_6_no_provider_s_sdk_is_installed_with_a_router(name):
+    """Providers are asked over HTTP: LiteLLM's own releases carried a stealer, and SDKs bring hundreds of packages."""
+    assert not [package for package in pins(lock(name)) if SDKS.fullmatch(package)]
+    assert [package for package in pins(lock("clients")) if SDKS.fullmatch(package)]  # the pattern knows one
+
+
+def test_failure_6_no_package_runs_code_at_the_start_of_an_interpreter():
+    """As that stealer did by a `.pth`: of all that a release installs, none brings one with a line that is run."""
+    runs, seen = [], 0
+    for each in entries(lock("llama")):
+        first = Requirement(each.splitlines()[0].removesuffix("\\"))
+        if first.marker is not None and not first.marker.evaluate():
+            continue
+        for file in distribution(first.name).files or ():
+            seen += 1
+            if file.name in ("sitecustomize.py", "usercustomize.py"):
+                runs.append(str(file))
+            elif file.suffix == ".pth":
+                runs += [f"{file}: {line}" for line in file.read_text().splitlines() if line.startswith("import")]
+    assert seen > 1000
+    assert runs == []
 
 
 def test_the_first_lock_s_pins_hold_in_all():

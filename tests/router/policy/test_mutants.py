@@ -325,3 +325,8 @@ def test_each_deliberate_bug_of_the_policy_is_caught(mutant, monkeypatch):
     mutant(monkeypatch)
     with pytest.raises(AssertionError):
         play(1500, seed=7)
+
+
+def test_there_are_mutants_of_each_step():
+    """25 at least, as was asked for: of what is known, of permits, of rules, and of what is tried."""
+    assert len(MUTANTS) >= 25

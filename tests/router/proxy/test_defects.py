@@ -1,6 +1,32 @@
 """What the Go implementation and other gateways get wrong while they ask backends: by the number of its list."""
 
-from router.proxy.router_lab import ASKED, answer, cloud, config_of, error, local, open_lab, piece, stream
+import json
+
+import pytest
+import trio
+
+from llmkube.router.proxy.router import LIMITS
+from router.proxy.router_lab import (
+    ANSWER,
+    ASKED,
+    CHAT,
+    DONE,
+    MESSAGE,
+    SSE,
+    WHOLE_STREAM,
+    answer,
+    chunk,
+    cloud,
+    config_of,
+    error,
+    local,
+    open_lab,
+    piece,
+    saying,
+    stream,
+    until_gone,
+)
+from router.written_routers import running
 
 
 async def test_defect_5_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
@@ -19,11 +45,194 @@ async def test_defect_6_a_redirect_is_not_followed(autojump_clock):
         assert lab.players["b"].asked == []
 
 
+async def test_defect_7_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
+    """The limit of 2 s is for silence: ten minutes of words arrive to the last one; the audit log has their time."""
+    words = [chunk(piece("word "))] * 600
+    script = saying(SSE, *words, chunk(piece("", "stop") + DONE) + b"0\r\n\r\n", seconds=1)
+    async with open_lab(config_of(local("a", first_byte_seconds=2), first_byte_seconds=2), a=script) as lab:
+        status, said, clean = await lab.read()
+        (line,) = lab.audit
+    assert (status, clean, said.count(b"word "), said.endswith(DONE)) == (200, True, 600, True)
+    assert (line["outcome"], line["latencyMs"] >= 600_000) == ("ok", True)
+
+
+async def test_defect_7_a_stream_that_is_cut_at_a_limit_is_no_success(autojump_clock):
+    """One that goes silent for longer ends with an error event, and the audit log does not say ok."""
+    script = saying(SSE + chunk(piece("one")), then=until_gone)
+    async with open_lab(config_of(local("a"), first_byte_seconds=2), a=script) as lab:
+        _, said, clean = await lab.read()
+        (line,) = lab.audit
+    assert (clean, b"[DONE]" in said, b'"error"' in said) == (False, False, True)
+    assert line["outcome"] == "stream_backend_silent"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a.internal", "http://a.internal/", "http://a.internal/v1", "http://a.internal/v1/"]
+)
+async def test_defect_9_a_base_url_does_not_double_its_path(url):
+    """With or without /v1, and a slash after it, a backend is asked at /v1/chat/completions."""
+    gateway = f'{{ provider: litellm, model: x, url: "{url}" }}'
+    backends = f"backends: [{{ name: a, external: {gateway}, tier: cloud }}]\ndefaultRoute: a\n"
+    async with open_lab(running(backends), **{"a.internal": answer()}) as lab:
+        assert (await lab.ask()).status == 200
+        (head,) = lab.players["a.internal"].heads
+    assert head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
+
+
 async def test_defect_12_a_backend_that_is_full_is_passed_over(autojump_clock):
     """429 of one is not the client's, while another can answer."""
     async with open_lab(config_of(local("a"), local("b")), a=error(429), b=answer()) as lab:
         assert (await lab.ask(ASKED)).status == 200
         assert len(lab.players["b"].asked) == 1
+
+
+async def test_defect_16_one_error_shuts_no_backend(autojump_clock):
+    """The next request asks it again; the third failure in a row shuts it."""
+    async with open_lab(config_of(local("a"), local("b")), a=error(500), b=answer()) as lab:
+        for _ in range(5):
+            assert (await lab.ask()).status == 200
+        assert len(lab.players["a"].asked) == 3
+
+
+async def test_defect_16_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock):
+    """Of twenty that come when its pause is over, nineteen go on to the other backend at once."""
+    slow = saying(b"", answer(), seconds=5)
+    async with open_lab(config_of(local("a"), local("b")), a=(*[error(500)] * 3, slow), b=answer()) as lab:
+        for _ in range(3):
+            await lab.ask()
+        await trio.sleep(20)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(lab.ask)
+        assert len(lab.players["a"].asked) == 4
+        assert len(lab.players["b"].asked) == 3 + 19
+
+
+async def test_defect_17_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
+    """By the router's own name; the attempts of an answered request count too."""
+    async with open_lab(config_of(cloud("a")), a=error(500)) as lab:
+        assert lab.metric("llmkube_router_backend_health", backend="a") == 1
+        for _ in range(4):
+            await lab.ask()
+        labels = {"rule": "all", "backend": "none", "classification": "none"}
+        failed = lab.metric("llmkube_router_requests_total", **labels, outcome="all_backends_failed")
+        alone = lab.metric("llmkube_router_requests_total", **labels, outcome="no_backend_available")
+        assert (failed, alone) == (3, 1)
+        assert lab.metric("llmkube_router_attempts_total", backend="a", result="server_error") == 3
+        assert lab.metric("llmkube_router_backend_health", backend="a") == 0
+        assert lab.metric("llmkube_router_active_backends", tier="cloud") == 0
+
+
+async def test_defect_17_a_client_makes_up_no_series():
+    """A thousand data classes, models, paths and complexities of its own add no label's value."""
+    async with open_lab(config_of(local("a")), a=answer()) as lab:
+
+        async def ask(number):
+            headers = {"x-llmkube-classification": f"made-up-{number}", "x-llmkube-task-complexity": f"c{number}"}
+            await lab.ask(ASKED | {"model": f"m{number}"}, headers=headers)
+            await lab.ask(path=f"/v1/{number}")
+            return sum(len(metric.samples) for metric in lab.registry.collect())
+
+        series = await ask(0)
+        assert [await ask(number) for number in range(1, 50)] == [series] * 49
+        values = {
+            value for metric in lab.registry.collect() for each in metric.samples for value in each.labels.values()
+        }
+    assert "other" in values
+    assert not [each for each in values if "made-up" in each]
+
+
+async def test_defect_17_a_client_s_trace_goes_on_at_the_backend():
+    """Whoever traces finds a request in the audit log and at the provider by one number."""
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    async with open_lab(config_of(cloud("a")), a=answer()) as lab:
+        await lab.ask(headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
+        assert f"traceparent: 00-{trace}-" in lab.players["a"].heads[0]
+        assert lab.audit[0]["traceID"] == trace
+
+
+async def test_defect_18_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
+    """A stream that began before ends whole; the circuit of a backend that stays is still open."""
+    slow = saying(stream(piece("one"), end=b""), chunk(piece("", "stop") + DONE) + b"0\r\n\r\n", seconds=9)
+    read = []
+    async with (
+        open_lab(config_of(local("bad"), local("a")), bad=error(500), a=(*[answer()] * 3, slow, answer())) as lab,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(3):
+            await lab.ask()
+
+        async def stream_() -> None:
+            read.append(await lab.read())
+
+        nursery.start_soon(stream_)
+        await trio.sleep(1)
+        lab.config, lab.stamp = config_of(local("bad"), local("a"), first_byte_seconds=7), (2, 0, 0)
+        await trio.sleep(2)
+        assert (await lab.ask()).status == 200
+        assert lab.audit[-1]["attempts"][0]["result"] == "circuit_open"
+    ((status, _, clean),) = read
+    assert (status, clean, len(lab.players["bad"].asked)) == (200, True, 3)
+
+
+async def test_defect_18_a_router_that_can_ask_no_backend_is_not_ready():
+    """While its process is well; the original said ok to both."""
+    async with open_lab(config_of(local("a", base_url="", missing="there is no InferenceService a"))) as lab:
+        assert (await lab.ask(path="/readyz", method="GET")).status == 503
+        assert (await lab.ask(path="/healthz", method="GET")).status == 200
+
+
+async def test_defect_19_a_rotated_key_counts_at_the_next_request(tmp_path):
+    """From its file, without a restart; the old one is sent no more."""
+    key = tmp_path / "key"
+    key.write_text("old")
+    async with open_lab(config_of(cloud("a", key_file=str(key))), a=answer()) as lab:
+        await lab.ask()
+        key.write_text("fresh")
+        await lab.ask()
+    assert ["Bearer old" in head for head in lab.players["a"].heads] == [True, False]
+    assert "Bearer fresh" in lab.players["a"].heads[1]
+
+
+async def test_defect_21_messages_are_translated_both_ways():
+    """A client of Anthropic's reaches an engine of chat completions, one of OpenAI's reaches Anthropic."""
+    said = {"type": "message", "content": [{"type": "text", "text": "yes"}], "stop_reason": "end_turn"}
+    claude = cloud("claude", provider="anthropic", dialect="anthropic", model="opus")
+    async with open_lab(
+        config_of(local("mac"), claude, rules=(), by_model=True), mac=answer(), claude=answer(said=said)
+    ) as lab:
+        message = json.loads((await lab.ask(MESSAGE | {"model": "mac"}, "/v1/messages")).body)
+        chat = json.loads((await lab.ask(ASKED | {"model": "claude"})).body)
+        paths = [lab.players[name].heads[0].split()[1] for name in ("mac", "claude")]
+    assert message["content"][0]["text"] == chat["choices"][0]["message"]["content"] == "yes"
+    assert paths == [CHAT, "/v1/messages"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/messages", "/api/chat"])
+async def test_defect_21_there_is_more_than_chat_completions(path):
+    """Each is answered by the backend that the same rules choose."""
+    body = MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
+    async with open_lab(config_of(local("mac")), mac=answer(said=ANSWER)) as lab:
+        assert (await lab.ask(body, path)).status == 200
+
+
+async def test_defect_21_a_body_that_is_too_large_is_413_and_a_stream_is_not_held_back():
+    """The first event is with the client while the backend still writes."""
+    async with open_lab(config_of(local("a")), a=saying(stream(WHOLE_STREAM[:-14], end=b""), then=until_gone)) as lab:
+        large = await lab.ask(ASKED | {"user": "x" * LIMITS.max_body_bytes})
+        assert (large.status, lab.players["a"].asked) == (413, [])
+        async with await lab.front.connect("router", 80) as client:
+            data = json.dumps(ASKED | {"stream": True}).encode()
+            await client.send_all(
+                b"POST %b HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(data))
+            )
+            await client.send_all(data)
+            received = b""
+            while b'"one"' not in received:
+                received += await client.receive_some()
+
+
+# -- other gateways' of 2026; the rest is in test_failures.py ----------------------------------------------------------
 
 
 async def test_failure_10_a_stream_that_breaks_off_is_no_success(autojump_clock):

@@ -27,8 +27,8 @@ MOST_DRAINS: Final = 4
 """Who may wait for the end of the requests at once: a kubelet asks one time, and probes need the other connections."""
 
 _LOOK_SECONDS: Final = 0.25
-_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 _OF_CLUSTERS: Final = (".svc", ".cluster.local")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")  # RFC 9110, 7.2
 
 
 def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
@@ -77,6 +77,9 @@ def admin_judge(head: RequestHead, peer: str) -> Response | None:
 
 
 def _host_of(head: RequestHead) -> str:
-    """Return the host that a request names; "" of one with anything else in that line, which readers tell apart."""
-    found = _HOST.fullmatch((head.lines.get("host") or "").lower())
-    return (found[1] or found[2]).rstrip(".") if found is not None else ""
+    """Return the name or address that a Host header consists of, "" of one that is more than that and a port.
+
+    A URL parser would read `a.svc/@evil.example` and `[::1].evil.example` as names of these networks.
+    """
+    host = _HOST.fullmatch(head.lines.get("host") or "")
+    return (host[1] or host[2]).lower().rstrip(".") if host else ""

@@ -1,0 +1,51 @@
+"""Engines are killed at random while they answer: each answer is whole, or its client is told that it is not."""
+
+import pytest
+
+from lengths import KILLED_ENGINES
+from router.killed_engines import session
+from router.killed_engines.engine import words_of
+from router.killed_engines.session import REFUSED, TOLD, WHOLE, judge
+
+MIB = 1 << 20
+
+
+@pytest.mark.e2e
+async def test_each_answer_is_whole_or_its_client_is_told(tmp_path, monkeypatch):
+    """By a real router, over sockets; its memory stays as it is, and more than half of the answers are whole."""
+    monkeypatch.setattr(session, "ODDS", min(session.ODDS, KILLED_ENGINES))
+    found = await session.play(KILLED_ENGINES, tmp_path)
+    assert found.wrong == []
+    assert sum(found.answers.values()) == KILLED_ENGINES
+    assert found.deaths > 2
+    assert found.answers[WHOLE] > 0.5 * KILLED_ENGINES
+    assert found.memory[-1] - found.memory[len(found.memory) // 4] < 16 * MIB
+
+
+def events(*texts, done=True, error=False):
+    said = [f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{each}"}}}}]}}\n\n' for each in texts]
+    return "".join([*said, 'data: {"error": {}}\n\n' * error, "data: [DONE]\n\n" * done]).encode()
+
+
+WORDS = words_of(4)
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "clean", "kind"),
+    [
+        (200, events(*WORDS), True, WHOLE),
+        (200, events(*WORDS[:2], done=False, error=True), False, TOLD),
+        (200, events(*WORDS[:2]), True, "wrong"),  # cut, as if it were whole
+        (200, events(*WORDS[:2], done=False), False, "wrong"),  # cut without a word
+        (200, events(*WORDS[:2], error=True), True, "wrong"),  # a failure that ends like an answer
+        (200, events(WORDS[1], done=False, error=True), False, "wrong"),  # not how the answer begins
+        (200, events(*WORDS, *WORDS), True, "wrong"),  # said twice
+        (503, b'{"error": {}}', True, REFUSED),
+        (503, b"", True, "wrong"),
+        (404, b'{"error": {}}', True, "wrong"),
+        (0, b"", False, "wrong"),
+    ],
+)
+def test_what_an_answer_is(status, data, clean, kind):
+    """Else no wrong answer would be seen among a million."""
+    assert judge(4, status, data, clean).partition(":")[0] == kind

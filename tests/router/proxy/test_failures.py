@@ -1,0 +1,264 @@
+"""What other gateways of 2026 got wrong, over the data path: each by the number of the issue's list.
+
+Those about policy are in `tests/router/policy/test_defects.py`, the one about what is installed in `tests/supply`.
+"""
+
+import hashlib
+import json
+import random
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from llmkube.router.config.routing_config import Auth, Budget
+from llmkube.router.dialects.inbound import DIALECTS
+from llmkube.router.policy.request_facts import Principal
+from llmkube.router.proxy.handler import ROUTES
+from llmkube.router.proxy.key_files import ClientKeys
+from router.proxy.router_lab import (
+    ANSWER,
+    ASKED,
+    MESSAGE,
+    answer,
+    cloud,
+    config_of,
+    error,
+    local,
+    open_lab,
+    saying,
+)
+from router.proxy.test_admin import open_admin
+from router.proxy.test_handler import FULL
+
+TOKEN = "sk-ant-oat01-of-a-client"
+CANARY = "canary-9f2e"
+
+
+@pytest.mark.parametrize("line", [{"Authorization": f"Bearer {TOKEN}"}, {"X-Api-Key": TOKEN}, {"Cookie": f"k={TOKEN}"}])
+async def test_failure_1_a_client_s_token_follows_no_fallback(tmp_path, line):
+    """Anthropic fails, Bedrock and Vertex are asked next: each sees its own key, none the client's nor another's."""
+    names = ("claude", "bedrock", "vertex")
+    for name in names:
+        (tmp_path / name).write_text(f"key-of-{name}")
+    kinds = {"claude": {"provider": "anthropic", "dialect": "anthropic"}, "bedrock": {"provider": "bedrock"}}
+    backends = [
+        cloud(name, key_file=str(tmp_path / name), **kinds.get(name, {"provider": "vertex_ai"})) for name in names
+    ]
+    async with open_lab(config_of(*backends), claude=error(500), bedrock=error(503), vertex=answer()) as lab:
+        assert (await lab.ask(MESSAGE, "/v1/messages", line)).status == 200
+        written = b"".join(lab.lines)
+    for name in names:
+        (head,) = lab.players[name].heads
+        assert TOKEN not in head
+        assert [each for each in names if f"key-of-{each}" in head] == [name]
+    assert TOKEN.encode() not in written
+
+
+POISON = {
+    "api_base": f"http://evil/{CANARY}",
+    "base_url": f"http://evil/{CANARY}",
+    "api_key": CANARY,
+    "headers": {"Authorization": CANARY},
+    "extra_headers": {"Authorization": CANARY},
+    "litellm_params": {"api_base": f"http://evil/{CANARY}", "api_key": CANARY},
+    "aws_bedrock_runtime_endpoint": f"http://evil/{CANARY}",
+}
+
+
+def poisoned(value):
+    """The same with an address and a key in every object of it."""
+    if isinstance(value, dict):
+        return {name: poisoned(each) for name, each in value.items()} | POISON
+    return [poisoned(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    "outside", [{}, POISON, {"extra_body": POISON}, {"metadata": POISON}, {"user_config": [POISON]}]
+)
+async def test_failure_2_a_client_names_no_address_and_no_key(outside):
+    """At no depth: another address is not dialled, and neither provider nor gateway hears what was in those fields."""
+    content = [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "tool_calls": [call]}]
+    body = {"model": "m", "messages": poisoned(turns), "stream_options": dict(POISON)} | outside
+    gateway = cloud("gateway", provider="litellm")
+    async with open_lab(config_of(gateway, cloud("openai")), gateway=error(500), openai=answer(), evil=answer()) as lab:
+        said = await lab.ask(body)
+        assert said.status in (200, 400)
+        assert lab.players["evil"].listener.dialled == []
+        asked = [text for name in ("gateway", "openai") for _, text in lab.players[name].asked]
+    assert not [text for text in asked if CANARY.encode() in text]
+
+
+async def test_failure_2_fields_without_a_name_of_ours_reach_no_provider():
+    """The list says what passes, so a field that is invented tomorrow does not."""
+    invented = {"tomorrows_endpoint": f"http://evil/{CANARY}"}
+    async with open_lab(config_of(cloud("openai")), openai=answer()) as lab:
+        assert (await lab.ask(ASKED | invented)).status == 200
+        (line,) = lab.audit
+    assert lab.players["openai"].bodies == [ASKED | {"model": "gpt"}]
+    assert line["droppedFields"] == ["tomorrows_endpoint"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "' OR 1=1 --",
+        "'; DROP TABLE keys; --",
+        "red-ke",
+        "red-key-",
+        "RED-KEY",
+        "%00",
+        "../teams/red",
+        "x" * 8000,
+        "\xff",
+    ],
+)
+async def test_failure_3_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monkeypatch, key):
+    """By its digest alone, whatever is in it: no file, no budget, no backend is touched; all hear the same."""
+    teams = tmp_path / "teams"
+    teams.mkdir()
+    (teams / "red").write_text("red-key")
+    looked_up, team_of = [], ClientKeys.team_of
+    monkeypatch.setattr(ClientKeys, "team_of", lambda keys, by: looked_up.append(by) or team_of(keys, by))
+    budget = Budget(name="b", scope="router", window_seconds=60, max_tokens=1000)
+    config = config_of(local("mac"), auth=Auth(keys_folder=str(teams)), budgets=(budget,))
+    async with open_lab(config, mac=answer(), budgets_folder=tmp_path / "kept") as lab:
+        unknown = await lab.ask(headers={"X-Api-Key": "unknown"})
+        lines, files = list(lab.lines), {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
+        for headers in ({"X-Api-Key": key}, {"Authorization": f"Bearer {key}"}):
+            said = await lab.ask(headers=headers)
+            assert (said.status, said.body) == (401, unknown.body)
+        assert lab.lines == lines
+        assert {path: path.read_bytes() for path in files} == files
+        assert (lab.players["mac"].asked, lab.router.budgets()[0]["tokensUsed"]) == ([], 0)
+    assert {len(each) for each in looked_up} == {hashlib.sha256().digest_size}
+
+
+async def test_failure_4_a_key_is_known_by_all_of_it(tmp_path):
+    """Two that share their first forty characters are two teams; what both begin with is no key."""
+    begin = "sk-" + "a" * 37
+    for team in ("red", "blue"):
+        (tmp_path / team).write_text(f"{begin}{team}")
+    async with open_lab(config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=answer()) as lab:
+        for team in ("red", "blue", "red"):
+            assert (await lab.ask(headers={"X-Api-Key": f"{begin}{team}"})).status == 200
+        assert (await lab.ask(headers={"X-Api-Key": begin})).status == 401
+        assert (await lab.ask(headers={"X-Api-Key": f"{begin}redder"})).status == 401
+        assert [line["team"] for line in lab.audit] == ["red", "blue", "red"]
+
+
+async def test_failure_4_who_asks_is_fixed_for_a_request(tmp_path):
+    """A key that goes to another team meanwhile changes nothing of it, and nothing can."""
+    (tmp_path / "red").write_text("key")
+    slow, goes_on = [], trio.Event()
+
+    async def wait(connection):
+        slow.append(connection)
+        await goes_on.wait()
+        await connection.send_all(answer())
+
+    async with open_lab(config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=wait) as lab:
+
+        async def ask():
+            await lab.ask(headers={"X-Api-Key": "key"})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            (tmp_path / "red").rename(tmp_path / "blue")
+            await lab.router.live.look()
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            goes_on.set()
+        assert sorted(line["team"] for line in lab.audit) == ["blue", "red"]
+    principal = Principal(team="red")
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        principal.team = "admin"
+
+
+OF_THE_OPERATOR = ("/metrics", "/backends", "/drained", "/debug", "/admin", "/config", "/mcp-rest/test/connection")
+
+
+@pytest.mark.parametrize("path", OF_THE_OPERATOR)
+async def test_failure_5_clients_reach_nothing_of_the_operator_s(path):
+    """Neither by that path nor below /v1; what is asked does not change with the Host header."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        for each in (path, f"/v1{path}", f"/v1/..{path}", f"//{path}"):
+            for host in ("router", "localhost:9090", "127.0.0.1:9090"):
+                for method in ("GET", "POST"):
+                    assert (await lab.ask(path=each, method=method, headers={"Host": host})).status in (400, 404)
+        assert lab.players["mac"].asked == []
+
+
+HOSTS = [
+    "evil.example",
+    "localhost.evil.example",
+    "evil.example#localhost",
+    "localhost@evil.example",
+    "127.0.0.1.evil.example",
+    "evil.example:9090",
+    "router.svc.evil.example",
+    "0x7f.evil.example",
+    "",
+    "[::1].evil.example",
+    "a.svc/@evil.example",
+]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+async def test_failure_5_the_operator_s_port_believes_no_other_name(host):
+    """Which a page in a browser may have pointed here."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab, open_admin(lab) as ask:
+        for path in ("/metrics", "/backends"):
+            assert (await ask(path, host=host)).status in (400, 403)
+            assert (await ask(path)).status == 200
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_failure_7_every_route_has_all_of_its_meters(tmp_path, path):
+    """A team's budget counts under the router's, and the router's under a team's key: either one stops each route."""
+    (tmp_path / "red").write_text("red-key")
+    body = FULL[path] | {"model": "m"} if path in FULL else MESSAGE | {"prompt": "p", "input": "i", "query": "q"}
+    for scope in ("router", "team"):
+        wide, tight = ({"max_tokens": count} for count in (10**9, 1))
+        budgets = tuple(
+            Budget(name=each, scope=each, window_seconds=60, **(tight if each == scope else wide))
+            for each in ("router", "team")
+        )
+        config = config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path)), budgets=budgets)
+        async with open_lab(config, mac=answer()) as lab:
+            said = await lab.ask(body, path, {"X-Api-Key": "red-key"})
+            assert (said.status, lab.players["mac"].asked) == (429, [])
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/batches", "/v1/files", "/v1/images/generations", "/anthropic/v1/messages", "/openai/x"]
+)
+async def test_failure_7_nothing_is_passed_through(path):
+    """A path without a meter is none, whatever a backend has there."""
+    assert path not in {*ROUTES, *DIALECTS}
+    async with open_lab(config_of(cloud("openai")), openai=answer()) as lab:
+        assert (await lab.ask(path=path)).status == 404
+        assert lab.players["openai"].listener.dialled == []
+
+
+async def test_failure_8_what_is_under_way_is_reserved(autojump_clock):
+    """Of twenty that come at once, as many are let in as fit at their most; afterwards what they took is charged."""
+    each = len(json.dumps(ASKED | {"max_tokens": 100})) + 100
+    budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=3 * each)
+    slow, found = saying(b"", answer(said=ANSWER), seconds=9), []
+    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=slow) as lab:
+
+        async def ask():
+            await trio.sleep(random.Random(1).uniform(0, 1))
+            found.append((await lab.ask(ASKED | {"max_tokens": 100})).status)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(ask)
+        assert sorted(found) == [200] * 3 + [429] * 17
+        assert len(lab.players["mac"].asked) == 3
+        assert lab.router.budgets()[0]["tokensUsed"] == 3 * ANSWER["usage"]["total_tokens"]
