@@ -45,6 +45,7 @@ class RouterMetrics:
     attempts: Counter
     tokens: Counter
     shadows: Counter
+    prompts: Counter
 
     @classmethod
     def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
@@ -99,6 +100,13 @@ class RouterMetrics:
                 ["router", "backend", "result"],
                 registry=registry,
             ),
+            prompts=Counter(
+                "llmkube_router_prefix_cache_total",
+                "Answers under strategy least-loaded: hit, the engine had in its cache what was expected of it; miss, it"
+                " had not; cold, nothing was expected.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
         )
 
     def stranger(self) -> None:
@@ -112,6 +120,11 @@ class RouterMetrics:
     def shadowed(self, backend: str, result: str) -> None:
         """Count a copy."""
         self.shadows.labels(self.router, backend, result).inc()
+
+    def prompt_answered(self, backend: str, result: str) -> None:
+        """Count whether an engine had in its cache what was expected; "" of one that does not say."""
+        if result:
+            self.prompts.labels(self.router, backend, result).inc()
 
     def ended(self, record: Record, classification: str, seconds: float) -> None:
         """Count a request that has ended."""

@@ -10,6 +10,7 @@ The caller serves its handler, and stops serving before it closes.
 """
 
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -28,6 +29,7 @@ from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.origin_policy import page_grant
+from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.attempt import Attempts
 from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
 from llmkube.router.proxy.circuits import Circuits, State, Terms
@@ -107,12 +109,15 @@ async def open_router(
     metrics = RouterMetrics.on(registry, name)
     keys, observed, turns = BackendKeys(), Observed(), Turns()
     circuits = Circuits(_terms(routing.config), rng)
+    prefixes = WarmPrefixes(secrets.token_bytes(32))
     chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
     audit = AuditLog(write or writer_of(routing.config.audit), chain, utcnow)
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
         circuits.terms = _terms(now)
-        circuits.keep_only(frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each)))
+        same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
+        circuits.keep_only(same)
+        prefixes.keep_only(same)
         turns.keep_only(engines_of(now.backends.values()))
         if write is None and now.audit != before.audit:
             audit.write = writer_of(now.audit)
@@ -167,6 +172,7 @@ async def open_router(
             metrics=metrics,
             audit=audit,
             budgets=kept,
+            prefixes=prefixes,
             ready=ready,
             created=int(utcnow().timestamp()),
             rng=rng,
