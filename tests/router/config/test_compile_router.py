@@ -93,10 +93,15 @@ def test_tokens_are_refused_and_not_ignored():
     assert "keysSecretRef" in problem
 
 
-def test_a_health_check_is_said_to_do_nothing():
-    """A health check is accepted, and said to do nothing."""
+def test_a_health_check_has_a_path_that_can_be_asked():
+    """One that would break out of its request is refused, with field and fix."""
     found = compiled(BACKENDS.replace("name: cloud\n", "name: cloud\n  healthCheck: { path: /ok }\n"))
-    assert found.not_honoured[0].startswith("spec.backends[cloud].healthCheck")
+    assert (found.errors, found.not_honoured) == ((), ())
+    assert found.config.backends["cloud"].probe.path == "/ok"
+    for path in ("ok", "/a b", '"/a\\r\\nHost: x"'):
+        [problem] = compiled(BACKENDS.replace("name: cloud\n", f"name: cloud\n  healthCheck: {{ path: {path} }}\n")).errors
+        assert problem.startswith("spec.backends[cloud].healthCheck.path: ")
+        assert "/health" in problem
 
 
 def test_what_is_not_given_has_its_default():

@@ -226,9 +226,6 @@ def _repeated(at: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _not_honoured(spec: crd.ModelRouterSpec) -> Iterator[str]:
-    for backend in spec.backends:
-        if backend.health_check is not None:
-            yield f"spec.backends[{backend.name}].healthCheck (a backend's health is what its requests show)"
     if spec.mcp_server is not None:
         yield "spec.mcpServer"
     if spec.gateway_ref is not None:

@@ -18,6 +18,7 @@ SINKS: Final = ("stdout", "file")
 SCOPES: Final = ("router", "rule", "team")
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_PATH: Final = re.compile(r"/[!-~]*")
 _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
 
@@ -50,6 +51,8 @@ def _of_backends(config: RoutingConfig) -> Iterator[str]:
             yield f"{at}.prices: a price is negative; write 0 for what costs nothing"
         if backend.probe and (backend.probe.interval_seconds < 1 or backend.probe.timeout_seconds < 1):
             yield f"{at}.probe: a time is below 1; write at least 1 second"
+        if backend.probe and not _PATH.fullmatch(backend.probe.path):
+            yield f"{at}.probe.path: {backend.probe.path!r} is no path; write one such as /health, from the host's root"
 
 
 def _of_address(backend: Backend, at: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ class Probe:
     """How a backend's health is asked for.
 
     Attributes:
-        path: What is asked.
+        path: What is asked, from the root of the backend's host.
         interval_seconds: Between two.
         timeout_seconds: Longest wait for an answer.
     """
@@ -65,6 +65,7 @@ class Backend:
         capabilities: Tags that rules and requests ask for.
         weight: Share under strategy weighted.
         slots: Requests that its engine serves at the same time; more wait in a fair queue. 0 is not known: no queue.
+        is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
         first_byte_seconds: Longest wait for the first byte of an answer; None leaves it to rule and router.
         prices: None where none are given: a USD budget refuses the backend then.
         probe: None asks for no health.
@@ -83,6 +84,7 @@ class Backend:
     capabilities: frozenset[str] = frozenset()
     weight: int = 1
     slots: int = 0
+    is_replicated: bool = False
     first_byte_seconds: float | None = None
     prices: Prices | None = None
     probe: Probe | None = None

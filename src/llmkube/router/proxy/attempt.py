@@ -4,7 +4,7 @@ A whole answer is read before a byte of it goes on, a stream up to its first eve
 take its place. Time bounds how long a backend is silent, never how long it goes on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -18,6 +18,7 @@ from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
+from llmkube.router.health.probe_state import Reply
 from llmkube.router.policy.permits import Permit
 from llmkube.router.proxy.event_stream import (
     AnswerJudge,
@@ -37,8 +38,15 @@ from llmkube.router.refusals import error_object
 MAX_ANSWER_BYTES: Final = 32 << 20
 """A longer answer that is no stream is a fault of the backend."""
 
+AskEngine = Callable[[Backend, str], Awaitable[Reply]]
+"""Asks the engine of a backend at a path; raises HttpError or OSError if it does not answer."""
+
 LEAST_BYTES_PER_SECOND: Final = 512
 """An answer that is no stream and comes slower than this drips."""
+
+
+MOST_HEALTH_BYTES: Final = 64 << 10
+"""Of an answer to a question about a backend's health: what comes after is not read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -120,10 +128,31 @@ class Attempts:
     Attributes:
         transport: The way to the backends.
         keys: Their credentials.
+        ask_engine: Asks an engine of ours at a path where its address is a gateway's; None asks at the address.
     """
 
     transport: Transport
     keys: BackendKeys
+    ask_engine: AskEngine | None = None
+
+    async def ask(self, permit: Permit, path: str) -> Reply:
+        """Ask a backend how it does, at a path from the root of its host.
+
+        Raises:
+            HttpError: It does not answer.
+        """
+        backend = permit.backend
+        if self.ask_engine is not None and not backend.provider:
+            return await self.ask_engine(backend, path)
+        key = self.keys.key_of(backend.key_file) if backend.key_file else ""
+        answer = await self.transport.ask(permit, path, request_lines(backend, key, "health", {}))
+        try:
+            body = bytearray()
+            while len(body) <= MOST_HEALTH_BYTES and (piece := await answer.receive_some()):
+                body += piece
+            return reply_of(answer.status, answer.headers, bytes(body), ours=not backend.provider)
+        finally:
+            await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
 
     async def make(self, permit: Permit, asked: Asked, silence_seconds: float) -> Whole | Begun | Failure:
         """Send the request to one backend; a stream that has begun has to be released.
@@ -167,6 +196,17 @@ class Attempts:
         finally:
             if answer is not None and not keeps:
                 await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+
+
+def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply:
+    """Return what an answer says of a backend's health."""
+    try:
+        error = error_in(orjson.loads(body)) if status == 503 else None
+    except orjson.JSONDecodeError:
+        error = None
+    failure = judge(status, headers, error, ours=ours)
+    is_loading = failure is not None and failure.cause is Cause.LOADING
+    return Reply(status, headers.get("server") or "", is_loading)
 
 
 def _missing(backend: Backend, key: str, path: str) -> Failure | None:

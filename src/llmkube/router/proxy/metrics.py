@@ -46,6 +46,7 @@ class RouterMetrics:
     tokens: Counter
     shadows: Counter
     prompts: Counter
+    probes: Counter
 
     @classmethod
     def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
@@ -107,6 +108,12 @@ class RouterMetrics:
                 ["router", "backend", "result"],
                 registry=registry,
             ),
+            probes=Counter(
+                "llmkube_router_probes_total",
+                "Health checks of backends by what they found: healthy, unhealthy, loading.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
         )
 
     def stranger(self) -> None:
@@ -120,6 +127,10 @@ class RouterMetrics:
     def shadowed(self, backend: str, result: str) -> None:
         """Count a copy."""
         self.shadows.labels(self.router, backend, result).inc()
+
+    def probed(self, backend: str, result: str) -> None:
+        """Count a health check."""
+        self.probes.labels(self.router, backend, result).inc()
 
     def prompt_answered(self, backend: str, result: str) -> None:
         """Count whether an engine had in its cache what was expected; "" of one that does not say."""

@@ -4,6 +4,8 @@
 open_router ┬ AuditLog.run      the last to end: it writes what the others leave
             ├ KeptBudgets.run   as the audit log
             ├ LiveConfig.run    looks at the config's file
+            ├ Probes.run        asks how backends do, a task for each
+            ├ EngineWatch.run   asks engines that requests wait for
             └ Shadows.run       sends copies
 ```
 The caller serves its handler, and stops serving before it closes.
@@ -28,9 +30,11 @@ from llmkube.base.http.limits import Limits
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.health.engine_watch import EngineWatch
+from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.proxy.attempt import Attempts
+from llmkube.router.proxy.attempt import AskEngine, Attempts
 from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
 from llmkube.router.proxy.circuits import Circuits, State, Terms
 from llmkube.router.proxy.dispatch import Dispatcher, Observed
@@ -88,6 +92,7 @@ async def open_router(
     ca_file: Path | None = None,
     write: Write | None = None,
     budgets_folder: Path | None = None,
+    ask_engine: AskEngine | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
 
@@ -100,6 +105,7 @@ async def open_router(
         ca_file: Certificates to trust beside the system's.
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
+        ask_engine: Asks an engine of ours how it does, where the address of backends is a gateway's.
 
     Raises:
         UserError: The config cannot be used, or the certificates.
@@ -118,6 +124,8 @@ async def open_router(
         same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
         circuits.keep_only(same)
         prefixes.keep_only(same)
+        watch.keep_only(same)
+        probes.reload_nowait(now, same)
         turns.keep_only(engines_of(now.backends.values()))
         if write is None and now.audit != before.audit:
             audit.write = writer_of(now.audit)
@@ -146,7 +154,8 @@ async def open_router(
         if kept.problem:
             notes.insert(0, kept.problem)
         # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
-        return any(why in ("", LEFT_ALONE) for why in reasons.values()), "; ".join(notes)
+        passing = {"", LEFT_ALONE, *(why for each in reasons for why in circuits.of(each).unwell.values())}
+        return any(why in passing for why in reasons.values()), "; ".join(notes)
 
     gauges = BackendGauges(
         router=name,
@@ -163,11 +172,16 @@ async def open_router(
         await writing.start(audit.run)
         await writing.start(kept.run)
         await audit.begin(routing.config)
-        attempts = Attempts(transport, keys)
+        attempts = Attempts(transport, keys, ask_engine)
+        watch = EngineWatch(attempts.ask, lambda each, why: circuits.found(each, "watch", why, trio.current_time()))
+        probes = Probes(
+            attempts.ask, lambda each, why: circuits.found(each, "probe", why, trio.current_time()), metrics.probed
+        )
+        probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
         handler = RouterHandler(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(attempts, circuits, observed, turns, metrics.tried),
+            dispatcher=Dispatcher(attempts, circuits, observed, turns, watch, metrics.tried),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -179,6 +193,8 @@ async def open_router(
         )
         judge = judge_of(lambda: live.routing.keys, metrics.stranger)
         async with trio.open_nursery() as tasks:
+            await tasks.start(watch.run)
+            await tasks.start(probes.run)
             await tasks.start(live.run)
             await tasks.start(shadows.run)
             yield Router(handler, judge, page_grant, ready, states, observed.in_flight.total, budgets, live)
@@ -199,6 +215,9 @@ def _why_not(config: RoutingConfig, name: str, keys: BackendKeys, circuits: Circ
         return backend.missing or "its address is not known"
     if backend.key_file and not keys.key_of(backend.key_file):
         return f"no key can be read from {backend.key_file}"
-    if circuits.of(name).state(trio.current_time()) is State.OPEN:
+    circuit = circuits.of(name)
+    if circuit.unwell:
+        return next(iter(circuit.unwell.values()))
+    if circuit.state(trio.current_time()) is State.OPEN:
         return LEFT_ALONE
     return ""
