@@ -170,9 +170,10 @@ async def test_a_reload_forgets_an_engine_that_changed(autojump_clock):
         there["a"].health = None
         assert (await backend_of(lab))[0] == "b"
         lab.config, lab.stamp = config_of(local("a", weight=7), cloud("b")), (2, 0, 0)
+        await lab.router.live.look()
+        assert lab.router.states()["a"] == ""
         await trio.sleep(5)
         asked = len(there["a"].probed)
-        assert lab.router.states()["a"] == ""
         await trio.sleep(60)
         assert len(there["a"].probed) == asked
         assert await backend_of(lab) == ("a", 0)

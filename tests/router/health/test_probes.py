@@ -2,6 +2,7 @@
 
 import attrs
 import trio
+import trio.testing
 
 from llmkube.router.config.routing_config import Auth, Probe
 from router.proxy.router_lab import Player, answer, cloud, config_of, error, local, open_lab, until_gone
@@ -105,7 +106,8 @@ async def test_a_reload_ends_the_probes_of_before(autojump_clock):
 
 async def reload(lab, config):
     lab.config, lab.stamp = config, (lab.stamp[0] + 1, 0, 0)
-    await trio.sleep(1.5)
+    await lab.router.live.look()
+    await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_lists_of_teams_close_no_probe(tmp_path, autojump_clock):
