@@ -17,6 +17,7 @@ from router.proxy.router_lab import (
     config_of,
     local,
     open_lab,
+    piece,
     saying,
     stream,
     until_gone,
@@ -73,6 +74,46 @@ async def test_a_long_prefill_is_never_left(autojump_clock):
         assert await backend_of(lab) == ("a", 3600)
         assert there["b"].asked == []
         assert 3500 < len(there["a"].probed) < 3700
+
+
+@pytest.mark.parametrize(("prefill", "name", "seconds"), [(3000, "a", 3000), (4000, "b", 3600)])
+async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(autojump_clock, prefill, name, seconds):
+    """Beyond the router's own two minutes, for an hour."""
+    config = attrs.evolve(TWO, first_byte_extends=True)
+    there = {"a": engine(after(prefill, FIRST)), "b": Player((answer(),))}
+    async with open_lab(config, there) as lab:
+        found = await backend_of(lab)
+    assert found == (name, pytest.approx(seconds, abs=1))
+
+
+@pytest.mark.parametrize(
+    ("backend", "health"),
+    [
+        (local("a", first_byte_seconds=60.0), ALIVE),
+        (local("a"), answer(200, {})),
+        (local("a"), None),
+        (local("a", is_replicated=True), ALIVE),
+        (local("a"), answer(500, {}, LLAMA)),
+    ],
+)
+async def test_a_limit_holds_where_the_spec_gives_it_or_nothing_shows_life(autojump_clock, backend, health):
+    """A minute of silence is the end of an attempt."""
+    config = attrs.evolve(config_of(backend, cloud("b")), first_byte_seconds=60.0, first_byte_extends=True)
+    there = {"a": engine(until_gone, health=health), "b": Player((answer(),))}
+    async with open_lab(config, there) as lab:
+        assert await backend_of(lab) == ("b", 60)
+        assert lab.audit[-1]["attempts"][0]["result"] == "timeout"
+
+
+async def test_an_engine_that_begins_is_held_to_the_time_between_two_events(autojump_clock):
+    """What shows life before the first byte puts nothing off after it."""
+    config = attrs.evolve(TWO, first_byte_extends=True)
+    half = saying(b"", stream(piece("one"), end=b""), seconds=300, then=until_gone)
+    async with open_lab(config, {"a": engine(half), "b": Player((answer(),))}) as lab:
+        began = trio.current_time()
+        status, body, _ = await lab.read(STREAMED)
+        assert (status, b"stream_backend_silent" in body) == (200, True)
+        assert trio.current_time() - began == pytest.approx(300 + 120, abs=1)
 
 
 async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):

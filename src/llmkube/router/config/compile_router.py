@@ -93,6 +93,7 @@ def compile_router(
         auth=auth,
         audit=_audit(policy.audit_log),
         first_byte_seconds=FIRST_BYTE_SECONDS if header_wait is None else header_wait,
+        first_byte_extends=header_wait is None,
         circuit_seconds=CIRCUIT_SECONDS if quarantine is None else quarantine,
     )
     found = (_as_of_the_router(problem) for problem in problems_of(config))

@@ -238,6 +238,7 @@ class RoutingConfig:
         auth: Who may ask.
         audit: Where decisions are written down.
         first_byte_seconds: Where neither rule nor backend says.
+        first_byte_extends: Whether engines of ours are waited for longer than that while they show that they compute.
         circuit_seconds: How long a backend that failed is left alone at first; the time doubles.
         capabilities: Tags that some backend has.
     """
@@ -252,6 +253,7 @@ class RoutingConfig:
     auth: Auth = Auth()
     audit: Audit = Audit()
     first_byte_seconds: float = FIRST_BYTE_SECONDS
+    first_byte_extends: bool = False
     circuit_seconds: float = CIRCUIT_SECONDS
     capabilities: frozenset[str] = attrs.field(init=False, eq=False, repr=False)
 

@@ -14,7 +14,15 @@ import trio
 from llmkube.base.http.errors import HttpError
 from llmkube.router.health.probe_state import Reply
 from llmkube.router.health.probes import Ask
-from llmkube.router.health.silence import EVERY_SECONDS, FROZEN_SECONDS, HEALTH_PATH, Silence
+from llmkube.router.health.silence import (
+    EVERY_SECONDS,
+    FROZEN_SECONDS,
+    HEALTH_PATH,
+    LIVES_SECONDS,
+    LLAMA_SERVER,
+    LONGEST_SECONDS,
+    Silence,
+)
 from llmkube.router.policy.permits import Permit
 
 FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_SECONDS:g} seconds"
@@ -24,18 +32,41 @@ _MOST_BACKENDS: Final = 256
 
 
 @attrs.define(eq=False)
+class Waiting:
+    """One request that an engine is asked for.
+
+    Attributes:
+        scope: Cancelled if the engine is frozen.
+        extends: Whether the request waits on while the engine lives: its spec gives no limit.
+        began_at: When it went out.
+        silence: The scope that ends when the backend was silent for too long; None before the request has gone out.
+    """
+
+    scope: trio.CancelScope
+    extends: bool
+    began_at: float
+    silence: trio.CancelScope | None = None
+
+    def lives(self, now: float) -> None:
+        """Take an answer of the engine for a sign of life."""
+        if self.extends and self.silence is not None:
+            until = min(now + LIVES_SECONDS, self.began_at + LONGEST_SECONDS)
+            self.silence.deadline = max(self.silence.deadline, until)
+
+
+@attrs.define(eq=False)
 class _Engine:
     """One that requests wait for.
 
     Attributes:
         silence: What is known of it.
-        waiting: The scopes of its requests.
+        waiting: Its requests.
         is_watched: Whether a task asks it.
         is_frozen: Whether it was found frozen, and has not answered since.
     """
 
     silence: Silence = Silence()
-    waiting: set[trio.CancelScope] = attrs.field(factory=set)
+    waiting: set[Waiting] = attrs.field(factory=set)
     is_watched: bool = False
     is_frozen: bool = False
 
@@ -68,20 +99,25 @@ class EngineWatch:
         self._engines = {name: engine for name, engine in self._engines.items() if name in same}
 
     @contextmanager
-    def watching(self, permit: Permit) -> Iterator[trio.CancelScope]:
-        """Hold a scope that is cancelled if the engine is frozen; a provider's, or one of several engines, never is."""
+    def watching(self, permit: Permit, *, extends: bool) -> Iterator[Waiting]:
+        """Hold a scope that is cancelled if the engine is frozen; a provider's, or one of several engines, never is.
+
+        Args:
+            permit: The backend that a request goes to.
+            extends: Whether the request waits for it, however long, while it shows that it lives.
+        """
         with trio.CancelScope() as scope:
-            backend = permit.backend
+            backend, one = permit.backend, Waiting(scope, extends, trio.current_time())
             if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
-                yield scope
+                yield one
                 return
             engine = self._of(backend.name)
-            engine.waiting.add(scope)
+            engine.waiting.add(one)
             try:
                 self._begin_nowait(permit, engine)
-                yield scope
+                yield one
             finally:
-                engine.waiting.discard(scope)
+                engine.waiting.discard(one)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Ask until cancelled."""
@@ -124,6 +160,9 @@ class EngineWatch:
                 reply = None
         if reply is not None:
             engine.silence = engine.silence.heard(reply.server)
+            if reply.server == LLAMA_SERVER and reply.status == 200:
+                for one in engine.waiting:
+                    one.lives(trio.current_time())
         else:
             engine.silence = engine.silence.asked_in_vain(asked_at)
         is_frozen = engine.silence.is_frozen(trio.current_time())
@@ -132,5 +171,5 @@ class EngineWatch:
             if self._engines.get(permit.backend.name) is engine:
                 self.on_change(permit.backend.name, FROZEN if is_frozen else "")
         if is_frozen:
-            for scope in engine.waiting:
-                scope.cancel(reason=FROZEN)
+            for one in engine.waiting:
+                one.scope.cancel(reason=FROZEN)

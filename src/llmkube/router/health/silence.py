@@ -22,6 +22,12 @@ PATIENCE_SECONDS: Final = 2.0
 FROZEN_SECONDS: Final = 8.0
 """Without any answer. With the second before the first question it is 9: a frozen engine is left within 10."""
 
+LIVES_SECONDS: Final = 12.0
+"""How long an answer is evidence that an engine lives: longer than it takes to find it frozen."""
+
+LONGEST_SECONDS: Final = 3600.0
+"""How long such evidence is believed while a request gets nothing: as long as a host's agent believes CPU time."""
+
 FROZEN_QUESTIONS: Final = 3
 """In a row: after a pause of this process one that was under way is late whatever the engine did."""
 

@@ -29,6 +29,7 @@ class Decision:
         shadows: What gets a copy, whose answer is not used.
         why: For people and the audit log: what decided.
         first_byte_seconds: Longest wait for the first byte, by the backend's name.
+        extends: The backends that are waited for longer while they show that they compute: no spec gives their limit.
         reason: One CamelCase word of a refusal: `NoRoute`, `FailClosed`, `NotPermitted`, `ModelNotAllowed`; else "".
     """
 
@@ -37,6 +38,7 @@ class Decision:
     why: str
     first_byte_seconds: Mapping[str, float]
     shadows: tuple[Permit, ...] = ()
+    extends: frozenset[str] = frozenset()
     reason: str = ""
 
 
@@ -78,6 +80,7 @@ def decide(
                     shadows=shadows,
                     why=f"rule {rule.name}",
                     first_byte_seconds=_limits(config, rule, (*order, *shadows)),
+                    extends=_extended(config, rule, order),
                 )
         if rule.fail_closed:
             why = f"rule {rule.name} fails closed, and none of its backends may be used"
@@ -126,7 +129,13 @@ def _by_default(config: RoutingConfig, facts: RequestFacts, permits: Permits) ->
         permit = permits.allowed.get(name)
         if permit is not None:
             limits = _limits(config, None, (permit,))
-            return Decision(rule=None, order=(permit,), why=why, first_byte_seconds=limits)
+            return Decision(
+                rule=None,
+                order=(permit,),
+                why=why,
+                first_byte_seconds=limits,
+                extends=_extended(config, None, (permit,)),
+            )
     closed = named or config.default_backend
     if closed:
         return _refusal(None, NOT_PERMITTED, f"no rule matches, and {closed}: {permits.refused.get(closed, '')}")
@@ -154,6 +163,14 @@ def _limits(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit])
         else permit.backend.first_byte_seconds
         for permit in permits
     }
+
+
+def _extended(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit]) -> frozenset[str]:
+    """Return the engines of ours whose limit is the router's own: what a spec says holds also while they compute."""
+    if not config.first_byte_extends or (rule is not None and rule.first_byte_seconds is not None):
+        return frozenset()
+    ours = (permit.backend for permit in permits if not permit.backend.provider)
+    return frozenset(backend.name for backend in ours if backend.first_byte_seconds is None)
 
 
 # -- strategies -------------------------------------------------------------------------------------------------------

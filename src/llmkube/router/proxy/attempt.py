@@ -18,6 +18,7 @@ from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
+from llmkube.router.health.engine_watch import Waiting
 from llmkube.router.health.probe_state import Reply
 from llmkube.router.policy.permits import Permit
 from llmkube.router.proxy.event_stream import (
@@ -154,13 +155,16 @@ class Attempts:
         finally:
             await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
 
-    async def make(self, permit: Permit, asked: Asked, silence_seconds: float) -> Whole | Begun | Failure:
+    async def make(
+        self, permit: Permit, asked: Asked, silence_seconds: float, waiting: Waiting | None = None
+    ) -> Whole | Begun | Failure:
         """Send the request to one backend; a stream that has begun has to be released.
 
         Args:
             permit: Leave to do so.
             asked: The request.
             silence_seconds: Longest wait for the first byte, and between two later ones.
+            waiting: Gets the scope that such a wait ends, and may put that off while the engine lives.
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
@@ -175,6 +179,8 @@ class Attempts:
         try:
             with trio.CancelScope() as silence:
                 silence.deadline = trio.current_time() + silence_seconds
+                if waiting is not None:
+                    waiting.silence = silence
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body)
                 by_messages = asks_by_messages(asked.path, backend)
                 reader = _Reader(answer, silence, silence_seconds, backend, by_messages=by_messages)

@@ -16,7 +16,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.budgets.meter import asked_tokens
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.health.engine_watch import FROZEN, EngineWatch
+from llmkube.router.health.engine_watch import FROZEN, EngineWatch, Waiting
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.policy.request_facts import NOBODY
@@ -149,9 +149,10 @@ class Dispatcher:
             return failure
         found: Whole | Begun | Failure | None = None
         try:
-            with self.watch.watching(permit) as watched:
-                found = await self._attempt(permit, asked, decision.first_byte_seconds[name], client, record)
-            if found is None and watched.cancelled_caught:
+            with self.watch.watching(permit, extends=name in decision.extends) as waiting:
+                limit = decision.first_byte_seconds[name]
+                found = await self._attempt(permit, asked, limit, client, record, waiting=waiting)
+            if found is None and waiting.scope.cancelled_caught:
                 found = Failure(Cause.FROZEN, FROZEN)
             seconds = trio.current_time() - started_at
             self._note(name, found, seconds, record)
@@ -171,16 +172,23 @@ class Dispatcher:
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
     async def _attempt(
-        self, permit: Permit, asked: Asked, silence_seconds: float, client: ClientStream, record: Record
+        self,
+        permit: Permit,
+        asked: Asked,
+        silence_seconds: float,
+        client: ClientStream,
+        record: Record,
+        *,
+        waiting: Waiting,
     ) -> Whole | Begun | Failure:
         """Make the attempt; a client that waits for a stream already hears comments meanwhile."""
         if not client.begun:
-            return await self.attempts.make(permit, asked, silence_seconds)
+            return await self.attempts.make(permit, asked, silence_seconds, waiting)
         found: list[Whole | Begun | Failure] = []
         done = trio.Event()
 
         async def make() -> None:
-            found.append(await self.attempts.make(permit, asked, silence_seconds))
+            found.append(await self.attempts.make(permit, asked, silence_seconds, waiting))
             done.set()
 
         handed = False
