@@ -103,7 +103,9 @@ async def test_a_stopped_engine_is_left_and_comes_back(tmp_path):
                 assert (await ask("hello"))[0] == "two"
             finally:
                 os.kill(engine.pid, signal.SIGCONT)
-            while (await states())["one"]:
+            while True:
+                if not (await states())["one"]:
+                    break
                 await trio.sleep(0.2)
             assert (await ask("hello"))[0] == "one"
             found = await attempts(4)

@@ -99,7 +99,9 @@ def test_a_health_check_has_a_path_that_can_be_asked():
     assert (found.errors, found.not_honoured) == ((), ())
     assert found.config.backends["cloud"].probe.path == "/ok"
     for path in ("ok", "/a b", '"/a\\r\\nHost: x"'):
-        [problem] = compiled(BACKENDS.replace("name: cloud\n", f"name: cloud\n  healthCheck: {{ path: {path} }}\n")).errors
+        [problem] = compiled(
+            BACKENDS.replace("name: cloud\n", f"name: cloud\n  healthCheck: {{ path: {path} }}\n")
+        ).errors
         assert problem.startswith("spec.backends[cloud].healthCheck.path: ")
         assert "/health" in problem
 

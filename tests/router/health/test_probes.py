@@ -141,5 +141,3 @@ class Scripted(Player):
     async def _serve(self, connection):
         async with connection:
             await self.script(connection)
-
-

@@ -88,7 +88,7 @@ def test_warmth_only_reorders_what_is_permitted():
 
 
 def test_a_share_that_the_spec_asks_for_is_kept():
-    """Strategy weighted draws by its weights alone, whatever is warm: decide gives warmth to least-loaded and no other."""
+    """Strategy weighted draws by its weights alone, whatever is warm."""
     backends = {
         name: Backend(name=name, model_id=name, base_url=f"http://{name}/v1", local=True, weight=1) for name in "ab"
     }

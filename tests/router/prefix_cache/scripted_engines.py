@@ -93,7 +93,7 @@ def body_of(tokens):
 class Conversations:
     """Tenants with a system prompt each, and conversations that grow by turns, some of them in branches."""
 
-    def __init__(self, seed, tenants=4, conversations=80, active=8, turns=12, think=3000):
+    def __init__(self, seed, *, tenants=4, conversations=80, active=8, turns=12, think=3000):
         self.dice = random.Random(seed)
         self.turns, self.think = turns, think
         self.systems = {f"t{at}": self.draw(self.dice.randrange(50, 250)) for at in range(tenants)}
@@ -139,11 +139,15 @@ class Router:
         load = {name: engine.load for name, engine in engines.items()}
         prompt = self._prompt(asked)
         warmth = self.prefixes.warmth(prompt, self.backends.values()) if self.learns and prompt else {}
-        return [permit.backend.name for permit in least_loaded(self.permits, load, warmth)][0]
+        return least_loaded(self.permits, load, warmth)[0].backend.name
 
     def answered(self, asked, name, cached):
         prompt = self._prompt(asked)
-        return self.prefixes.answered(prompt, self.backends[name], cached=cached, tokens=len(asked.tokens)) if prompt else ""
+        return (
+            self.prefixes.answered(prompt, self.backends[name], cached=cached, tokens=len(asked.tokens))
+            if prompt
+            else ""
+        )
 
     def _prompt(self, asked):
         body = body_of(asked.tokens)
@@ -176,6 +180,7 @@ def play(chooser, seed, *, slots=4, overwrites=True, reports=lambda cached: cach
         chooser: Decides.
         seed: Of the conversations: they are the same whoever decides, but for their times.
         slots: Of each engine.
+        overwrites: Whether a slot that has a tenth of a prompt is taken for it, and the rest of it lost.
         reports: What an engine says of the tokens that it had.
         restarts: Requests after which engine `a` loses all that it has.
         load: Of the conversations.

@@ -1,5 +1,6 @@
 """Two prompts share the marks of what they have in common, and no others; a prompt costs no more than its beginning."""
 
+import itertools
 import random
 
 import orjson
@@ -33,7 +34,7 @@ def test_the_places_are_few_and_no_further_apart_than_a_sixteenth():
     """What is known of a prefix is within 256 bytes or 7 % of what is true of it."""
     assert PLACES[:3] == (256, 512, 768)
     assert len(PLACES) < 80
-    assert all(later - one <= max(256, one // 16) for one, later in zip(PLACES, PLACES[1:], strict=False))
+    assert all(later - one <= max(256, one // 16) for one, later in itertools.pairwise(PLACES))
 
 
 @pytest.mark.parametrize("seed", range(5))

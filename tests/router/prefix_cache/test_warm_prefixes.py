@@ -226,7 +226,6 @@ def believes_every_backend(patch):
     patch.setattr(WarmPrefixes, "_of", lambda self, backend: self._held.setdefault("a", warm_prefixes._Held(4)))
 
 
-
 def forgets_the_turn_before(patch):
     plain = WarmPrefixes.answered
 

@@ -94,7 +94,8 @@ class Player:
     """A backend: each request gets the next of these scripts, the last one again and again.
 
     A script is the bytes of an answer, after which the connection ends unless it can carry another request, or a
-    function of the connection. What is asked with GET is kept apart, and gets `health`: a script, or None to say nothing.
+    function of the connection. What is asked with GET is kept apart, and gets `health`, or no
+    answer where that is None.
     """
 
     scripts: tuple

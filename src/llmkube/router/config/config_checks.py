@@ -49,10 +49,15 @@ def _of_backends(config: RoutingConfig) -> Iterator[str]:
         prices = backend.prices
         if prices is not None and (prices.prompt_usd < 0 or prices.completion_usd < 0):
             yield f"{at}.prices: a price is negative; write 0 for what costs nothing"
-        if backend.probe and (backend.probe.interval_seconds < 1 or backend.probe.timeout_seconds < 1):
-            yield f"{at}.probe: a time is below 1; write at least 1 second"
-        if backend.probe and not _PATH.fullmatch(backend.probe.path):
-            yield f"{at}.probe.path: {backend.probe.path!r} is no path; write one such as /health, from the host's root"
+        if backend.probe is not None:
+            yield from _of_probe(backend.probe, f"{at}.probe")
+
+
+def _of_probe(probe: Probe, at: str) -> Iterator[str]:
+    if probe.interval_seconds < 1 or probe.timeout_seconds < 1:
+        yield f"{at}: a time is below 1; write at least 1 second"
+    if not _PATH.fullmatch(probe.path):
+        yield f"{at}.path: {probe.path!r} is no path; write one such as /health, from the host's root"
 
 
 def _of_address(backend: Backend, at: str) -> Iterator[str]:

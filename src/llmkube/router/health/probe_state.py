@@ -1,6 +1,6 @@
 """When a probe's answers make a backend unhealthy: three failures in a row, as a kubelet counts; one good one ends it.
 
-A redirect is no good answer: it is not followed. An engine of ours that loads its model is neither: requests wait for it.
+A redirect is no good answer: it is not followed. An engine of ours that loads its model is neither: it is waited for.
 """
 
 from typing import Final

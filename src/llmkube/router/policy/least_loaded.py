@@ -1,5 +1,6 @@
-"""Which of several permitted backends is asked first: the one that has the prompt's beginning in its cache, else the one
-with the fewest requests. Pure; it returns what it was given, in another order.
+"""Which permitted backend is asked first: the one that has the prompt's beginning in its cache, else the least loaded.
+
+Pure; it returns what it was given, in another order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,7 @@ class Warmth:
 _COLD: Final = Warmth()
 
 
-def least_loaded(
-    chosen: Sequence[Permit], load: Mapping[str, int], warmth: Mapping[str, Warmth]
-) -> tuple[Permit, ...]:
+def least_loaded(chosen: Sequence[Permit], load: Mapping[str, int], warmth: Mapping[str, Warmth]) -> tuple[Permit, ...]:
     """Return the permits, best first.
 
     A prompt that no backend has goes to the least loaded one; of those with the same load, to the one that has room for

@@ -1,4 +1,4 @@
-"""A prompt becomes a few hashes, each of everything up to a place in it: two prompts share what their marks share. Pure.
+"""A prompt becomes a few hashes, each of everything up to a place in it: what prompts share, their marks share. Pure.
 
 Places are 256 bytes apart at first, then each a sixteenth further than the one before: 128 KiB have about 70 of them.
 What comes after is not looked at, so that a long prompt costs no more than that.
@@ -19,7 +19,7 @@ MOST_PIECES: Final = 1024
 """Of a long body: one that is cut finer than that is not looked at further."""
 
 SMALL_BODY_BYTES: Final = 512 << 10
-"""A body up to this is written down as a whole, which takes less than a millisecond; of a longer one only the beginning."""
+"""A body up to this is written down as a whole, in less than a millisecond; of a longer one only the beginning."""
 
 _GROWTH: Final = 16
 _SIZE_OF_MARK: Final = 8

@@ -103,7 +103,7 @@ class RouterMetrics:
             ),
             prompts=Counter(
                 "llmkube_router_prefix_cache_total",
-                "Answers under strategy least-loaded: hit, the engine had in its cache what was expected of it; miss, it"
+                "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
                 " had not; cold, nothing was expected.",
                 ["router", "backend", "result"],
                 registry=registry,

@@ -1,6 +1,4 @@
-"""Asks an engine of this machine how it does: the address of a hosted router's backends is the gateway's, which would
-answer for itself.
-"""
+"""Asks an engine of this machine how it does: at the address of a hosted router's backends the gateway would answer."""
 
 from typing import Final
 
