@@ -16,6 +16,7 @@ from llmkube.router.config.routing_config import (
     Match,
     Prices,
     Probe,
+    RedisStore,
     RoutingConfig,
     Rule,
     Tokens,
@@ -35,6 +36,7 @@ FULL = RoutingConfig(
             capabilities=frozenset({"chat", "vision"}),
             weight=3,
             slots=8,
+            is_replicated=True,
             first_byte_seconds=2.5,
             prices=Prices(prompt_usd=Decimal("0.10"), completion_usd=Decimal(0)),
             probe=Probe(path="/health", interval_seconds=10, timeout_seconds=2),
@@ -63,6 +65,9 @@ FULL = RoutingConfig(
     by_model=True,
     classes=Classes(header="x-class", default="pii", sensitive=frozenset({"pii"})),
     budgets=(Budget(name="day", scope="rule", rule="private", max_tokens=5, window_seconds=60),),
+    budget_store=RedisStore(
+        host="redis", port=6380, tls=True, database=2, username="router", password_file="/keys/budget-store/password"
+    ),
     auth=Auth(
         keys_folder="/keys/teams",
         tokens=Tokens(provider="corp", issuer="i", jwks_uri="https://i/k", team_claim="team"),
@@ -70,6 +75,7 @@ FULL = RoutingConfig(
     ),
     audit=Audit(sink="file", path="/var/log/audit", bodies=True),
     first_byte_seconds=60.0,
+    first_byte_extends=True,
     circuit_seconds=5.0,
 )
 

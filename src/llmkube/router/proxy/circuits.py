@@ -16,7 +16,6 @@ import attrs
 
 from llmkube.base.backoff import Backoff
 
-
 _AT_ONCE: Final = 5e-324
 """The end of a pause that is over, whatever the clock says."""
 

@@ -2,7 +2,7 @@
 
 ```
 open_router ┬ AuditLog.run      the last to end: it writes what the others leave
-            ├ KeptBudgets.run   as the audit log
+            ├ RouterBudgets.run as the audit log
             ├ LiveConfig.run    looks at the config's file
             ├ Probes.run        asks how backends do, a task for each
             ├ EngineWatch.run   asks engines that requests wait for
@@ -16,6 +16,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.redis_budgets import RedisBudgets
+from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
@@ -44,7 +47,7 @@ from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.principals import judge_of
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.transport import open_transport
+from llmkube.router.proxy.transport import open_transport, trusted_context
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 
@@ -130,37 +133,22 @@ async def open_router(
         if write is None and now.audit != before.audit:
             audit.write = writer_of(now.audit)
         await audit.reload(now)
-        await kept.reload(now)
+        await accounts.reload(now)
 
-    kept = KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng)
+    accounts = RouterBudgets(
+        kept=KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng),
+        shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
+    )
     live = LiveConfig(source, routing, change, seen=seen)
 
     def budgets() -> Sequence[Mapping[str, Any]]:
-        return kept.used(live.routing.config)
+        return accounts.used(live.routing.config)
 
-    def why_not(name: str) -> str:
-        return _why_not(live.routing.config, name, keys, circuits)
-
-    def states() -> Mapping[str, str]:
-        return {each: why_not(each) for each in live.routing.config.backends}
-
-    def ready() -> tuple[bool, str]:
-        reasons = states()
-        notes = [f"{each}: {why}" for each, why in reasons.items() if why]
-        if live.problem:
-            notes.insert(0, f"an older config counts, the file cannot be used: {live.problem}")
-        if audit.is_failing:
-            notes.insert(0, "the audit log cannot be written")
-        if kept.problem:
-            notes.insert(0, kept.problem)
-        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
-        passing = {"", LEFT_ALONE, *(why for each in reasons for why in circuits.of(each).unwell.values())}
-        return any(why in passing for why in reasons.values()), "; ".join(notes)
-
+    standing = _Standing(live, keys, circuits, audit, accounts)
     gauges = BackendGauges(
         router=name,
         config=lambda: live.routing.config,
-        healthy=lambda each: not why_not(each),
+        healthy=lambda each: not standing.why_not(each),
         in_flight=observed.in_flight,
         waiting=turns.waiting,
         config_valid=lambda: not live.problem,
@@ -168,15 +156,13 @@ async def open_router(
     )
     registry.register(gauges)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
-        await kept.open(routing.config)
+        await accounts.open(routing.config)
         await writing.start(audit.run)
-        await writing.start(kept.run)
+        await writing.start(accounts.run)
         await audit.begin(routing.config)
         attempts = Attempts(transport, keys, ask_engine)
-        watch = EngineWatch(attempts.ask, lambda each, why: circuits.found(each, "watch", why, trio.current_time()))
-        probes = Probes(
-            attempts.ask, lambda each, why: circuits.found(each, "probe", why, trio.current_time()), metrics.probed
-        )
+        watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
+        probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
         handler = RouterHandler(
@@ -185,9 +171,9 @@ async def open_router(
             shadows=shadows,
             metrics=metrics,
             audit=audit,
-            budgets=kept,
+            budgets=accounts,
             prefixes=prefixes,
-            ready=ready,
+            ready=standing.ready,
             created=int(utcnow().timestamp()),
             rng=rng,
         )
@@ -197,7 +183,16 @@ async def open_router(
             await tasks.start(probes.run)
             await tasks.start(live.run)
             await tasks.start(shadows.run)
-            yield Router(handler, judge, page_grant, ready, states, observed.in_flight.total, budgets, live)
+            yield Router(
+                handler=handler,
+                judge=judge,
+                stamp=page_grant,
+                ready=standing.ready,
+                states=standing.states,
+                in_flight=observed.in_flight.total,
+                budgets=budgets,
+                live=live,
+            )
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
         writing.cancel_scope.cancel(reason="the router closes")
@@ -208,16 +203,54 @@ def _terms(config: RoutingConfig) -> Terms:
     return Terms(pauses=Backoff(base_seconds=seconds, cap_seconds=max(seconds, MOST_PAUSE_SECONDS)))
 
 
-def _why_not(config: RoutingConfig, name: str, keys: BackendKeys, circuits: Circuits) -> str:
-    """Return why a backend is not asked now, "" if it is."""
-    backend = config.backends[name]
-    if backend.missing or not backend.base_url:
-        return backend.missing or "its address is not known"
-    if backend.key_file and not keys.key_of(backend.key_file):
-        return f"no key can be read from {backend.key_file}"
-    circuit = circuits.of(name)
-    if circuit.unwell:
-        return next(iter(circuit.unwell.values()))
-    if circuit.state(trio.current_time()) is State.OPEN:
-        return LEFT_ALONE
-    return ""
+def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
+    circuits.found(name, by, why, trio.current_time())
+
+
+@attrs.frozen(eq=False)
+class _Standing:
+    """How a router and its backends stand.
+
+    Attributes:
+        live: The config that counts.
+        keys: Of backends.
+        circuits: Which backends are left alone.
+        audit: May fail to be written.
+        accounts: May fail to be kept.
+    """
+
+    live: LiveConfig
+    keys: BackendKeys
+    circuits: Circuits
+    audit: AuditLog
+    accounts: RouterBudgets
+
+    def why_not(self, name: str) -> str:
+        """Return why a backend is not asked now, "" if it is."""
+        backend = self.live.routing.config.backends[name]
+        if backend.missing or not backend.base_url:
+            return backend.missing or "its address is not known"
+        if backend.key_file and not self.keys.key_of(backend.key_file):
+            return f"no key can be read from {backend.key_file}"
+        circuit = self.circuits.of(name)
+        if circuit.unwell:
+            return next(iter(circuit.unwell.values()))
+        return LEFT_ALONE if circuit.state(trio.current_time()) is State.OPEN else ""
+
+    def states(self) -> Mapping[str, str]:
+        """Return why each backend is not asked now, by its name."""
+        return {each: self.why_not(each) for each in self.live.routing.config.backends}
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether requests can be answered, and why not."""
+        reasons = self.states()
+        notes = [f"{each}: {why}" for each, why in reasons.items() if why]
+        if self.live.problem:
+            notes.insert(0, f"an older config counts, the file cannot be used: {self.live.problem}")
+        if self.audit.is_failing:
+            notes.insert(0, "the audit log cannot be written")
+        if self.accounts.problem:
+            notes.insert(0, self.accounts.problem)
+        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
+        passing = {"", LEFT_ALONE, *(why for each in reasons for why in self.circuits.of(each).unwell.values())}
+        return any(why in passing for why in reasons.values()), "; ".join(notes)
