@@ -56,27 +56,28 @@ def free_port():
 
 
 @contextlib.asynccontextmanager
-async def open_engine(folder, port):
-    """A real llama-server with the demo's model."""
+async def open_engine(folder, port, *, model=DEMO, flags=()):
+    """A real llama-server with the demo's model; yields its process."""
     command = [
         f"{sys.prefix}/bin/llmkube-llama-server",
         "--model",
-        str(DEMO),
+        str(model),
         "--host",
         "127.0.0.1",
         "--port",
         str(port),
+        *flags,
     ]
     with (folder / "engine.log").open("wb") as log:
         async with trio.open_nursery() as nursery:
-            await nursery.start(partial(trio.run_process, command, stdout=log, stderr=log, check=False))
+            process = await nursery.start(partial(trio.run_process, command, stdout=log, stderr=log, check=False))
             async with open_http_client() as http:
                 while True:
                     with contextlib.suppress(Exception):
                         if (await http.request("GET", f"http://127.0.0.1:{port}/health")).status == 200:
                             break
                     await trio.sleep(0.1)
-            yield
+            yield process
             nursery.cancel_scope.cancel()
 
 

@@ -163,16 +163,23 @@ def test_a_store_without_budgets_is_refused():
     assert problem == "spec.policy.budgetStore: there is no budget to keep; give one, or leave the store out"
 
 
-def test_a_health_check_is_said_to_do_nothing():
-    """A health check is accepted, and said to do nothing."""
+def test_a_health_check_has_a_path_that_can_be_asked():
+    """One that would break out of its request is refused, with field and fix."""
     found = compiled(BACKENDS.replace("name: cloud\n", "name: cloud\n  healthCheck: { path: /ok }\n"))
-    assert found.not_honoured[0].startswith("spec.backends[cloud].healthCheck")
+    assert (found.errors, found.not_honoured) == ((), ())
+    assert found.config.backends["cloud"].probe.path == "/ok"
+    for path in ("ok", "/a b", '"/a\\r\\nHost: x"'):
+        [problem] = compiled(
+            BACKENDS.replace("name: cloud\n", f"name: cloud\n  healthCheck: {{ path: {path} }}\n")
+        ).errors
+        assert problem.startswith("spec.backends[cloud].healthCheck.path: ")
+        assert "/health" in problem
 
 
 def test_what_is_not_given_has_its_default():
     """A router of one backend runs."""
     config = running(BACKENDS)
-    assert config == RoutingConfig(name="ml/front", backends=config.backends)
+    assert config == RoutingConfig(name="ml/front", backends=config.backends, first_byte_extends=True)
 
 
 def test_all_that_is_wrong_is_told_at_once():

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceServiceSpec
-from llmkube.router.config.service_slots import slots_of
+from llmkube.router.config.service_slots import is_replicated, slots_of
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,19 @@ from llmkube.router.config.service_slots import slots_of
 def test_slots_of_a_service(changes, slots):
     """0 wherever something else has a say."""
     assert slots_of(InferenceServiceSpec(model_ref="m", **changes)) == slots
+
+
+@pytest.mark.parametrize(
+    ("changes", "several"),
+    [
+        ({}, False),
+        ({"parallel_slots": 4}, False),
+        ({"replicas": 3}, True),
+        ({"replicas": 0}, True),
+        ({"autoscaling": Autoscaling(max_replicas=4)}, True),
+        ({"hosts": HostReplicas(model_ref="m")}, True),
+    ],
+)
+def test_several_engines_answer_at_one_address(changes, several):
+    """Also where their number changes."""
+    assert is_replicated(InferenceServiceSpec(model_ref="m", **changes)) == several

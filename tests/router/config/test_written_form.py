@@ -36,6 +36,7 @@ FULL = RoutingConfig(
             capabilities=frozenset({"chat", "vision"}),
             weight=3,
             slots=8,
+            is_replicated=True,
             first_byte_seconds=2.5,
             prices=Prices(prompt_usd=Decimal("0.10"), completion_usd=Decimal(0)),
             probe=Probe(path="/health", interval_seconds=10, timeout_seconds=2),
@@ -81,6 +82,7 @@ FULL = RoutingConfig(
     ),
     audit=Audit(sink="file", path="/var/log/audit", bodies=True),
     first_byte_seconds=60.0,
+    first_byte_extends=True,
     circuit_seconds=5.0,
 )
 

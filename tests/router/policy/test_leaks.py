@@ -9,7 +9,7 @@ from router.policy import oracle
 from router.policy.drawn_routers import config_of, draw_request, draw_router
 
 
-def decided(config, request):
+def decided(config, request, **more):
     """What the code under test does with a request, asked by its modules, so that a mutant can stand in."""
     facts = request_facts.facts_of(config, request["head"], request["body"], Principal(team=request["team"]))
     allowed = permits.permits_for(config, facts)
@@ -20,6 +20,7 @@ def decided(config, request):
         first_byte_seconds=request["measured"],
         pick=request["pick"],
         load=request["load"],
+        **more,
     )
 
 

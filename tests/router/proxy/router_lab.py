@@ -94,10 +94,13 @@ class Player:
     """A backend: each request gets the next of these scripts, the last one again and again.
 
     A script is the bytes of an answer, after which the connection ends unless it can carry another request, or a
-    function of the connection.
+    function of the connection. What is asked with GET is kept apart, and gets `health`, or no
+    answer where that is None.
     """
 
     scripts: tuple
+    health: object = None
+    probed: list = attrs.field(factory=list)
     asked: list = attrs.field(factory=list)
     gone_at: list = attrs.field(factory=list)
     listener: MemoryListener = attrs.field(factory=MemoryListener)
@@ -117,9 +120,17 @@ class Player:
                 nursery.start_soon(self._serve, await self.listener.accept())
 
     async def _serve(self, connection):
+        asks_health = False
         async with connection:
             try:
                 while (asked := await _receive(connection)) is not None:
+                    if asks_health := asked[0].startswith("GET "):
+                        self.probed.append((trio.current_time(), asked[0].split()[1]))
+                        if self.health is None:
+                            await until_gone(connection)
+                            return
+                        await connection.send_all(self.health)
+                        continue
                     self.asked.append(asked)
                     script = self.scripts[min(len(self.asked), len(self.scripts)) - 1]
                     if callable(script):
@@ -129,7 +140,8 @@ class Player:
             except GONE:
                 pass
             finally:
-                self.gone_at.append(trio.current_time())
+                if not asks_health:
+                    self.gone_at.append(trio.current_time())
 
 
 async def _receive(connection):
@@ -140,7 +152,8 @@ async def _receive(connection):
             return None
         data += piece
     head, _, body = data.partition(b"\r\n\r\n")
-    length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+    lengths = [int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    length = lengths[0] if lengths else 0
     while len(body) < length:
         body += await connection.receive_some()
     return head.decode(), body

@@ -11,12 +11,12 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from llmkube.router.proxy.key_files import ClientKeys
 
 from llmkube.router.config.routing_config import Auth, Budget
 from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy.handler import ROUTES
-from llmkube.router.proxy.key_files import ClientKeys
 from router.proxy.router_lab import (
     ANSWER,
     ASKED,

@@ -64,7 +64,7 @@ class ExternalBackend:
 class HealthCheck:
     """How a backend is probed."""
 
-    path: str | None = field("Path to ask; unset means the backend's own.")
+    path: str | None = field("Path to ask, from the root of the backend's host; unset means /health.")
     interval_seconds: int = field("Seconds between two probes.", 10, minimum=1)
     timeout_seconds: int = field("Seconds to wait for an answer.", 2, minimum=1)
     wire: WireForm = received()

@@ -45,6 +45,7 @@ class ResolvedService:
         key_file: File with the key that its engine asks for; "" sends none.
         missing: Why it cannot be used now, for people; "" when it can.
         slots: Requests that it serves at the same time; 0 where that is not known.
+        is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
     """
 
     base_url: str = ""
@@ -52,6 +53,7 @@ class ResolvedService:
     key_file: str = ""
     missing: str = ""
     slots: int = 0
+    is_replicated: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -96,6 +98,7 @@ def compiled_backend(
         region=(backend.region or "").strip().lower(),
         capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
         slots=service.slots,
+        is_replicated=service.is_replicated,
         weight=1 if backend.weight is None else backend.weight,
         first_byte_seconds=seconds_of(backend.timeout, f"{at}.timeout", problems),
         prices=_prices(cost, f"{at}.costPerMillionTokens", problems) if priced and cost else None,

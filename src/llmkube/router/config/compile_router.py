@@ -105,6 +105,7 @@ def compile_router(
         auth=auth,
         audit=_audit(policy.audit_log),
         first_byte_seconds=FIRST_BYTE_SECONDS if header_wait is None else header_wait,
+        first_byte_extends=header_wait is None,
         circuit_seconds=CIRCUIT_SECONDS if quarantine is None else quarantine,
     )
     found = (_as_of_the_router(problem) for problem in problems_of(config))
@@ -252,9 +253,6 @@ def _repeated(at: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _not_honoured(spec: crd.ModelRouterSpec) -> Iterator[str]:
-    for backend in spec.backends:
-        if backend.health_check is not None:
-            yield f"spec.backends[{backend.name}].healthCheck (a backend's health is what its requests show)"
     if spec.mcp_server is not None:
         yield "spec.mcpServer"
     if spec.gateway_ref is not None:

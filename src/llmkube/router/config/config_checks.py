@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.model_patterns import problem_of
-from llmkube.router.config.routing_config import Backend, Classes, Match, RoutingConfig, Rule, Tokens
+from llmkube.router.config.routing_config import Backend, Classes, Match, Probe, RoutingConfig, Rule, Tokens
 
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 DIALECTS: Final = ("openai", "anthropic")
@@ -26,6 +26,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _HEADER: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _OWN_HEADERS: Final = ("authorization", "x-api-key")
 _FETCHED: Final = re.compile(r"https?://[^\s/?#@\\]+(/[!-\"$-~]*)?", re.ASCII)
+_PATH: Final = re.compile(r"/[!-~]*")
 _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
 
@@ -56,8 +57,15 @@ def _of_backends(config: RoutingConfig) -> Iterator[str]:
         prices = backend.prices
         if prices is not None and (prices.prompt_usd < 0 or prices.completion_usd < 0):
             yield f"{at}.prices: a price is negative; write 0 for what costs nothing"
-        if backend.probe and (backend.probe.interval_seconds < 1 or backend.probe.timeout_seconds < 1):
-            yield f"{at}.probe: a time is below 1; write at least 1 second"
+        if backend.probe is not None:
+            yield from _of_probe(backend.probe, f"{at}.probe")
+
+
+def _of_probe(probe: Probe, at: str) -> Iterator[str]:
+    if probe.interval_seconds < 1 or probe.timeout_seconds < 1:
+        yield f"{at}: a time is below 1; write at least 1 second"
+    if not _PATH.fullmatch(probe.path):
+        yield f"{at}.path: {probe.path!r} is no path; write one such as /health, from the host's root"
 
 
 def _of_address(backend: Backend, at: str) -> Iterator[str]:

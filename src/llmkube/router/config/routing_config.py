@@ -38,7 +38,7 @@ class Probe:
     """How a backend's health is asked for.
 
     Attributes:
-        path: What is asked.
+        path: What is asked, from the root of the backend's host.
         interval_seconds: Between two.
         timeout_seconds: Longest wait for an answer.
     """
@@ -65,6 +65,7 @@ class Backend:
         capabilities: Tags that rules and requests ask for.
         weight: Share under strategy weighted.
         slots: Requests that its engine serves at the same time; more wait in a fair queue. 0 is not known: no queue.
+        is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
         first_byte_seconds: Longest wait for the first byte of an answer; None leaves it to rule and router.
         prices: None where none are given: a USD budget refuses the backend then.
         probe: None asks for no health.
@@ -83,6 +84,7 @@ class Backend:
     capabilities: frozenset[str] = frozenset()
     weight: int = 1
     slots: int = 0
+    is_replicated: bool = False
     first_byte_seconds: float | None = None
     prices: Prices | None = None
     probe: Probe | None = None
@@ -262,6 +264,7 @@ class RoutingConfig:
         auth: Who may ask.
         audit: Where decisions are written down.
         first_byte_seconds: Where neither rule nor backend says.
+        first_byte_extends: Whether engines of ours are waited for longer than that while they show that they compute.
         circuit_seconds: How long a backend that failed is left alone at first; the time doubles.
         capabilities: Tags that some backend has.
     """
@@ -277,6 +280,7 @@ class RoutingConfig:
     auth: Auth = Auth()
     audit: Audit = Audit()
     first_byte_seconds: float = FIRST_BYTE_SECONDS
+    first_byte_extends: bool = False
     circuit_seconds: float = CIRCUIT_SECONDS
     capabilities: frozenset[str] = attrs.field(init=False, eq=False, repr=False)
 

@@ -9,6 +9,11 @@ _RUNTIMES: Final = frozenset({"llamacpp", "llama-server"})
 _FLAGS: Final = frozenset({"-np", "--parallel"})
 
 
+def is_replicated(spec: InferenceServiceSpec) -> bool:
+    """Whether several engines answer at a service's address, or as many as an autoscaler or a list of hosts wants."""
+    return spec.replicas != 1 or spec.autoscaling is not None or spec.hosts is not None
+
+
 def slots_of(spec: InferenceServiceSpec) -> int:
     """Return the slots of all replicas; 0 where they are not known: other engines, numbers that change, arguments."""
     if spec.runtime not in _RUNTIMES or spec.autoscaling is not None or spec.hosts is not None:

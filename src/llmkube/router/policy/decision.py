@@ -7,6 +7,7 @@ import attrs
 
 from llmkube.router.config.model_patterns import fits_any
 from llmkube.router.config.routing_config import Match, RoutingConfig, Rule
+from llmkube.router.policy.least_loaded import Warmth, least_loaded
 from llmkube.router.policy.permits import Permit, Permits
 from llmkube.router.policy.request_facts import RequestFacts
 
@@ -15,6 +16,7 @@ FAIL_CLOSED: Final = "FailClosed"
 NOT_PERMITTED: Final = "NotPermitted"
 MODEL_NOT_ALLOWED: Final = "ModelNotAllowed"
 REASONS: Final = (NO_ROUTE, FAIL_CLOSED, NOT_PERMITTED, MODEL_NOT_ALLOWED)
+_NOTHING_WARM: Final[Mapping[str, Warmth]] = {}
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +29,7 @@ class Decision:
         shadows: What gets a copy, whose answer is not used.
         why: For people and the audit log: what decided.
         first_byte_seconds: Longest wait for the first byte, by the backend's name.
+        extends: The backends that are waited for longer while they show that they compute: no spec gives their limit.
         reason: One CamelCase word of a refusal: `NoRoute`, `FailClosed`, `NotPermitted`, `ModelNotAllowed`; else "".
     """
 
@@ -35,6 +38,7 @@ class Decision:
     why: str
     first_byte_seconds: Mapping[str, float]
     shadows: tuple[Permit, ...] = ()
+    extends: frozenset[str] = frozenset()
     reason: str = ""
 
 
@@ -46,6 +50,7 @@ def decide(
     first_byte_seconds: Mapping[str, float],
     pick: float,
     load: Mapping[str, int],
+    warmth: Mapping[str, Warmth] = _NOTHING_WARM,
 ) -> Decision:
     """Return where a request goes: the first rule that matches decides, and only what is permitted is chosen from.
 
@@ -58,6 +63,7 @@ def decide(
         first_byte_seconds: Measured time to the first byte, by the backend's name; one that is not in it is not known.
         pick: A number from 0 to below 1, for strategy weighted.
         load: Requests in flight, by the backend's name.
+        warmth: What backends have of the prompt in their caches, by name, for strategy least-loaded.
     """
     if not permits.model_allowed:
         return _refusal(None, MODEL_NOT_ALLOWED, next(iter(permits.refused.values()), "the team may not use the model"))
@@ -66,7 +72,7 @@ def decide(
             continue
         chosen = [permits.allowed[name] for name in usable(rule, permits, first_byte_seconds)]
         if chosen:
-            order, shadows = _arranged(rule, chosen, pick, load)
+            order, shadows = _arranged(rule, chosen, pick, load, warmth)
             if order:
                 return Decision(
                     rule=rule,
@@ -74,6 +80,7 @@ def decide(
                     shadows=shadows,
                     why=f"rule {rule.name}",
                     first_byte_seconds=_limits(config, rule, (*order, *shadows)),
+                    extends=_extended(config, rule, order),
                 )
         if rule.fail_closed:
             why = f"rule {rule.name} fails closed, and none of its backends may be used"
@@ -122,7 +129,13 @@ def _by_default(config: RoutingConfig, facts: RequestFacts, permits: Permits) ->
         permit = permits.allowed.get(name)
         if permit is not None:
             limits = _limits(config, None, (permit,))
-            return Decision(rule=None, order=(permit,), why=why, first_byte_seconds=limits)
+            return Decision(
+                rule=None,
+                order=(permit,),
+                why=why,
+                first_byte_seconds=limits,
+                extends=_extended(config, None, (permit,)),
+            )
     closed = named or config.default_backend
     if closed:
         return _refusal(None, NOT_PERMITTED, f"no rule matches, and {closed}: {permits.refused.get(closed, '')}")
@@ -152,12 +165,22 @@ def _limits(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit])
     }
 
 
+def _extended(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit]) -> frozenset[str]:
+    """Return the engines of ours whose limit is the router's own: what a spec says holds also while they compute."""
+    if not config.first_byte_extends or (rule is not None and rule.first_byte_seconds is not None):
+        return frozenset()
+    ours = (permit.backend for permit in permits if not permit.backend.provider)
+    return frozenset(backend.name for backend in ours if backend.first_byte_seconds is None)
+
+
 # -- strategies -------------------------------------------------------------------------------------------------------
 
 _Arrangement = tuple[tuple[Permit, ...], tuple[Permit, ...]]
 
 
-def _arranged(rule: Rule, chosen: Sequence[Permit], pick: float, load: Mapping[str, int]) -> _Arrangement:
+def _arranged(
+    rule: Rule, chosen: Sequence[Permit], pick: float, load: Mapping[str, int], warmth: Mapping[str, Warmth]
+) -> _Arrangement:
     """Return what is tried, best first, and what gets a copy."""
     if rule.strategy == "shadow":
         # What is tried out never answers, not even in place of the backend that does
@@ -167,7 +190,7 @@ def _arranged(rule: Rule, chosen: Sequence[Permit], pick: float, load: Mapping[s
     if rule.strategy == "weighted":
         return _weighted(chosen, pick), ()
     if rule.strategy == "least-loaded":
-        return tuple(sorted(chosen, key=lambda permit: load.get(permit.backend.name, 0))), ()
+        return least_loaded(chosen, load, warmth), ()
     return tuple(chosen), ()
 
 

@@ -4,7 +4,7 @@ A whole answer is read before a byte of it goes on, a stream up to its first eve
 take its place. Time bounds how long a backend is silent, never how long it goes on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -19,6 +19,8 @@ from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
+from llmkube.router.health.engine_watch import Waiting
+from llmkube.router.health.probe_state import Reply
 from llmkube.router.policy.permits import Permit
 from llmkube.router.proxy.event_stream import (
     AnswerJudge,
@@ -37,8 +39,15 @@ from llmkube.router.refusals import error_object
 MAX_ANSWER_BYTES: Final = 32 << 20
 """A longer answer that is no stream is a fault of the backend."""
 
+AskEngine = Callable[[Backend, str], Awaitable[Reply]]
+"""Asks the engine of a backend at a path; raises HttpError or OSError if it does not answer."""
+
 LEAST_BYTES_PER_SECOND: Final = 512
 """An answer that is no stream and comes slower than this drips."""
+
+
+MOST_HEALTH_BYTES: Final = 64 << 10
+"""Of an answer to a question about a backend's health: what comes after is not read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -120,18 +129,42 @@ class Attempts:
     Attributes:
         transport: The way to the backends.
         keys: Their credentials.
+        ask_engine: Asks an engine of ours at a path where its address is a gateway's; None asks at the address.
     """
 
     transport: Transport
     keys: BackendKeys
+    ask_engine: AskEngine | None = None
 
-    async def make(self, permit: Permit, asked: Asked, silence_seconds: float) -> Whole | Begun | Failure:
+    async def ask(self, permit: Permit, path: str) -> Reply:
+        """Ask a backend how it does, at a path from the root of its host.
+
+        Raises:
+            HttpError: It does not answer.
+        """
+        backend = permit.backend
+        if self.ask_engine is not None and not backend.provider:
+            return await self.ask_engine(backend, path)
+        key = self.keys.key_of(backend.key_file) if backend.key_file else ""
+        answer = await self.transport.ask(permit, path, request_lines(backend, key, "health", {}))
+        try:
+            body = bytearray()
+            while len(body) <= MOST_HEALTH_BYTES and (piece := await answer.receive_some()):
+                body += piece
+            return reply_of(answer.status, answer.headers, bytes(body), ours=not backend.provider)
+        finally:
+            await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+
+    async def make(
+        self, permit: Permit, asked: Asked, silence_seconds: float, waiting: Waiting | None = None
+    ) -> Whole | Begun | Failure:
         """Send the request to one backend; a stream that has begun has to be released.
 
         Args:
             permit: Leave to do so.
             asked: The request.
             silence_seconds: Longest wait for the first byte, and between two later ones.
+            waiting: Gets the scope that such a wait ends, and may put that off while the engine lives.
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
@@ -146,6 +179,8 @@ class Attempts:
         try:
             with trio.CancelScope() as silence:
                 silence.deadline = trio.current_time() + silence_seconds
+                if waiting is not None:
+                    waiting.silence = silence
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body)
                 by_messages = asks_by_messages(asked.path, backend)
                 reader = _Reader(answer, silence, silence_seconds, backend, by_messages=by_messages)
@@ -167,6 +202,17 @@ class Attempts:
         finally:
             if answer is not None and not keeps:
                 await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+
+
+def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply:
+    """Return what an answer says of a backend's health."""
+    try:
+        error = error_in(orjson.loads(body)) if status == 503 else None
+    except orjson.JSONDecodeError:
+        error = None
+    failure = judge(status, headers, error, ours=ours)
+    is_loading = failure is not None and failure.cause is Cause.LOADING
+    return Reply(status, headers.get("server") or "", is_loading)
 
 
 def _missing(backend: Backend, key: str, path: str) -> Failure | None:

@@ -9,10 +9,15 @@ closed ──failures in a row──▶ open until T ──T──▶ half-open:
 
 import enum
 import random
+from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
 from llmkube.base.backoff import Backoff
+
+_AT_ONCE: Final = 5e-324
+"""The end of a pause that is over, whatever the clock says."""
 
 
 class State(enum.Enum):
@@ -45,15 +50,19 @@ class Circuit:
         opened: How often in a row.
         open_until: 0 while it is closed.
         probing: Whether the one request is under way.
+        unwell: Why it is left alone whatever requests show, by what has found it: a probe, the watch over its engine.
     """
 
     failures: int = 0
     opened: int = 0
     open_until: float = 0.0
     probing: bool = False
+    unwell: Mapping[str, str] = attrs.field(factory=dict)
 
     def state(self, now: float) -> State:
         """Return what it is now."""
+        if self.unwell:
+            return State.OPEN
         if not self.open_until:
             return State.CLOSED
         return State.OPEN if now < self.open_until else State.HALF_OPEN
@@ -77,7 +86,7 @@ class Circuit:
 
     def succeeded(self) -> "Circuit":
         """It answered, to the end."""
-        return Circuit()
+        return Circuit(unwell=self.unwell)
 
     def failed(self, now: float, terms: Terms, rng: random.Random) -> "Circuit":
         """It did not."""
@@ -87,7 +96,14 @@ class Circuit:
         if self.state(now) is State.OPEN:
             return attrs.evolve(self, failures=failures)  # it went out before the circuit opened
         opened = self.opened + 1
-        return Circuit(failures, opened, now + terms.pauses.delay(opened, rng))
+        return Circuit(failures, opened, now + terms.pauses.delay(opened, rng), unwell=self.unwell)
+
+    def found(self, by: str, why: str, now: float) -> "Circuit":
+        """Something beside requests has found it unwell, or well, which is "": then one request goes through first."""
+        unwell = {name: each for name, each in self.unwell.items() if name != by} | ({by: why} if why else {})
+        if unwell or not self.unwell:
+            return attrs.evolve(self, unwell=unwell)
+        return attrs.evolve(self, unwell={}, open_until=max(self.open_until, now, _AT_ONCE), probing=False)
 
     def told_to_wait(self, now: float, seconds: float) -> "Circuit":
         """It said itself when it wants to be asked again."""
@@ -122,7 +138,7 @@ class Circuits:
 
     def succeeded(self, name: str) -> None:
         """The backend answered, to the end."""
-        self._by_name[name] = _CLOSED
+        self._by_name[name] = self.of(name).succeeded()
 
     def failed(self, name: str, now: float, *, wait_seconds: float | None = None) -> None:
         """The backend did not answer, or said when it wants to be asked again."""
@@ -135,6 +151,10 @@ class Circuits:
     def abandoned(self, name: str) -> None:
         """Nothing became known."""
         self._by_name[name] = self.of(name).abandoned()
+
+    def found(self, name: str, by: str, why: str, now: float) -> None:
+        """Something beside requests has found the backend unwell, or well, which is ""."""
+        self._by_name[name] = self.of(name).found(by, why, now)
 
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget backends that are no more, or are others under the same name."""

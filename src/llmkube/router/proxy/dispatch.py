@@ -16,6 +16,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.budgets.meter import asked_tokens
 from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.health.engine_watch import FROZEN, EngineWatch, Waiting
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.policy.request_facts import NOBODY
@@ -68,6 +69,7 @@ class Dispatcher:
         circuits: Which backends are left alone.
         observed: What was seen of them.
         turns: The queues in front of engines.
+        watch: Tells a frozen engine from one that computes.
         on_try: Told of each attempt: the backend's name and what came of it.
     """
 
@@ -75,6 +77,7 @@ class Dispatcher:
     circuits: Circuits
     observed: Observed
     turns: Turns
+    watch: EngineWatch
     on_try: Callable[[str, str], None]
 
     async def answer(self, decision: Decision, asked: Asked, exchange: StreamExchange, record: Record) -> None:
@@ -146,7 +149,11 @@ class Dispatcher:
             return failure
         found: Whole | Begun | Failure | None = None
         try:
-            found = await self._attempt(permit, asked, decision.first_byte_seconds[name], client, record)
+            with self.watch.watching(permit, extends=name in decision.extends) as waiting:
+                limit = decision.first_byte_seconds[name]
+                found = await self._attempt(permit, asked, limit, client, record, waiting=waiting)
+            if found is None and waiting.scope.cancelled_caught:
+                found = Failure(Cause.FROZEN, FROZEN)
             seconds = trio.current_time() - started_at
             self._note(name, found, seconds, record)
             if isinstance(found, Failure):
@@ -165,16 +172,23 @@ class Dispatcher:
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
     async def _attempt(
-        self, permit: Permit, asked: Asked, silence_seconds: float, client: ClientStream, record: Record
+        self,
+        permit: Permit,
+        asked: Asked,
+        silence_seconds: float,
+        client: ClientStream,
+        record: Record,
+        *,
+        waiting: Waiting,
     ) -> Whole | Begun | Failure:
         """Make the attempt; a client that waits for a stream already hears comments meanwhile."""
         if not client.begun:
-            return await self.attempts.make(permit, asked, silence_seconds)
+            return await self.attempts.make(permit, asked, silence_seconds, waiting)
         found: list[Whole | Begun | Failure] = []
         done = trio.Event()
 
         async def make() -> None:
-            found.append(await self.attempts.make(permit, asked, silence_seconds))
+            found.append(await self.attempts.make(permit, asked, silence_seconds, waiting))
             done.set()
 
         handed = False
@@ -194,6 +208,8 @@ class Dispatcher:
         if not isinstance(found, Failure):
             (self.circuits.began if isinstance(found, Begun) else self.circuits.succeeded)(name)
             self.observed.began(name, seconds)
+            headers = found.headers if isinstance(found, Whole) else found.answer.headers
+            self.watch.heard(name, headers.get("server") or "")
             record.tried(name, None, seconds, found.status if isinstance(found, Whole) else 200)
             self.on_try(name, "answered")
             return
@@ -268,7 +284,7 @@ class Dispatcher:
         if last.cause is Cause.QUEUE:
             again = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
             return (429, "tenant_queue_full", message, again) if last.is_own else (503, "queue_full", message, again)
-        if last.cause is Cause.TIMEOUT:
+        if last.cause in (Cause.TIMEOUT, Cause.FROZEN):
             return 504, "backend_timeout", message, {}
         if last.cause is Cause.RATE_LIMITED:
             return 429, "rate_limited", message, again

@@ -28,6 +28,7 @@ from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
+from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
 from llmkube.router.proxy.attempt import Asked
 from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
 from llmkube.router.proxy.dispatch import Dispatcher
@@ -37,6 +38,7 @@ from llmkube.router.proxy.record import Record
 from llmkube.router.proxy.relay import Ending
 from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, parse_body, refuse_urls
 from llmkube.router.proxy.shadows import Shadows
+from llmkube.router.proxy.verdicts import Cause
 from llmkube.router.refusals import RefusedError, refused
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
@@ -73,9 +75,11 @@ class Routing:
     config: RoutingConfig
     clients: Clients | None
     classes: frozenset[str] = attrs.field(init=False)
+    balances: bool = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.classes = known_classes(self.config)
+        self.balances = any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in self.config.rules)
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -89,6 +93,7 @@ class RouterHandler:
         metrics: Counts.
         audit: Writes down.
         budgets: Those that requests are under.
+        prefixes: What is believed of the engines' caches.
         ready: Returns whether requests can be answered, and why not.
         created: When the router began, for the models that it lists, in seconds since 1970.
         rng: Draws for weights and names of requests.
@@ -100,6 +105,7 @@ class RouterHandler:
     metrics: RouterMetrics
     audit: AuditLog
     budgets: RouterBudgets
+    prefixes: WarmPrefixes
     ready: Callable[[], tuple[bool, str]]
     created: int
     rng: random.Random
@@ -187,7 +193,10 @@ class RouterHandler:
         body = translated.body
         facts = facts_of(config, head.headers.joined(), body, principal)
         record.facts = facts
-        decision = self._decision(config, facts)
+        if routing.balances:
+            tenant, size = principal.team or principal.tenant, len(exchange.body)
+            record.prompt = self.prefixes.prompt(tenant, translated.path, body, size)
+        decision = self._decision(config, facts, record.prompt)
         record.decision = decision
         if not decision.order:
             raise _nowhere(config, facts, decision)
@@ -229,7 +238,7 @@ class RouterHandler:
             took = None
         self.budgets.settle(record.reservation, took)
 
-    def _decision(self, config: RoutingConfig, facts: RequestFacts) -> Decision:
+    def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
         observed = self.dispatcher.observed
         return decide(
             config,
@@ -238,10 +247,22 @@ class RouterHandler:
             first_byte_seconds=observed.first_byte_seconds,
             pick=self.rng.random(),
             load=observed.in_flight,
+            warmth=self.prefixes.warmth(prompt, config.backends.values()) if prompt is not None else {},
         )
+
+    def _learn(self, record: Record, config: RoutingConfig) -> None:
+        """Take what an answer says of its engine's cache to heart, and that an engine cannot be reached."""
+        for each in record.tries:
+            if each.result == Cause.CONNECT.value:
+                self.prefixes.forget(each.backend)
+        backend, usage = config.backends.get(record.backend), record.usage
+        if record.prompt is not None and backend is not None and usage is not None:
+            found = self.prefixes.answered(record.prompt, backend, cached=usage.cached, tokens=usage.prompt)
+            self.metrics.prompt_answered(backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
         self._settle(record, routing.config)
+        self._learn(record, routing.config)
         seconds = trio.current_time() - record.started_at
         classes = record.facts.classes if record.facts is not None else frozenset[str]()
         self.metrics.ended(record, class_label(classes, routing.classes), seconds)

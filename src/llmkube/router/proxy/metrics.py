@@ -45,6 +45,8 @@ class RouterMetrics:
     attempts: Counter
     tokens: Counter
     shadows: Counter
+    prompts: Counter
+    probes: Counter
 
     @classmethod
     def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
@@ -99,6 +101,19 @@ class RouterMetrics:
                 ["router", "backend", "result"],
                 registry=registry,
             ),
+            prompts=Counter(
+                "llmkube_router_prefix_cache_total",
+                "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
+                " had not; cold, nothing was expected.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
+            probes=Counter(
+                "llmkube_router_probes_total",
+                "Health checks of backends by what they found: healthy, unhealthy, loading.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
         )
 
     def stranger(self, outcome: str) -> None:
@@ -112,6 +127,15 @@ class RouterMetrics:
     def shadowed(self, backend: str, result: str) -> None:
         """Count a copy."""
         self.shadows.labels(self.router, backend, result).inc()
+
+    def probed(self, backend: str, result: str) -> None:
+        """Count a health check."""
+        self.probes.labels(self.router, backend, result).inc()
+
+    def prompt_answered(self, backend: str, result: str) -> None:
+        """Count whether an engine had in its cache what was expected; "" of one that does not say."""
+        if result:
+            self.prompts.labels(self.router, backend, result).inc()
 
     def ended(self, record: Record, classification: str, seconds: float) -> None:
         """Count a request that has ended."""

@@ -6,6 +6,7 @@ from llmkube.router.budgets.meter import NOTHING, Reservation
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
+from llmkube.router.prefix_cache.warm_prefixes import Prompt
 from llmkube.router.proxy.verdicts import Failure
 
 
@@ -50,6 +51,7 @@ class Record:
         dropped: Fields that the backend did not get.
         trace_id: Of its trace.
         reservation: What is reserved for it in budgets.
+        prompt: What is remembered of its prompt; None where that has no part in the choice.
     """
 
     request_id: str
@@ -58,6 +60,7 @@ class Record:
     started_at: float
     trace_id: str = ""
     reservation: Reservation = NOTHING
+    prompt: Prompt | None = None
     facts: RequestFacts | None = None
     decision: Decision | None = None
     tries: list[Try] = attrs.field(factory=list)

@@ -5,12 +5,15 @@ open_router ┬ AuditLog.run      the last to end: it writes what the others lea
             ├ RouterBudgets.run as the audit log
             ├ LiveConfig.run    looks at the config's file
             ├ JwksRefresh.run   reads the keys that tokens are signed with
+            ├ Probes.run        asks how backends do, a task for each
+            ├ EngineWatch.run   asks engines that requests wait for
             └ Shadows.run       sends copies
 ```
 The caller serves its handler, and stops serving before it closes.
 """
 
 import random
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -37,8 +40,11 @@ from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.health.engine_watch import EngineWatch
+from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
-from llmkube.router.proxy.attempt import Attempts
+from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
+from llmkube.router.proxy.attempt import AskEngine, Attempts
 from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
 from llmkube.router.proxy.circuits import Circuits, State, Terms
 from llmkube.router.proxy.dispatch import Dispatcher, Observed
@@ -94,6 +100,7 @@ async def open_router(
     ca_file: Path | None = None,
     write: Write | None = None,
     budgets_folder: Path | None = None,
+    ask_engine: AskEngine | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
 
@@ -106,6 +113,7 @@ async def open_router(
         ca_file: Certificates to trust beside the system's.
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
+        ask_engine: Asks an engine of ours how it does, where the address of backends is a gateway's.
 
     Raises:
         UserError: The config cannot be used, or the certificates.
@@ -116,12 +124,17 @@ async def open_router(
     metrics = RouterMetrics.on(registry, name)
     keys, observed, turns = BackendKeys(), Observed(), Turns()
     circuits = Circuits(_terms(routing.config), rng)
+    prefixes = WarmPrefixes(secrets.token_bytes(32))
     chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
     audit = AuditLog(write or writer_of(routing.config.audit), chain, utcnow)
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
         circuits.terms = _terms(now)
-        circuits.keep_only(frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each)))
+        same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
+        circuits.keep_only(same)
+        prefixes.keep_only(same)
+        watch.keep_only(same)
+        probes.reload_nowait(now, same)
         turns.keep_only(engines_of(now.backends.values()))
         if write is None and now.audit != before.audit:
             audit.write = writer_of(now.audit)
@@ -137,19 +150,11 @@ async def open_router(
     def budgets() -> Sequence[Mapping[str, Any]]:
         return accounts.used(live.routing.config)
 
-    def why_not(name: str) -> str:
-        return _why_not(live.routing.config, name, keys, circuits)
-
-    def states() -> Mapping[str, str]:
-        return {each: why_not(each) for each in live.routing.config.backends}
-
-    def ready() -> tuple[bool, str]:
-        return _ready(live, states(), accounts.problem, audit_fails=audit.is_failing)
-
+    standing = _Standing(live, keys, circuits, audit, accounts)
     gauges = BackendGauges(
         router=name,
         config=lambda: live.routing.config,
-        healthy=lambda each: not why_not(each),
+        healthy=lambda each: not standing.why_not(each),
         in_flight=observed.in_flight,
         waiting=turns.waiting,
         config_valid=lambda: not live.problem,
@@ -161,26 +166,38 @@ async def open_router(
         await writing.start(audit.run)
         await writing.start(accounts.run)
         await audit.begin(routing.config)
-        attempts = Attempts(transport, keys)
+        attempts = Attempts(transport, keys, ask_engine)
+        watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
+        probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
+        probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
         handler = RouterHandler(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(attempts, circuits, observed, turns, metrics.tried),
+            dispatcher=Dispatcher(attempts, circuits, observed, turns, watch, metrics.tried),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
             budgets=accounts,
-            ready=ready,
+            prefixes=prefixes,
+            ready=standing.ready,
             created=int(utcnow().timestamp()),
             rng=rng,
         )
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.stranger)
         async with trio.open_nursery() as tasks:
-            await tasks.start(refresh.run)
-            await tasks.start(live.run)
-            await tasks.start(shadows.run)
-            yield Router(handler, judge, page_grant, ready, states, observed.in_flight.total, budgets, live)
+            for run in (refresh.run, watch.run, probes.run, live.run, shadows.run):
+                await tasks.start(run)
+            yield Router(
+                handler=handler,
+                judge=judge,
+                stamp=page_grant,
+                ready=standing.ready,
+                states=standing.states,
+                in_flight=observed.in_flight.total,
+                budgets=budgets,
+                live=live,
+            )
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
         writing.cancel_scope.cancel(reason="the router closes")
@@ -194,32 +211,61 @@ def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     return checker_of
 
 
-def _ready(live: LiveConfig, states: Mapping[str, str], budgets_problem: str, *, audit_fails: bool) -> tuple[bool, str]:
-    lets_in, token_problem = lets_clients_in(live.routing.clients)
-    problems = (
-        token_problem,
-        budgets_problem,
-        "the audit log cannot be written" if audit_fails else "",
-        f"an older config counts, the file cannot be used: {live.problem}" if live.problem else "",
-        *(f"{each}: {why}" for each, why in states.items() if why),
-    )
-    # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
-    serves = any(why in ("", LEFT_ALONE) for why in states.values())
-    return serves and lets_in, "; ".join(filter(None, problems))
-
-
 def _terms(config: RoutingConfig) -> Terms:
     seconds = config.circuit_seconds
     return Terms(pauses=Backoff(base_seconds=seconds, cap_seconds=max(seconds, MOST_PAUSE_SECONDS)))
 
 
-def _why_not(config: RoutingConfig, name: str, keys: BackendKeys, circuits: Circuits) -> str:
-    """Return why a backend is not asked now, "" if it is."""
-    backend = config.backends[name]
-    if backend.missing or not backend.base_url:
-        return backend.missing or "its address is not known"
-    if backend.key_file and not keys.key_of(backend.key_file):
-        return f"no key can be read from {backend.key_file}"
-    if circuits.of(name).state(trio.current_time()) is State.OPEN:
-        return LEFT_ALONE
-    return ""
+def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
+    circuits.found(name, by, why, trio.current_time())
+
+
+@attrs.frozen(eq=False)
+class _Standing:
+    """How a router and its backends stand.
+
+    Attributes:
+        live: The config that counts.
+        keys: Of backends.
+        circuits: Which backends are left alone.
+        audit: May fail to be written.
+        accounts: May fail to be kept.
+    """
+
+    live: LiveConfig
+    keys: BackendKeys
+    circuits: Circuits
+    audit: AuditLog
+    accounts: RouterBudgets
+
+    def why_not(self, name: str) -> str:
+        """Return why a backend is not asked now, "" if it is."""
+        backend = self.live.routing.config.backends[name]
+        if backend.missing or not backend.base_url:
+            return backend.missing or "its address is not known"
+        if backend.key_file and not self.keys.key_of(backend.key_file):
+            return f"no key can be read from {backend.key_file}"
+        circuit = self.circuits.of(name)
+        if circuit.unwell:
+            return next(iter(circuit.unwell.values()))
+        return LEFT_ALONE if circuit.state(trio.current_time()) is State.OPEN else ""
+
+    def states(self) -> Mapping[str, str]:
+        """Return why each backend is not asked now, by its name."""
+        return {each: self.why_not(each) for each in self.live.routing.config.backends}
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether requests can be answered, and why not."""
+        states = self.states()
+        lets_in, token_problem = lets_clients_in(self.live.routing.clients)
+        problems = (
+            token_problem,
+            self.accounts.problem,
+            "the audit log cannot be written" if self.audit.is_failing else "",
+            f"an older config counts, the file cannot be used: {self.live.problem}" if self.live.problem else "",
+            *(f"{each}: {why}" for each, why in states.items() if why),
+        )
+        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
+        passing = {"", LEFT_ALONE, *(why for each in states for why in self.circuits.of(each).unwell.values())}
+        serves = any(why in passing for why in states.values())
+        return serves and lets_in, "; ".join(filter(None, problems))

@@ -115,16 +115,29 @@ class Transport:
             TypeError: There is no leave.
             ValueError: The backend's base URL is none.
         """
+        address, client = self._way(permit)
+        target, host = f"{address.path}{path}".encode("ascii"), address.host.encode("ascii")
+        head = b"POST %b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n" % (target, host, lines, len(body))
+        return await client.start(address.origin, "POST", head, body)
+
+    async def ask(self, permit: Permit, path: str, lines: bytes) -> StreamedResponse:
+        """Get a path from the root of the backend's host, with nothing of a client's in it; `release` has to follow.
+
+        Raises:
+            As `start`.
+        """
+        address, client = self._way(permit)
+        head = b"GET %b HTTP/1.1\r\nHost: %b\r\n%b\r\n" % (path.encode("ascii"), address.host.encode("ascii"), lines)
+        return await client.start(address.origin, "GET", head, b"")
+
+    def _way(self, permit: Permit) -> tuple[Address, HttpClient]:
         if type(permit) is not Permit:
             raise TypeError(f"a request is sent with a Permit, not with {type(permit).__name__}")
         base_url = permit.backend.base_url
         address = self._addresses.get(base_url)
         if address is None:
             address = self._addresses[base_url] = Address.of(base_url)
-        client = self.secure if address.secure else self.plain
-        target, host = f"{address.path}{path}".encode("ascii"), address.host.encode("ascii")
-        head = b"POST %b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n" % (target, host, lines, len(body))
-        return await client.start(address.origin, "POST", head, body)
+        return address, self.secure if address.secure else self.plain
 
     async def release(self, permit: Permit, answer: StreamedResponse) -> None:
         """Keep the connection of an answer for the next request, or close it, which tells the backend to stop."""

@@ -41,6 +41,7 @@ from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, o
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.cli.commands.programs.router_host.engine_health import engine_asker
 from llmkube.cli.commands.programs.router_host.hosted_router import HostedSettings
 from llmkube.cli.commands.programs.router_host.router_host import RouterHost
 from llmkube.cli.commands.programs.router_host.router_paths import routers_handler
@@ -265,6 +266,7 @@ class _Up:
                             connect=sockets.connect,
                             utcnow=ports.utcnow,
                             rng=self.rng,
+                            ask_engine=engine_asker(directory, http),
                         ),
                         followed.services.get,
                     )

@@ -34,7 +34,8 @@ from llmkube.k8s.wire.times import timestamp
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
 from llmkube.router.config.routing_config import Audit, RoutingConfig
-from llmkube.router.config.service_slots import slots_of
+from llmkube.router.config.service_slots import is_replicated, slots_of
+from llmkube.router.proxy.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
 
@@ -63,6 +64,7 @@ class HostedSettings:
         connect: Opens connections.
         utcnow: The wall clock.
         rng: Draws for weights, pauses and names of requests.
+        ask_engine: Asks the engine of a service how it does, past the gateway; None asks the gateway.
     """
 
     client: Client
@@ -71,6 +73,7 @@ class HostedSettings:
     connect: Connect
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
+    ask_engine: AskEngine | None = None
 
 
 @attrs.define(eq=False)
@@ -118,6 +121,7 @@ class HostedRouter:
             rng=settings.rng,
             connect=settings.connect,
             budgets_folder=self.folder / _BUDGETS,
+            ask_engine=settings.ask_engine,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
             while True:
@@ -152,7 +156,12 @@ class HostedRouter:
                 return None
             # The gateway knows how far each engine is, and which key it asks for.
             url = f"{self.settings.gateway_url}/v1"
-            return ResolvedService(base_url=url, model=str(service.key), slots=slots_of(service.spec))
+            return ResolvedService(
+                base_url=url,
+                model=str(service.key),
+                slots=slots_of(service.spec),
+                is_replicated=is_replicated(service.spec),
+            )
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:

@@ -1,0 +1,175 @@
+"""Asks an engine of ours whether it lives while requests wait for it, and takes them away from one that is frozen.
+
+One task asks for all requests of a backend, from a second after the first of them began. After an engine was found
+frozen it goes on until the engine answers again, so that no request has to try that out.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+import attrs
+import trio
+
+from llmkube.base.http.errors import HttpError
+from llmkube.router.health.probe_state import Reply
+from llmkube.router.health.probes import Ask
+from llmkube.router.health.silence import (
+    EVERY_SECONDS,
+    FROZEN_SECONDS,
+    HEALTH_PATH,
+    LIVES_SECONDS,
+    LLAMA_SERVER,
+    LONGEST_SECONDS,
+    Silence,
+)
+from llmkube.router.policy.permits import Permit
+
+FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_SECONDS:g} seconds"
+
+_MOST_BACKENDS: Final = 256
+"""That begin to be watched at the same moment; of more, a later request begins it."""
+
+
+@attrs.define(eq=False)
+class Waiting:
+    """One request that an engine is asked for.
+
+    Attributes:
+        scope: Cancelled if the engine is frozen.
+        extends: Whether the request waits on while the engine lives: its spec gives no limit.
+        began_at: When it went out.
+        silence: The scope that ends when the backend was silent for too long; None before the request has gone out.
+    """
+
+    scope: trio.CancelScope
+    extends: bool
+    began_at: float
+    silence: trio.CancelScope | None = None
+
+    def lives(self, now: float) -> None:
+        """Take an answer of the engine for a sign of life."""
+        if self.extends and self.silence is not None:
+            until = min(now + LIVES_SECONDS, self.began_at + LONGEST_SECONDS)
+            self.silence.deadline = max(self.silence.deadline, until)
+
+
+@attrs.define(eq=False)
+class _Engine:
+    """One that requests wait for.
+
+    Attributes:
+        silence: What is known of it.
+        waiting: Its requests.
+        is_watched: Whether a task asks it.
+        is_frozen: Whether it was found frozen, and has not answered since.
+    """
+
+    silence: Silence = Silence()
+    waiting: set[Waiting] = attrs.field(factory=set)
+    is_watched: bool = False
+    is_frozen: bool = False
+
+
+@attrs.define(eq=False)
+class EngineWatch:
+    """The engines of one router.
+
+    Attributes:
+        ask: Asks one.
+        on_change: Told of a backend whose engine is frozen and why, or answers again, which is "".
+    """
+
+    ask: Ask
+    on_change: Callable[[str, str], None]
+    _engines: dict[str, _Engine] = attrs.field(factory=dict)
+    _sender: trio.MemorySendChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
+    _begun: trio.MemoryReceiveChannel[tuple[Permit, _Engine]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._sender, self._begun = trio.open_memory_channel[tuple[Permit, _Engine]](_MOST_BACKENDS)
+
+    def heard(self, name: str, server: str) -> None:
+        """Note what a backend calls itself in an answer."""
+        engine = self._of(name)
+        engine.silence = engine.silence.heard(server)
+
+    def keep_only(self, same: frozenset[str]) -> None:
+        """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
+        self._engines = {name: engine for name, engine in self._engines.items() if name in same}
+
+    @contextmanager
+    def watching(self, permit: Permit, *, extends: bool) -> Iterator[Waiting]:
+        """Hold a scope that is cancelled if the engine is frozen; a provider's, or one of several engines, never is.
+
+        Args:
+            permit: The backend that a request goes to.
+            extends: Whether the request waits for it, however long, while it shows that it lives.
+        """
+        with trio.CancelScope() as scope:
+            backend, one = permit.backend, Waiting(scope, extends, trio.current_time())
+            if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
+                yield one
+                return
+            engine = self._of(backend.name)
+            engine.waiting.add(one)
+            try:
+                self._begin_nowait(permit, engine)
+                yield one
+            finally:
+                engine.waiting.discard(one)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Ask until cancelled."""
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while True:
+                permit, engine = await self._begun.receive()
+                nursery.start_soon(self._watch, permit, engine)
+        raise AssertionError("requests never end")
+
+    def _of(self, name: str) -> _Engine:
+        return self._engines.setdefault(name, _Engine())
+
+    def _begin_nowait(self, permit: Permit, engine: _Engine) -> None:
+        if engine.is_watched:
+            return
+        try:
+            self._sender.send_nowait((permit, engine))
+        except trio.WouldBlock:
+            return
+        engine.is_watched = True
+
+    async def _watch(self, permit: Permit, engine: _Engine) -> None:
+        name = permit.backend.name
+        try:
+            await trio.sleep(EVERY_SECONDS)
+            while engine.waiting or (engine.is_frozen and self._engines.get(name) is engine):
+                await self._look(permit, engine)
+                await trio.sleep(EVERY_SECONDS)
+        finally:
+            engine.is_watched = False
+
+    async def _look(self, permit: Permit, engine: _Engine) -> None:
+        asked_at = trio.current_time()
+        reply: Reply | None = None
+        with trio.move_on_after(engine.silence.patience(asked_at)):
+            try:
+                reply = await self.ask(permit, HEALTH_PATH)
+            except (HttpError, OSError):
+                reply = None
+        if reply is not None:
+            engine.silence = engine.silence.heard(reply.server)
+            if reply.server == LLAMA_SERVER and reply.status == 200:
+                for one in engine.waiting:
+                    one.lives(trio.current_time())
+        else:
+            engine.silence = engine.silence.asked_in_vain(asked_at)
+        is_frozen = engine.silence.is_frozen(trio.current_time())
+        if is_frozen != engine.is_frozen:
+            engine.is_frozen = is_frozen
+            if self._engines.get(permit.backend.name) is engine:
+                self.on_change(permit.backend.name, FROZEN if is_frozen else "")
+        if is_frozen:
+            for one in engine.waiting:
+                one.scope.cancel(reason=FROZEN)

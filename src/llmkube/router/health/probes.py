@@ -1,0 +1,96 @@
+"""Asks each backend with a healthCheck how it does, as often as its spec says; one task for each, until a reload."""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn
+
+import attrs
+import trio
+
+from llmkube.base.http.errors import HttpError
+from llmkube.base.mailbox import Mailbox
+from llmkube.router.config.routing_config import Auth, Probe, RoutingConfig
+from llmkube.router.health.probe_state import ProbeState, Reply
+from llmkube.router.policy.permits import Permit, permits_for
+from llmkube.router.policy.request_facts import RequestFacts
+
+Ask = Callable[[Permit, str], Awaitable[Reply]]
+"""Asks a backend at a path, from the root of its host; raises HttpError or OSError if it does not answer."""
+
+HEALTHY: Final = "healthy"
+UNHEALTHY: Final = "unhealthy"
+LOADING: Final = "loading"
+
+
+@attrs.define(eq=False)
+class Probes:
+    """The probes of one router.
+
+    Attributes:
+        ask: Asks.
+        on_change: Told of a backend that became unhealthy and why, or healthy again, which is "".
+        on_probe: Told of each probe: the backend's name, and what it has found.
+    """
+
+    ask: Ask
+    on_change: Callable[[str, str], None]
+    on_probe: Callable[[str, str], None]
+    _config: Mailbox[RoutingConfig | None] = attrs.field(factory=lambda: Mailbox(None))
+    _states: dict[str, ProbeState] = attrs.field(factory=dict)
+
+    def reload_nowait(self, config: RoutingConfig, same: frozenset[str]) -> None:
+        """Go on by another config.
+
+        Args:
+            config: What counts now.
+            same: The backends that are as they were; of the others nothing is known.
+        """
+        self._states = {name: state for name, state in self._states.items() if name in same}
+        self._config.put_nowait(config)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Probe until cancelled; a reload ends the tasks of the config before it."""
+        task_status.started()
+        while True:
+            version = self._config.version
+            async with trio.open_nursery() as nursery:
+                for permit, probe in _probed(self._config.value):
+                    nursery.start_soon(self._probe, permit, probe)
+                await self._config.wait_newer(version)
+                nursery.cancel_scope.cancel(reason="another config counts")
+
+    async def _probe(self, permit: Permit, probe: Probe) -> NoReturn:
+        name = permit.backend.name
+        while True:
+            asked_at = trio.current_time()
+            before = self._states.get(name, ProbeState())
+            state, found = await self._look(permit, probe, before)
+            self._states[name] = state
+            self.on_probe(name, found)
+            if not state.is_healthy:
+                self.on_change(name, f"its health check fails: {state.why}")
+            elif not before.is_healthy:
+                self.on_change(name, "")
+            await trio.sleep_until(asked_at + probe.interval_seconds)
+
+    async def _look(self, permit: Permit, probe: Probe, before: ProbeState) -> tuple[ProbeState, str]:
+        """Ask once; return what is known after it, and the word for what was found."""
+        reply: Reply | None = None
+        with trio.move_on_after(probe.timeout_seconds) as patience:
+            try:
+                reply = await self.ask(permit, probe.path)
+            except (HttpError, OSError):
+                return before.failed(f"no answer at {probe.path}"), UNHEALTHY
+        if reply is None or patience.cancelled_caught:
+            return before.failed(f"no answer at {probe.path} within {probe.timeout_seconds} seconds"), UNHEALTHY
+        if reply.is_loading:
+            return before, LOADING
+        state = before.replied(reply, probe.path)
+        return state, UNHEALTHY if state.failures else HEALTHY
+
+
+def _probed(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]:
+    """Return the backends to ask, and how: a probe carries no client's data, so no class and no team closes one."""
+    if config is None:
+        return []
+    permits = permits_for(attrs.evolve(config, auth=Auth()), RequestFacts(model=""))
+    return [(permit, probe) for permit in permits.allowed.values() if (probe := permit.backend.probe) is not None]

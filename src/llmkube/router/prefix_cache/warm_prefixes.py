@@ -1,0 +1,218 @@
+"""Which backend has computed which prompts, so that what begins like one of them goes there. Pure.
+
+A prompt is taken to be warm where it was answered, until its engine has computed as many others since as it keeps. How
+many that is begins with its slots, and is learned from what it reports: less of a prompt in its cache than was expected
+means that it keeps fewer, and that this prompt and all that go on from it are gone; more means that it keeps more. An
+engine that never has anything in its cache, or never says so, is expected to have nothing.
+
+A tenant's prompts are marked by a key of its own. Which backend answers can be seen by a client, so with common marks a
+client could try out what others have asked. What tenants share is how many prompts an engine keeps and which was used
+last: that much `cached` in each answer tells anyway.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.policy.least_loaded import Warmth
+from llmkube.router.prefix_cache.prompt_marks import MOST_BYTES, PLACES, marks_of, prompt_text
+
+FIRST_KEPT: Final = 8
+"""Prompts that an engine is taken to keep whose slots are not known."""
+
+MOST_PROMPTS: Final = 256
+"""That are remembered of one backend."""
+
+MOST_MISSES: Final = 3
+"""In a row without a byte from the cache: after that a backend is expected to keep nothing."""
+
+HIT: Final = "hit"
+MISS: Final = "miss"
+COLD: Final = "cold"
+
+
+@attrs.frozen(kw_only=True)
+class Prompt:
+    """What is remembered of a prompt; nothing of its text.
+
+    Attributes:
+        marks: Hashes of its beginnings.
+        size: Its length in bytes, as far as it is known.
+    """
+
+    marks: tuple[int, ...] = attrs.field(repr=False)
+    size: int
+
+
+@attrs.frozen
+class _Kept:
+    """One prompt.
+
+    Attributes:
+        marks: Its own.
+        used_at: Counted in answers of all backends.
+    """
+
+    marks: tuple[int, ...]
+    used_at: int
+
+
+@attrs.define(eq=False)
+class _Held:
+    """What one backend is believed to hold.
+
+    Attributes:
+        kept: How many prompts it keeps.
+        prompts: Those that it has, by their last marks; the one used longest ago first.
+        given_up: Those that it probably has no more.
+        owner: The last mark of the prompt that a mark was last seen in.
+        misses: In a row.
+    """
+
+    kept: int
+    prompts: OrderedDict[int, _Kept] = attrs.field(factory=OrderedDict)
+    given_up: OrderedDict[int, _Kept] = attrs.field(factory=OrderedDict)
+    owner: dict[int, int] = attrs.field(factory=dict)
+    misses: int = 0
+
+    @property
+    def oldest(self) -> int:
+        """When what it would give up for another prompt was used; 0 while it has room."""
+        return 0 if len(self.prompts) < self.kept else next(iter(self.prompts.values())).used_at
+
+    def warm(self, marks: tuple[int, ...]) -> int:
+        """Return how many of a prompt's marks it has."""
+        return self._known(marks, self.prompts)
+
+    def doubtful(self, marks: tuple[int, ...]) -> int:
+        """Return how many of a prompt's marks it had, and has given up since."""
+        return self._known(marks, self.given_up)
+
+    def _known(self, marks: tuple[int, ...], among: Mapping[int, _Kept]) -> int:
+        for at in range(len(marks) - 1, -1, -1):
+            if self.owner.get(marks[at]) in among:
+                return at + 1
+        return 0
+
+    def add(self, marks: tuple[int, ...], used_at: int) -> None:
+        """Hold a prompt in place of those that it goes on from."""
+        for mark in marks:
+            self._drop(mark)
+        self.prompts[marks[-1]] = _Kept(marks, used_at)
+        self.owner.update(dict.fromkeys(marks, marks[-1]))
+        while len(self.prompts) > self.kept:
+            last, oldest = self.prompts.popitem(last=False)
+            self.given_up[last] = oldest
+        while len(self.prompts) + len(self.given_up) > MOST_PROMPTS:
+            self._drop(next(iter(self.given_up or self.prompts)))
+
+    def drop_from(self, mark: int) -> None:
+        """Let each prompt go that has this mark."""
+        gone = [last for held in (self.prompts, self.given_up) for last, one in held.items() if mark in one.marks]
+        for last in gone:
+            self._drop(last)
+
+    def _drop(self, last: int) -> None:
+        found = self.prompts.pop(last, None) or self.given_up.pop(last, None)
+        for mark in found.marks if found is not None else ():
+            if self.owner.get(mark) == last:
+                del self.owner[mark]
+
+
+@attrs.define(eq=False)
+class WarmPrefixes:
+    """What is believed of the caches of one router's backends.
+
+    Attributes:
+        secret: Makes marks that no client can make; at most 64 bytes.
+    """
+
+    secret: bytes = attrs.field(repr=False)
+    _held: dict[str, _Held] = attrs.field(factory=dict)
+    _answers: int = 0
+
+    @property
+    def prompts(self) -> int:
+        """How many prompts are remembered."""
+        return sum(len(each.prompts) + len(each.given_up) for each in self._held.values())
+
+    def prompt(self, tenant: str, path: str, body: Mapping[str, Any], body_bytes: int) -> Prompt | None:
+        """Return what to remember of a request; None where no engine has anything of it in its cache.
+
+        Args:
+            tenant: Whose it is.
+            path: Below `/v1`.
+            body: The request.
+            body_bytes: Its length.
+        """
+        text = prompt_text(path, body, body_bytes)
+        seed = hashlib.blake2b(f"{tenant}\0{path}\0{body.get('model')}".encode("utf-8", "replace"), key=self.secret)
+        marks = marks_of(seed.digest(), text)
+        if not marks:
+            return None
+        # One that is cut off is taken to be as long as its body, of which the rest of the fields is a small part
+        return Prompt(marks=marks, size=len(text) if len(text) < MOST_BYTES else max(body_bytes, MOST_BYTES))
+
+    def warmth(self, prompt: Prompt, backends: Iterable[Backend]) -> dict[str, Warmth]:
+        """Return what each backend is believed to have of a prompt, by its name."""
+        found = {}
+        for backend in backends:
+            held = self._of(backend)
+            warm = held.warm(prompt.marks) if held.misses < MOST_MISSES else 0
+            found[backend.name] = Warmth(_bytes(warm), held.oldest)
+        return found
+
+    def answered(self, prompt: Prompt, backend: Backend, *, cached: int, tokens: int) -> str:
+        """Learn from an answer; return `hit`, `miss`, or `cold` where nothing was expected of the cache, "" of neither.
+
+        Args:
+            prompt: What was asked.
+            backend: Who answered.
+            cached: Tokens of the prompt that the engine had in its cache.
+            tokens: All of the prompt; 0 where the engine does not say.
+        """
+        if tokens <= 0:
+            return ""
+        held = self._of(backend)
+        warm, doubtful = held.warm(prompt.marks), held.doubtful(prompt.marks)
+        reported = min(cached / tokens, 1.0) * prompt.size
+        is_found = 2 * reported >= _bytes(max(warm, doubtful))
+        trusted = held.misses < MOST_MISSES
+        if reported >= PLACES[0]:
+            held.misses = 0
+        elif warm:
+            held.misses += 1
+        if doubtful > warm and is_found:
+            held.kept = min(held.kept + 1, MOST_PROMPTS)
+        elif warm and not is_found:
+            held.kept = max(held.kept - 1, backend.slots, 1)
+        if (warm or doubtful) and not is_found:
+            at = next(at for at, place in enumerate(PLACES) if place > reported)
+            held.drop_from(prompt.marks[min(at, max(warm, doubtful) - 1)])
+        self._answers += 1
+        held.add(prompt.marks, self._answers)
+        return COLD if not warm or not trusted else HIT if is_found else MISS
+
+    def forget(self, backend: str) -> None:
+        """Expect nothing of a backend: its engine has ended, or is another."""
+        self._held.pop(backend, None)
+
+    def keep_only(self, backends: frozenset[str]) -> None:
+        """Forget all other backends."""
+        for name in self._held.keys() - backends:
+            del self._held[name]
+
+    def _of(self, backend: Backend) -> _Held:
+        held = self._held.get(backend.name)
+        if held is None:
+            held = self._held[backend.name] = _Held(backend.slots or FIRST_KEPT)
+        return held
+
+
+def _bytes(marks: int) -> int:
+    """Return the length of as many marks."""
+    return PLACES[marks - 1] if marks else 0

@@ -1,0 +1,132 @@
+"""A router in front of real engines: one that is stopped is left, one that reads a long prompt is not."""
+
+import contextlib
+import json
+import os
+import signal
+import struct
+
+import pytest
+import trio
+
+from e2e.test_router import DEMO, free_port, open_engine
+from e2e.up_process import open_program
+from llmkube.base.http.client import open_http_client
+
+pytestmark = pytest.mark.e2e
+
+ROUTER = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: ModelRouter
+metadata: {name: two}
+spec:
+  backends:
+    - name: one
+      inferenceServiceRef: {name: one}
+    - name: two
+      inferenceServiceRef: {name: two}
+      healthCheck: {intervalSeconds: 1}
+  rules:
+    - name: all
+      route: {backends: [one, two]}
+  policy: {auditLog: {sink: file, filePath: AUDIT}}
+"""
+LONG = 65536
+
+
+def long_model(folder):
+    """The demo's model, which may be asked for more than it was trained for: what it answers means nothing."""
+    data, key = DEMO.read_bytes(), b"llama.context_length"
+    at = data.index(key) + len(key)
+    kind, trained = struct.unpack("<II", data[at : at + 8])
+    assert (kind, trained) == (4, 512)
+    path = folder / "long.gguf"
+    path.write_bytes(data[: at + 4] + struct.pack("<I", LONG) + data[at + 8 :])
+    return path
+
+
+@contextlib.asynccontextmanager
+async def open_two(folder, **first):
+    """A router over two engines; yields what asks it, its status and its audit log."""
+    ports = free_port(), free_port()
+    audit = folder / "audit.log"
+    manifest = folder / "router.yaml"
+    manifest.write_text(ROUTER.replace("AUDIT", str(audit)))
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0", "--state-dir", str(folder / "state"))
+    for name, port in zip(("one", "two"), ports, strict=True):
+        args += ("--service", f"{name}=http://127.0.0.1:{port}/v1")
+    async with (
+        open_engine(folder / "one", ports[0], **first) as process,
+        open_engine(folder / "two", ports[1]),
+        open_program(folder, *args) as router,
+        open_http_client() as http,
+    ):
+        url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
+        admin = (await router.wait_for("err", r'"admin":"(\S+?)"'))[1]
+
+        async def ask(prompt, **more):
+            body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1} | more).encode()
+            said = await http.request("POST", f"{url}/v1/completions", body=body)
+            assert said.status == 200, said.body
+            return said.headers.get("x-llmkube-backend"), json.loads(said.body)
+
+        async def states():
+            said = json.loads((await http.request("GET", f"{admin}/backends")).body)["backends"]
+            return {each["name"]: each["message"] for each in said}
+
+        async def attempts(requests):
+            """What was tried for each of so many requests: a line is written when its client has the answer."""
+            while True:
+                lines = [json.loads(line) for line in audit.read_text().splitlines()]
+                decided = [line for line in lines if line["kind"] == "decision"]
+                if len(decided) >= requests:
+                    return [[(each["backend"], each["result"]) for each in line["attempts"]] for line in decided]
+                await trio.sleep(0.1)
+
+        yield process, ask, states, attempts
+        router.process.terminate()
+        await router.process.wait()
+
+
+@pytest.mark.ci
+async def test_a_stopped_engine_is_left_and_comes_back(tmp_path):
+    """SIGSTOP: the next permitted engine answers, no request is sent to the first until SIGCONT, and then one is."""
+    async with open_two(tmp_path) as (engine, ask, states, attempts):
+        with trio.fail_after(120):
+            assert (await ask("hello"))[0] == "one"
+            os.kill(engine.pid, signal.SIGSTOP)
+            try:
+                assert (await ask("hello"))[0] == "two"
+                assert "frozen" in (await states())["one"]
+                assert (await ask("hello"))[0] == "two"
+            finally:
+                os.kill(engine.pid, signal.SIGCONT)
+            while True:
+                if not (await states())["one"]:
+                    break
+                await trio.sleep(0.2)
+            assert (await ask("hello"))[0] == "one"
+            found = await attempts(4)
+    assert found == [
+        [("one", "answered")],
+        [("one", "frozen"), ("two", "answered")],
+        [("one", "circuit_open"), ("two", "answered")],
+        [("one", "answered")],
+    ]
+
+
+@pytest.mark.ci
+async def test_an_engine_that_reads_a_long_prompt_is_not_left(tmp_path):
+    """On one thread it reads for longer than a frozen one is waited for, and answers."""
+    flags = ("--ctx-size", str(LONG), "-b", "512", "-t", "1", "--parallel", "1")
+    async with open_two(tmp_path, model=long_model(tmp_path), flags=flags) as (_, ask, _, attempts):
+        with trio.fail_after(600):
+            name, said = await ask("hello world " * 600)
+            assert name == "one"
+            assert said["usage"]["prompt_tokens"] > 7000
+            found = await attempts(1)
+    assert found == [[("one", "answered")]]
+    if said["timings"]["prompt_ms"] < 9000:
+        pytest.skip("this machine reads 7,000 tokens on one thread before a frozen engine would be left")

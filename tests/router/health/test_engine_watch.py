@@ -1,0 +1,293 @@
+"""A frozen engine is left within ten seconds, a long prefill never: timelines between a router and scripted engines."""
+
+import json
+
+import attrs
+import pytest
+import trio
+
+from llmkube.router.health import engine_watch, silence
+from llmkube.router.health.engine_watch import FROZEN
+from router.proxy.router_lab import (
+    STREAMED,
+    WHOLE_STREAM,
+    Player,
+    answer,
+    cloud,
+    config_of,
+    local,
+    open_lab,
+    piece,
+    saying,
+    stream,
+    until_gone,
+)
+
+LLAMA = [b"Server: llama.cpp"]
+ALIVE = answer(200, {"status": "ok"}, LLAMA)
+FIRST = answer(lines=LLAMA)
+TWO = config_of(local("a"), cloud("b"))
+
+
+def after(seconds, said):
+    """A script: silence for as long, then an answer."""
+    return saying(b"", said, seconds=seconds)
+
+
+def engine(*scripts, health=ALIVE):
+    return Player(scripts, health)
+
+
+async def backend_of(lab, **asked):
+    began = trio.current_time()
+    said = await lab.ask(**asked)
+    return said.headers.get("x-llmkube-backend"), trio.current_time() - began
+
+
+async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
+    """The next permitted backend answers, its circuit is open, and it is opened anew only when it answers again."""
+    there = {"a": engine(FIRST, until_gone, FIRST), "b": Player((answer(),))}
+    async with open_lab(TWO, there) as lab:
+        assert (await backend_of(lab))[0] == "a"
+        there["a"].health = None
+        name, seconds = await backend_of(lab)
+        assert name == "b"
+        assert 8 <= seconds <= 10
+        assert lab.audit[-1]["attempts"][0]["result"] == "frozen"
+        assert lab.metric("llmkube_router_attempts_total", backend="a", result="frozen") == 1
+        assert lab.router.states()["a"] == FROZEN
+        for _ in range(5):
+            await trio.sleep(60)
+            assert await backend_of(lab) == ("b", 0)
+        assert len(there["a"].asked) == 2
+        there["a"].health = ALIVE
+        await trio.sleep(5)
+        assert lab.router.states()["a"] == ""
+        assert await backend_of(lab) == ("a", 0)
+
+
+async def test_a_long_prefill_is_never_left(autojump_clock):
+    """An hour without a byte, under a limit of two: the engine answers what it is asked, once a second."""
+    config = attrs.evolve(TWO, first_byte_seconds=7200.0)
+    there = {"a": engine(after(3600, FIRST)), "b": Player((answer(),))}
+    async with open_lab(config, there) as lab:
+        assert await backend_of(lab) == ("a", 3600)
+        assert there["b"].asked == []
+        assert 3500 < len(there["a"].probed) < 3700
+
+
+@pytest.mark.parametrize(("prefill", "name", "seconds"), [(3000, "a", 3000), (4000, "b", 3600)])
+async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(autojump_clock, prefill, name, seconds):
+    """Beyond the router's own two minutes, for an hour."""
+    config = attrs.evolve(TWO, first_byte_extends=True)
+    there = {"a": engine(after(prefill, FIRST)), "b": Player((answer(),))}
+    async with open_lab(config, there) as lab:
+        found = await backend_of(lab)
+    assert found == (name, pytest.approx(seconds, abs=1))
+
+
+@pytest.mark.parametrize(
+    ("backend", "health"),
+    [
+        (local("a", first_byte_seconds=60.0), ALIVE),
+        (local("a"), answer(200, {})),
+        (local("a"), None),
+        (local("a", is_replicated=True), ALIVE),
+        (local("a"), answer(500, {}, LLAMA)),
+    ],
+)
+async def test_a_limit_holds_where_the_spec_gives_it_or_nothing_shows_life(autojump_clock, backend, health):
+    """A minute of silence is the end of an attempt."""
+    config = attrs.evolve(config_of(backend, cloud("b")), first_byte_seconds=60.0, first_byte_extends=True)
+    there = {"a": engine(until_gone, health=health), "b": Player((answer(),))}
+    async with open_lab(config, there) as lab:
+        assert await backend_of(lab) == ("b", 60)
+        assert lab.audit[-1]["attempts"][0]["result"] == "timeout"
+
+
+async def test_an_engine_that_begins_is_held_to_the_time_between_two_events(autojump_clock):
+    """What shows life before the first byte puts nothing off after it."""
+    config = attrs.evolve(TWO, first_byte_extends=True)
+    half = saying(b"", stream(piece("one"), end=b""), seconds=300, then=until_gone)
+    async with open_lab(config, {"a": engine(half), "b": Player((answer(),))}) as lab:
+        began = trio.current_time()
+        status, body, _ = await lab.read(STREAMED)
+        assert (status, b"stream_backend_silent" in body) == (200, True)
+        assert trio.current_time() - began == pytest.approx(300 + 120, abs=1)
+
+
+async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):
+    """Its client gets the whole stream of the next backend."""
+    there = {"a": engine(FIRST, until_gone), "b": Player((stream(WHOLE_STREAM),))}
+    async with open_lab(TWO, there) as lab:
+        await lab.ask()
+        there["a"].health = None
+        began = trio.current_time()
+        status, body, clean = await lab.read(STREAMED)
+        assert (status, body, clean) == (200, WHOLE_STREAM, True)
+        assert trio.current_time() - began <= 10
+
+
+async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
+    """Ten seconds after it froze, however long it has computed before."""
+    there = {"a": engine(until_gone), "b": Player((answer(),))}
+    async with open_lab(TWO, there) as lab, trio.open_nursery() as nursery:
+        found = []
+
+        async def ask():
+            found.append(await backend_of(lab))
+
+        nursery.start_soon(ask)
+        await trio.sleep(100.5)
+        there["a"].health = None
+        nursery.cancel_scope.deadline = trio.current_time() + 20
+        await trio.sleep(10.1)
+        assert [name for name, _ in found] == ["b"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_another_backend_the_client_is_told(autojump_clock):
+    """504 within ten seconds, and not after the limit of the first byte."""
+    there = {"a": engine(FIRST, until_gone)}
+    async with open_lab(config_of(local("a")), there) as lab:
+        await lab.ask()
+        there["a"].health = None
+        said = await lab.ask()
+        assert (said.status, json.loads(said.body)["error"]["code"]) == (504, "backend_timeout")
+
+
+@pytest.mark.parametrize(
+    ("backend", "health", "first"),
+    [
+        (local("a"), None, answer()),  # another server, which computes in the thread that answers
+        (local("a"), None, answer(lines=[b"Server: uvicorn"])),
+        (cloud("a"), None, FIRST),
+        (local("a", is_replicated=True), None, FIRST),
+        (local("a"), answer(404, {}), FIRST),
+        (local("a"), answer(502, {}), FIRST),  # a proxy in front of it lives, of the engine nothing is known
+    ],
+)
+async def test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(autojump_clock, backend, health, first):
+    """A minute of silence is waited for."""
+    there = {"a": engine(first, after(60, first), health=health), "b": Player((answer(),))}
+    async with open_lab(config_of(backend, cloud("b")), there) as lab:
+        await lab.ask()
+        assert await backend_of(lab) == ("a", 60)
+
+
+async def test_many_requests_are_asked_for_by_one_task(autojump_clock):
+    """A hundred that wait cost one question a second, and all are left together."""
+    there = {"a": engine(FIRST, until_gone), "b": Player((answer(),))}
+    async with open_lab(TWO, there) as lab:
+        await lab.ask()
+        there["a"].health = None
+        found = []
+
+        async def ask():
+            found.append(await backend_of(lab))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(ask)
+        assert {name for name, _ in found} == {"b"}
+        assert max(seconds for _, seconds in found) <= 10
+        assert len(there["a"].probed) <= 4
+
+
+async def test_quick_requests_cost_no_questions(autojump_clock):
+    """At most one a second, however many there are."""
+    there = {"a": engine(after(0.01, FIRST))}
+    async with open_lab(config_of(local("a")), there) as lab:
+        for _ in range(1000):
+            await lab.ask()
+        assert len(there["a"].probed) <= 11
+
+
+async def test_a_reload_forgets_an_engine_that_changed(autojump_clock):
+    """Its circuit is closed at once, and no task asks at the old address any more."""
+    there = {"a": engine(FIRST, until_gone, FIRST), "b": Player((answer(),))}
+    async with open_lab(TWO, there) as lab:
+        await lab.ask()
+        there["a"].health = None
+        assert (await backend_of(lab))[0] == "b"
+        lab.config, lab.stamp = config_of(local("a", weight=7), cloud("b")), (2, 0, 0)
+        await lab.router.live.look()
+        assert lab.router.states()["a"] == ""
+        await trio.sleep(5)
+        asked = len(there["a"].probed)
+        await trio.sleep(60)
+        assert len(there["a"].probed) == asked
+        assert await backend_of(lab) == ("a", 0)
+
+
+async def test_what_a_client_leaves_is_watched_no_longer(autojump_clock):
+    """The task ends with the last request."""
+    there = {"a": engine(until_gone)}
+    async with open_lab(config_of(local("a")), there) as lab:
+        with trio.move_on_after(30):
+            await lab.ask()
+        await trio.sleep(5)
+        asked = len(there["a"].probed)
+        await trio.sleep(60)
+        assert len(there["a"].probed) == asked > 20
+
+
+# -- mutants ----------------------------------------------------------------------------------------------------------
+
+
+def never_frozen(patch):
+    patch.setattr(silence.Silence, "is_frozen", lambda self, now: False)
+
+
+def frozen_by_time_alone(patch):
+    patch.setattr(silence.Silence, "is_frozen", lambda self, now: True)
+
+
+def believes_every_server(patch):
+    plain = silence.Silence.heard
+    patch.setattr(silence.Silence, "heard", lambda self, server: plain(self, silence.LLAMA_SERVER))
+
+
+def forgets_what_it_is(patch):
+    patch.setattr(
+        silence.Silence, "heard", lambda self, server: silence.Silence(server == silence.LLAMA_SERVER and False)
+    )
+
+
+def tells_no_circuit(patch):
+    patch.setattr(engine_watch.EngineWatch, "__attrs_post_init__", silent_init(engine_watch.EngineWatch))
+
+
+def silent_init(cls):
+    plain = cls.__attrs_post_init__
+
+    def init(self):
+        plain(self)
+        self.on_change = lambda name, why: None
+
+    return init
+
+
+SHOWN = {
+    never_frozen: test_a_frozen_engine_is_left_within_ten_seconds,
+    frozen_by_time_alone: test_a_long_prefill_is_never_left,
+    forgets_what_it_is: test_a_frozen_engine_is_left_within_ten_seconds,
+    tells_no_circuit: test_a_frozen_engine_is_left_within_ten_seconds,
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("mutant", SHOWN, ids=lambda each: each.__name__)
+async def test_each_deliberate_bug_is_seen(autojump_clock, monkeypatch, mutant):
+    """By one of the timelines above."""
+    mutant(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017,PT011
+        await SHOWN[mutant](None)
+
+
+@pytest.mark.ci
+async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkeypatch):
+    """It leaves one that computes in the thread that answers."""
+    believes_every_server(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017,PT011
+        await test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(None, local("a"), None, answer())

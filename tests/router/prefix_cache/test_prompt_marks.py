@@ -1,0 +1,116 @@
+"""Two prompts share the marks of what they have in common, and no others; a prompt costs no more than its beginning."""
+
+import itertools
+import random
+
+import orjson
+import pytest
+
+from llmkube.router.prefix_cache.prompt_marks import (
+    MOST_BYTES,
+    MOST_PIECES,
+    PLACES,
+    SMALL_BODY_BYTES,
+    marks_of,
+    prompt_text,
+)
+
+CHAT = "/chat/completions"
+
+
+def said(*texts, **more):
+    return {"model": "m", "messages": [{"role": "user", "content": text} for text in texts]} | more
+
+
+def marks(body, path=CHAT, body_bytes=0):
+    return marks_of(b"seed", prompt_text(path, body, body_bytes))
+
+
+def shared(left, right):
+    return sum(one == other for one, other in zip(left, right, strict=False))
+
+
+def test_the_places_are_few_and_no_further_apart_than_a_sixteenth():
+    """What is known of a prefix is within 256 bytes or 7 % of what is true of it."""
+    assert PLACES[:3] == (256, 512, 768)
+    assert len(PLACES) < 80
+    assert all(later - one <= max(256, one // 16) for one, later in itertools.pairwise(PLACES))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_turn_that_goes_on_has_all_marks_of_the_one_before(seed):
+    """Whatever the lengths are: the brackets at the end of a body are no part of the prompt."""
+    dice = random.Random(seed)
+    texts = ["x" * dice.randrange(1, 700) for _ in range(12)]
+    for turns in range(1, len(texts)):
+        before, after = marks(said(*texts[:turns])), marks(said(*texts[: turns + 1]))
+        assert after[: len(before)] == before
+
+
+def test_what_differs_shares_no_mark_from_there_on():
+    """Neither later text nor more of it brings them together again."""
+    left, right = said("a" * 2000, "b" * 5000), said("a" * 2000, "c" + "b" * 5000)
+    same = shared(marks(left), marks(right))
+    assert PLACES[same - 1] <= 2100 < PLACES[same] + 256
+    assert not set(marks(left)[same:]) & set(marks(right)[same:])
+    assert not shared(marks(said("a" * 2000)), marks(said("a" * 2000, tools=[{"type": "function"}])))
+
+
+def test_seeds_share_nothing():
+    """The same text of two tenants is not known to be the same."""
+    text = prompt_text(CHAT, said("a" * 5000), 0)
+    assert not set(marks_of(b"one", text)) & set(marks_of(b"two", text))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, said("a" * 5000, cache_prompt=False)),
+        ("/embeddings", {"input": "a" * 5000}),
+        (CHAT, said("a" * 100)),
+        (CHAT, {"messages": None}),
+        ("/completions", {"prompt": ""}),
+    ],
+)
+def test_what_no_engine_keeps_has_no_marks(path, body):
+    """Short prompts among it."""
+    assert marks(body, path) == ()
+
+
+def test_completions_have_a_prompt():
+    """As a string or as tokens."""
+    assert len(marks({"prompt": "a" * 1000}, "/completions")) == 3
+    assert marks({"prompt": list(range(1000))}, "/completions")
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "ü" * 400_000}],
+        [{"role": "user", "content": [{"type": "text", "text": "a" * 200_000}, {"type": "text", "text": "b"}]}],
+        [{"role": "user", "content": "a\n" * 100} for _ in range(900)],
+    ],
+)
+def test_a_long_body_has_the_marks_that_it_would_have_as_a_whole(messages):
+    """Only its beginning is written down, in the same bytes."""
+    body = {"messages": messages}
+    long = marks(body, body_bytes=SMALL_BODY_BYTES + 1)
+    assert long
+    assert long == marks(body)[: len(long)]
+
+
+@pytest.mark.parametrize(
+    "messages", [[[]] * 1_000_000, [{str(at): at for at in range(1_000_000)}], ["a"] * 1_000_000, [["x" * 9_000_000]]]
+)
+def test_a_body_cut_finely_is_not_copied(messages):
+    """What is written down of 16 MiB is bounded in bytes and in pieces."""
+    text = prompt_text(CHAT, {"messages": messages}, 16 << 20)
+    assert len(text) <= MOST_BYTES
+    assert text.count(b",") <= MOST_PIECES
+
+
+def test_nesting_ends_nothing():
+    """A body that is nested too deeply for a writer has no marks, or those up to there."""
+    deep = orjson.loads(b"[" * 900 + b"]" * 900)
+    for size in (0, 16 << 20):
+        assert isinstance(prompt_text(CHAT, {"messages": deep}, size), bytes)

@@ -1,0 +1,248 @@
+"""What engines report teaches where a prompt is warm, and unlearns it; 95 % of what an oracle gets is got by that."""
+
+import pytest
+
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.prefix_cache import warm_prefixes
+from llmkube.router.prefix_cache.warm_prefixes import FIRST_KEPT, MOST_PROMPTS, WarmPrefixes
+from router.prefix_cache.scripted_engines import Oracle, Router, play
+
+PATH = "/chat/completions"
+
+
+def backend(name, slots=2):
+    return Backend(name=name, model_id=name, base_url=f"http://{name}/v1", local=True, slots=slots)
+
+
+A, B = backend("a"), backend("b")
+
+
+class Known:
+    """Beliefs, asked and told with texts."""
+
+    def __init__(self):
+        self.prefixes = WarmPrefixes(b"secret")
+
+    def prompt(self, text, tenant="t", model="m"):
+        body = {"model": model, "messages": [{"role": "user", "content": text}]}
+        return self.prefixes.prompt(tenant, PATH, body, len(text) + 60)
+
+    def warm(self, text, where=A, **whose):
+        return self.prefixes.warmth(self.prompt(text, **whose), [where])[where.name].size
+
+    def tell(self, text, share=0.0, where=A, **whose):
+        return self.prefixes.answered(self.prompt(text, **whose), where, cached=round(1000 * share), tokens=1000)
+
+
+ONE, TWO = "a" * 3000, "b" * 3000
+
+
+def test_what_was_answered_is_warm_there_and_nowhere_else():
+    """Also the beginning of what goes on from it; nothing of what begins differently."""
+    known = Known()
+    assert known.tell(ONE) == "cold"
+    assert known.warm(ONE) > 2700
+    assert known.warm(ONE + TWO) > 2700
+    assert known.warm(ONE[:1500]) > 1200
+    assert (known.warm(ONE, B), known.warm(TWO), known.warm("b" + ONE)) == (0, 0, 0)
+
+
+def test_a_report_says_whether_it_was_so():
+    """Half of what was expected is a hit: a template and a tokenizer are between bytes and tokens."""
+    known = Known()
+    known.tell(ONE)
+    assert known.tell(ONE + TWO, 0.5) == "hit"
+    assert known.tell(ONE + TWO, 0.2) == "miss"
+
+
+def test_a_miss_unlearns_all_that_went_on_from_what_is_gone():
+    """What is warm after it is what the engine has computed just now, and what it reported."""
+    known = Known()
+    start = "s" * 1000
+    known.tell(start + ONE + TWO)
+    assert known.tell(start + ONE + "c" * 2000, 1000 / 6000) == "miss"
+    assert 700 < known.warm(start + "d" * 3000) < 1300
+    assert known.warm(start + ONE + TWO) < 4300
+    assert known.warm(start + ONE + "c" * 2000) > 5000
+
+
+def test_a_prompt_is_given_up_after_as_many_others_as_the_engine_keeps():
+    """At first as many as it has slots; one that keeps more teaches it by what it reports."""
+    known = Known()
+    for letter in "abc":
+        known.tell(letter * 3000)
+    assert [bool(known.warm(letter * 3000)) for letter in "abc"] == [False, True, True]
+    assert known.tell("a" * 3000, 0.99) == "cold"
+    assert [bool(known.warm(letter * 3000)) for letter in "abc"] == [True, True, True]
+    known.tell("d" * 3000)
+    assert known.tell("c" * 3000, 0.0) == "miss"
+    assert [bool(known.warm(letter * 3000)) for letter in "abcd"] == [False, False, True, True]
+
+
+def test_room_is_what_the_slots_leave():
+    """A prompt that is cold everywhere goes where there is room, then where the oldest is given up."""
+    known = Known()
+    cold = known.prompt("z" * 3000)
+    assert known.prefixes.warmth(cold, [A])["a"].oldest == 0
+    known.tell(ONE)
+    assert known.prefixes.warmth(cold, [A])["a"].oldest == 0
+    known.tell(TWO)
+    known.tell("c" * 3000, where=B)
+    known.tell("d" * 3000, where=B)
+    found = known.prefixes.warmth(cold, [A, B])
+    assert (found["a"].oldest, found["b"].oldest) == (1, 3)
+
+
+def test_an_engine_that_never_has_anything_is_expected_to_have_nothing():
+    """Nor one that never says so; one answer with something from the cache is enough to be believed again."""
+    known = Known()
+    for _ in range(4):
+        known.tell(ONE, 0.0)
+    assert known.warm(ONE) == 0
+    assert known.tell(ONE, 0.0) == "cold"
+    known.tell(ONE, 0.9)
+    assert known.warm(ONE) > 2700
+
+
+def test_an_answer_without_a_count_teaches_nothing():
+    """A provider that says nothing of tokens is as it was before."""
+    known = Known()
+    assert known.prefixes.answered(known.prompt(ONE), A, cached=0, tokens=0) == ""
+    assert known.warm(ONE) == 0
+
+
+def test_backends_are_forgotten():
+    """One that cannot be reached has lost its cache; one that is no more is no more."""
+    known = Known()
+    for where in (A, B):
+        known.tell(ONE, where=where)
+    known.prefixes.forget("a")
+    assert (known.warm(ONE, A), known.warm(ONE, B) > 0) == (0, True)
+    known.prefixes.keep_only(frozenset({"a"}))
+    assert known.warm(ONE, B) == 0
+
+
+def test_memory_is_bounded():
+    """Ten thousand prompts of a thousand tenants, at an engine that keeps whatever it is asked."""
+    known = Known()
+    for at in range(10_000):
+        known.tell(f"{at:05}" * 120, tenant=f"t{at % 1000}")
+    assert known.prefixes.prompts <= MOST_PROMPTS
+
+
+def test_short_prompts_and_other_requests_are_left_alone():
+    """Their cost is nothing, or no engine keeps them."""
+    known = Known()
+    assert known.prompt("short") is None
+    assert known.prefixes.prompt("t", "/embeddings", {"input": ONE}, 3000) is None
+
+
+def test_slots_that_are_not_known_are_taken_to_be_a_few():
+    """Until reports say otherwise."""
+    known, unknown = Known(), backend("u", slots=0)
+    for at in range(FIRST_KEPT + 1):
+        known.tell(f"{at:05}" * 600, where=unknown)
+    assert [bool(known.warm(f"{at:05}" * 600, unknown)) for at in (0, 1)] == [False, True]
+
+
+# -- tenants ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_of_another_tenant_is_not_known_to_be_warm():
+    """Nor of another model: what answers is no way to try out what others have asked."""
+    known = Known()
+    known.tell(ONE)
+    assert (known.warm(ONE, tenant="other"), known.warm(ONE, model="other")) == (0, 0)
+
+
+@pytest.mark.parametrize("reported", [0.0, 0.5, 1.0])
+def test_what_others_ask_makes_no_difference_whether_it_is_the_same_or_not(reported):
+    """Two worlds: in one a tenant asks what another has asked, word for word, in the other something else."""
+    seen = []
+    for texts in ([ONE, TWO, ONE + TWO], ["x" * 3000, "y" * 3000, "x" * 3000 + "y" * 3000]):
+        known, world = Known(), []
+        for mine, theirs in zip([ONE, TWO, ONE + TWO], texts, strict=True):
+            known.tell(theirs, reported, B, tenant="other")
+            world.append(known.prefixes.warmth(known.prompt(mine), [A, B]))
+            world.append(known.tell(mine, reported))
+        seen.append(world)
+    assert seen[0] == seen[1]
+
+
+# -- beside an oracle -------------------------------------------------------------------------------------------------
+
+CALM = {"slots": 4, "active": 4, "conversations": 50}
+FULL = {"slots": 4, "active": 8, "conversations": 50}
+MANY = {"slots": 4, "active": 8, "conversations": 50, "tenants": 40}
+FEW = {"slots": 2, "active": 4, "conversations": 50}
+LRU = {"overwrites": False}
+SEEDS = range(3)
+
+
+def rates(chooser_of, load, **more):
+    """The share of the prompts' tokens that came from a cache, over several seeds."""
+    tallies = [play(chooser_of(load["slots"]), seed, **load, **more) for seed in SEEDS]
+    return sum(each.rate for each in tallies) / len(tallies)
+
+
+def oracle(slots):
+    return Oracle()
+
+
+def blind(slots):
+    return Router(slots, learns=False)
+
+
+@pytest.mark.parametrize("load", [CALM, FULL, MANY, FEW], ids=["calm", "full", "many", "few"])
+def test_at_least_95_percent_of_an_oracles_hits(load):
+    """Two engines whose slots keep what was used last; without what is learned it is below 75 %."""
+    best = rates(oracle, load, **LRU)
+    assert rates(Router, load, **LRU) >= 0.95 * best
+    assert rates(blind, load, **LRU) < 0.75 * best
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("load", [CALM, FULL, MANY, FEW], ids=["calm", "full", "many", "few"])
+def test_slots_that_are_written_over_by_a_branch_cost_little_more(load):
+    """An engine without a cache in memory takes the slot that has a tenth of a prompt, and its rest is lost: 90 %."""
+    assert rates(Router, load) >= 0.90 * rates(oracle, load)
+
+
+@pytest.mark.ci
+def test_an_engine_that_restarts_is_learned_anew():
+    """Three times it loses all that it had: what it reports afterwards corrects what was believed."""
+    again = {"restarts": (60, 140, 220)}
+    assert rates(Router, CALM, **LRU, **again) >= 0.93 * rates(oracle, CALM, **LRU, **again)
+
+
+# -- mutants ----------------------------------------------------------------------------------------------------------
+
+
+def learns_nothing(patch):
+    patch.setattr(WarmPrefixes, "answered", lambda self, prompt, backend, **said: "")
+
+
+def believes_every_backend(patch):
+    patch.setattr(WarmPrefixes, "_of", lambda self, backend: self._held.setdefault("a", warm_prefixes._Held(4)))
+
+
+def forgets_the_turn_before(patch):
+    plain = WarmPrefixes.answered
+
+    def answered(self, prompt, backend, **said):
+        found = plain(self, prompt, backend, **said)
+        self._of(backend).drop_from(prompt.marks[0])
+        return found
+
+    patch.setattr(WarmPrefixes, "answered", answered)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "mutant", [learns_nothing, believes_every_backend, forgets_the_turn_before], ids=lambda each: each.__name__
+)
+def test_without_what_is_learned_the_oracle_is_missed(mutant, monkeypatch):
+    """Each deliberate bug of learning falls below 95 %."""
+    best = rates(oracle, FULL, **LRU)
+    mutant(monkeypatch)
+    assert rates(Router, FULL, **LRU) < 0.95 * best
