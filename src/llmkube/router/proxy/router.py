@@ -162,7 +162,7 @@ async def open_router(
         shadows = Shadows(attempts, metrics.shadowed)
         handler = RouterHandler(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(attempts, circuits, observed, turns, metrics.tried),
+            dispatcher=Dispatcher(attempts, circuits, observed, turns, metrics.tried, metrics.continued),
             shadows=shadows,
             metrics=metrics,
             audit=audit,

@@ -32,6 +32,7 @@ class Cause(enum.Enum):
     MISSING = "not_available"
     UNSUPPORTED = "unsupported"
     QUEUE = "queue"
+    INTERRUPTED = "interrupted"
 
 
 @attrs.frozen
