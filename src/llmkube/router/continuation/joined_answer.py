@@ -22,9 +22,10 @@ MOST_CONTINUATIONS: Final = 3
 MAX_KEPT_BYTES: Final = 256 << 10
 """Of the text of one answer: about 64,000 tokens."""
 
-_NAMES: Final = ("id", "created", "model", "system_fingerprint")
+_NAMES: Final = frozenset({"id", "created", "model", "system_fingerprint", "object"})
 """What is the same in all events of a stream."""
 
+_USAGE: Final = ("completion_tokens", "prompt_tokens", "total_tokens", "prompt_tokens_details")
 _DELTA: Final = frozenset({"role", "content"})
 _CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason"})
 _NOT_TEXT: Final = {
@@ -160,7 +161,7 @@ class JoinedAnswer:
         if prompt is None or not self._is_counted or not run.is_counted:
             return None
         completion = self._before + (last.completion if last is not None else 0)
-        return Usage(prompt=prompt, completion=completion, cached=self._cached if self.continuations else _cached(last))
+        return Usage(prompt=prompt, completion=completion, cached=self._first_cached())
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
@@ -185,11 +186,11 @@ class JoinedAnswer:
             return b""
         run.final = attrs.evolve(usage, completion=run.tokens)
         is_chat = self._path == CHAT
-        choice: dict[str, Any] = {"finish_reason": "length", "index": 0}
-        text: dict[str, Any] = {"delta": {}} if is_chat else {"text": "", "logprobs": None}
-        kind = "chat.completion.chunk" if is_chat else "text_completion"
-        last = {"choices": [choice | text], **self._names, "object": kind}
-        told = {"usage": self._told({})}
+        choice: dict[str, Any] = {"finish_reason": "length", "index": 0, "delta": {}}
+        if not is_chat:
+            choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
+        last = {"choices": [choice], **self._names}
+        told = {"usage": self._told(dict.fromkeys(_USAGE))}
         if not is_chat:
             return _event(last | told)
         options = self._body.get("stream_options")
@@ -199,9 +200,7 @@ class JoinedAnswer:
     def next_body(self) -> dict[str, Any]:
         """Return the request for the engine that goes on; what `begin` and `take` get from now on is its answer."""
         run = self._run
-        if self._prompt is None:
-            self._prompt = self._first_prompt()
-            self._cached = _cached(run.usage)
+        self._cached, self._prompt = self._first_cached(), self._first_prompt()
         self._is_counted = self._is_counted and run.is_counted
         self._before = self._before + run.tokens if self._text else 0
         self.continuations += 1
@@ -221,7 +220,7 @@ class JoinedAnswer:
         backend, model = self._run.backend, said.get("model")
         name = backend.name if backend is not None else ""
         if not self._names:
-            self._names = {each: said[each] for each in _NAMES if each in said}
+            self._names = {name: each for name, each in said.items() if name in _NAMES}
         if not self.continuations:
             if backend is None or not goes_on(backend, said.get("system_fingerprint")):
                 self.why_not = self.why_not or "its engine is not known to go on with a text"
@@ -269,6 +268,13 @@ class JoinedAnswer:
         last = self._run.final or self._run.usage
         return max(last.prompt - self._before, 0) if last is not None else None
 
+    def _first_cached(self) -> int:
+        """Return how many tokens of the request's own prompt its first engine had read before."""
+        last = self._run.final or self._run.usage
+        if self._prompt is not None or last is None:
+            return self._cached
+        return min(last.cached, self._first_prompt() or 0)
+
     def _check_prompt(self) -> None:
         """Refuse an engine that has read more than the prompt and the text: it has ended them, and begun anew."""
         run = self._run
@@ -308,7 +314,7 @@ class JoinedAnswer:
         told: dict[str, Any] = {"completion_tokens": completion, "prompt_tokens": prompt}
         told["total_tokens"] = prompt + completion
         if "prompt_tokens_details" in usage:
-            told["prompt_tokens_details"] = {"cached_tokens": self._cached}
+            told["prompt_tokens_details"] = {"cached_tokens": self._first_cached()}
         return {**usage, **told}
 
 
@@ -323,10 +329,6 @@ def _text_of(choice: Mapping[str, Any] | None) -> str:
 def _has_role(choice: Mapping[str, Any] | None) -> bool:
     delta = choice.get("delta") if choice is not None else None
     return isinstance(delta, dict) and "role" in delta
-
-
-def _cached(usage: Usage | None) -> int:
-    return usage.cached if usage is not None else 0
 
 
 def _event(said: Mapping[str, Any]) -> bytes:
