@@ -23,7 +23,7 @@ def begun(path, body):
     return last["content"] if last["role"] == "assistant" else ""
 
 
-def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):
+def answer(path, body, name="a", *, model="m.gguf", extra_prompt=0):  # noqa: C901 (one script, from its top to its end)
     """The events of the answer to one request, at the engine of that name."""
     so_far, at = begun(path, body), 0
     while "".join(text for text, _ in PIECES[:at]) != so_far:

@@ -217,7 +217,7 @@ def test_it_goes_on_three_times():
 
 def _restarted(joined):
     """Each engine of this test begins at the beginning, which the text then has."""
-    joined._text = bytearray()  # noqa: SLF001
+    joined._text = bytearray()
     return joined
 
 
@@ -277,4 +277,4 @@ def test_each_mutant_is_caught(name, monkeypatch):
 def test_no_mutant_is_caught_by_chance():
     """The same without a bug passes."""
     play()
-    assert TEXT == "".join(text for text, _ in PIECES)
+    assert "".join(text for text, _ in PIECES) == TEXT

@@ -1,4 +1,4 @@
-"""An answer whose engine dies goes on at another, and the client sees one stream; what cannot go on ends with an error."""
+"""An answer whose engine dies goes on at another, and the client sees one stream; else it ends with an error."""
 
 import pytest
 import trio
@@ -117,7 +117,7 @@ async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
         for cut in cuts:
             lab.router.handler.dispatcher.circuits.keep_only(frozenset())
             status, data, whole = await lab.read(body, f"/v1{path}")
-            # Before the end of the first event's data nothing was said: the second engine is asked as if it were the first
+            # Before the end of the first event nothing was said: the second engine is asked as if it were the first
             expected = by_a if cut >= len(SSE) + first - 2 else by_b
             assert (status, whole, timeless(data)) == (200, True, expected), cut
     assert all(line["outcome"] == "ok" for line in lab.audit)
@@ -255,7 +255,7 @@ async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
     names = ("a", "other", "cloud")
     players = {"a": dying("a", *[place_of("a", 2)] * 9)} | {each: engine_at(each) for each in ("b", "other", "cloud")}
     rules = (Rule(name="all", match=Match(), backends=names),)
-    lab, _, _, whole = await stream_of(config_of(*backends, rules=rules), players)
+    _, _, _, whole = await stream_of(config_of(*backends, rules=rules), players)
     assert [len(players[each].asked) for each in ("b", "other", "cloud")] == [0, 0, 0]
     assert not whole
 
@@ -320,7 +320,7 @@ async def test_a_providers_answer_does_not_go_on(autojump_clock):
     """Whatever digest it has, and whatever build it says it is."""
     players = {"p": dying("p", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
     backends = (cloud("p", model_digest="x"), TWINS[1])
-    lab, _, data, whole = await stream_of(config_of(*backends), players)
+    lab, _, _, whole = await stream_of(config_of(*backends), players)
     assert (whole, players["b"].asked, len(players["p"].asked)) == (False, [], 1)
     assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
