@@ -45,6 +45,7 @@ class ResolvedService:
         key_file: File with the key that its engine asks for; "" sends none.
         missing: Why it cannot be used now, for people; "" when it can.
         slots: Requests that it serves at the same time; 0 where that is not known.
+        model_digest: Stands for what it answers with; "" where that is not known.
     """
 
     base_url: str = ""
@@ -52,6 +53,7 @@ class ResolvedService:
     key_file: str = ""
     missing: str = ""
     slots: int = 0
+    model_digest: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +97,7 @@ def compiled_backend(
         model=service.model,
         region=(backend.region or "").strip().lower(),
         capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
+        model_digest=service.model_digest,
         slots=service.slots,
         weight=1 if backend.weight is None else backend.weight,
         first_byte_seconds=seconds_of(backend.timeout, f"{at}.timeout", problems),

@@ -257,6 +257,7 @@ class _Up:
                             rng=self.rng,
                         ),
                         followed.services.get,
+                        followed.model_of,
                     )
                     registry.register(routers)
                     await support.start(routers.run, self.rng)

@@ -27,12 +27,14 @@ from llmkube.controller.status.router_status import BackendHealth, RouterFacts, 
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import timestamp
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
+from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.config.service_slots import slots_of
 from llmkube.router.proxy.live_config import Source, keys_for
@@ -82,6 +84,7 @@ class HostedRouter:
         settings: What all share.
         object_of: Returns the object as it is now; None once it is gone.
         service_of: Returns a service of its namespace; None of one that is not there.
+        model_of: Returns what a service serves; None while that is not there.
         writer: Writes its status.
         registry: Gets its metrics.
         router: It, while it runs.
@@ -91,6 +94,7 @@ class HostedRouter:
     settings: HostedSettings
     object_of: Callable[[], ModelRouter | None]
     service_of: Callable[[Key], InferenceService | None]
+    model_of: Callable[[InferenceService], Model | None]
     writer: StatusWriter[ModelRouter]
     registry: CollectorRegistry
     router: Router | None = None
@@ -152,7 +156,12 @@ class HostedRouter:
                 return None
             # The gateway knows how far each engine is, and which key it asks for.
             url = f"{self.settings.gateway_url}/v1"
-            return ResolvedService(base_url=url, model=str(service.key), slots=slots_of(service.spec))
+            return ResolvedService(
+                base_url=url,
+                model=str(service.key),
+                slots=slots_of(service.spec),
+                model_digest=model_digest(service.spec, self.model_of(service)),
+            )
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:
