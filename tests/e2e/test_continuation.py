@@ -125,13 +125,12 @@ async def open_engines(folder, names, **settings):
             port = probe[0].socket.getsockname()[1]
             await probe[0].aclose()
             engines[name] = Engine(folder / f"{name}.log", port)
-            nursery.start_soon(engines[name].start)
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
             backends[name] = Backend(
                 name=name, model_id=name, base_url=url, local=True, model_digest="demo", **settings
             )
-            nursery.start_soon(trio.serve_listeners, engines[name].connect, listeners)
+            await nursery.start(trio.serve_listeners, engines[name].connect, listeners)
         rules = (Rule(name="all", match=Match(), backends=tuple(names)),)
         file = folder / "router.json"
         file.write_bytes(encode_config(RoutingConfig(name="default/r", backends=backends, rules=rules)))
@@ -139,23 +138,15 @@ async def open_engines(folder, names, **settings):
         try:
             async with open_program(folder, *args) as router:
                 url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-                for engine in engines.values():
-                    await _answers(engine)
+                async with trio.open_nursery() as starting:
+                    for engine in engines.values():
+                        starting.start_soon(engine.start)
                 yield url, engines
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
                 for engine in engines.values():
                     await engine.kill()
             nursery.cancel_scope.cancel()
-
-
-async def _answers(engine):
-    async with open_http_client() as http:
-        while True:
-            with contextlib.suppress(Exception):
-                if (await http.request("GET", f"http://127.0.0.1:{engine.port}/health")).status == 200:
-                    return
-            await trio.sleep(0.05)
 
 
 async def read(url, body, path="/v1/chat/completions"):

@@ -181,7 +181,7 @@ def test_the_same_backend_with_another_model_is_refused():
 
 
 def test_an_engine_that_has_read_more_than_the_text_is_refused():
-    """It has ended the text, and begins another answer: nothing of that reaches the client."""
+    """It has ended the text, and begins another answer; at temperature 0 it may have read no less, either."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a"), list(answer(CHAT, asked(CHAT, MESSAGES)))[:4])
     sent = joined.next_body()
@@ -190,6 +190,11 @@ def test_an_engine_that_has_read_more_than_the_text_is_refused():
         read(again, engine("a"), list(answer(CHAT, asked(CHAT, MESSAGES)))[:4])
         again.next_body()
         assert read(again, engine("b"), answer(CHAT, asked(CHAT, sent), extra_prompt=extra))
+    greedy = new(CHAT, MESSAGES | {"temperature": 0})
+    read(greedy, engine("a"), list(answer(CHAT, asked(CHAT, MESSAGES)))[:4])
+    greedy.next_body()
+    with pytest.raises(JoinError):
+        read(greedy, engine("b"), answer(CHAT, asked(CHAT, sent), extra_prompt=-1))
     with pytest.raises(JoinError, match="prompt and text have"):
         read(joined, engine("b"), answer(CHAT, asked(CHAT, sent), extra_prompt=2))
 

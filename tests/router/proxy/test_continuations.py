@@ -371,7 +371,7 @@ MUTANTS = {
     "only the dead one may": (dispatch, "places", lambda _order, broken: (broken,)),
     "it goes on for ever": (joined_answer, "MOST_CONTINUATIONS", 9),
     "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
-    "nothing can go on": (dispatch, "why_not", lambda _path, _body: "no"),
+    "nothing can go on": (joined_answer, "why_not", lambda _path, _body: "no"),
 }
 
 
@@ -379,9 +379,8 @@ MUTANTS = {
 async def test_each_mutant_is_caught(name, monkeypatch, autojump_clock):
     """Without that the timelines would show nothing."""
     monkeypatch.setattr(*MUTANTS[name])
-    with pytest.raises((AssertionError, ExceptionGroup)) as caught:
+    with pytest.raises(AssertionError):
         await _play()
-    assert not isinstance(caught.value, ExceptionGroup) or caught.group_contains(AssertionError)
 
 
 async def test_without_a_mutant_they_pass(autojump_clock):

@@ -87,9 +87,11 @@ class JoinedAnswer:
         self.broken: set[str] = set()
         self.continuations = 0
         self.why_not = why_not(path, body)
+        self._can_begin = not self.why_not
         self._path = path
         self._body = body
         self._limit = next((body[name] for name in LIMITS if is_limit(body.get(name))), None)
+        self._is_greedy = body.get("temperature") == 0
         self._shows_timings = body.get("timings_per_token") is True
         self._names: dict[str, Any] = {}
         self._model_at: dict[str, object] = {}
@@ -118,8 +120,6 @@ class JoinedAnswer:
         Raises:
             JoinError: It does not continue what was said.
         """
-        if self.why_not and not self.continuations and not self._shown_less:
-            return b"" if hidden else self.release() + event
         said = orjson.loads(data)  # the judge has read it: it is an object
         run = self._run
         if not run.has_begun:
@@ -141,6 +141,11 @@ class JoinedAnswer:
             return b""
         self._has_role = self._has_role or _has_role(choice)
         return self.release() + passed
+
+    @property
+    def passes(self) -> bool:
+        """Whether the answer cannot go on, and nothing of its events is kept from the client."""
+        return bool(self.why_not) and not self.continuations and not self._is_timed
 
     def release(self) -> bytes:
         """Return what was held back, once the answer has come to its end."""
@@ -182,7 +187,7 @@ class JoinedAnswer:
         Its engine died before it said so.
         """
         run, usage = self._run, self.usage
-        if self._limit is None or usage is None or not self._text or self._before + run.tokens < self._limit:
+        if self.why_not or usage is None or self._limit is None or self._before + run.tokens < self._limit:
             return b""
         run.final = attrs.evolve(usage, completion=run.tokens)
         is_chat = self._path == CHAT
@@ -210,10 +215,10 @@ class JoinedAnswer:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @property
-    def _shown_less(self) -> bool:
-        """Whether the engine says more than the client asked for: how many tokens it has counted."""
+    def _is_timed(self) -> bool:
+        """Whether events may have what only the router asked for."""
         backend = self._run.backend
-        return backend is not None and bool(backend.model_digest) and not self._shows_timings
+        return self._can_begin and backend is not None and bool(backend.model_digest) and not self._shows_timings
 
     def _note_names(self, said: Mapping[str, Any]) -> None:
         """Keep what all events of a stream have alike; a backend that answers as another model cannot go on."""
@@ -276,14 +281,18 @@ class JoinedAnswer:
         return min(last.cached, self._first_prompt() or 0)
 
     def _check_prompt(self) -> None:
-        """Refuse an engine that has read more than the prompt and the text: it has ended them, and begun anew."""
+        """Refuse an engine that has read more than the prompt and the text: it has ended them, and begun anew.
+
+        One that has read less takes the text for other tokens, or its template begins another way: what it says next is
+        not what the first engine would have said, which a request at temperature 0 relies on.
+        """
         run = self._run
         known = run.final or run.usage
         if not self.continuations or run.is_checked or known is None or self._prompt is None or not self._is_counted:
             return
         run.is_checked = True
         most = self._prompt + self._before
-        if known.prompt > most:
+        if known.prompt > most or (self._is_greedy and known.prompt < most):
             raise JoinError(f"the engine has read {known.prompt} tokens; prompt and text have {most}")
 
     # -- what the client reads ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class ClientStream:
     Attributes:
         exchange: The request.
         answers: Translates what a backend says; None passes it on.
-        joined: What was said so far, for an answer that another engine can go on with; None of one that cannot.
+        joined: What was said so far, for another engine to go on with; None of an answer that is no stream.
     """
 
     exchange: StreamExchange

@@ -16,7 +16,6 @@ import trio
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.budgets.meter import asked_tokens
-from llmkube.router.continuation.continuable import why_not
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.places import places
 from llmkube.router.dialects.dialect import DialectError
@@ -84,8 +83,8 @@ class Dispatcher:
 
     async def answer(self, decision: Decision, asked: Asked, exchange: StreamExchange, record: Record) -> None:
         """Give the client the answer of the first backend that has one, else say why there is none."""
-        can_go_on = not why_not(asked.path, asked.body)
-        client = ClientStream(exchange, asked.answers, JoinedAnswer(asked.path, asked.body) if can_go_on else None)
+        joined = JoinedAnswer(asked.path, asked.body) if asked.streams else None
+        client = ClientStream(exchange, asked.answers, joined)
         failures: list[Failure] = []
         cold: list[Permit] = []
         for permit in decision.order:

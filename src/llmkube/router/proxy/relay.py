@@ -122,7 +122,7 @@ def _passed(begun: Begun, client: ClientStream, read: Sequence[tuple[Kind, bytes
         JoinError: They do not continue what the client has.
     """
     hides, joined = begun.hides_usage, client.joined
-    if joined is None:
+    if joined is None or joined.passes:
         return b"".join(event for kind, event in read if not (hides and kind is Kind.USAGE))
     found = []
     for kind, event in read:
