@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import llmkube
-from e2e.up_process import ANSWER, open_program
+from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_program, open_up
 from lengths import SOAK
 from llmkube.base.http.client import open_http_client
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
@@ -243,3 +243,48 @@ async def test_what_a_grammar_holds_ends_with_an_error(tmp_path):
         assert engines["a"].process is None
     assert not clean
     assert json.loads(events[-1].partition(b"\r\n")[0])["error"]["code"] in {"stream_broken_off", "stream_cut_short"}
+
+
+ROUTER = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: ModelRouter
+metadata: {name: r}
+spec:
+  backends: [{name: mac, inferenceServiceRef: {name: demo}}]
+  defaultRoute: mac
+"""
+
+
+async def test_an_engine_of_llmkube_up_goes_on_once_it_was_started_again(tmp_path):
+    """SIGKILL in the middle of an answer: the agent starts it again, and the client reads the rest of its stream."""
+    manifest = tmp_path / "router.yaml"
+    manifest.write_text(ROUTER)
+    async with open_up(tmp_path, "--demo", "-f", str(manifest), *FREE_PORTS) as program, open_http_client() as http:
+        _, gateway, probes = await program.urls()
+        for _ in range(8):  # an engine that is killed too late has said all
+            while b"200" not in (await first_piece(gateway, ASKED | {"max_tokens": 1}))[:20]:  # noqa: ASYNC110
+                await trio.sleep(0.2)
+            received = await first_piece(gateway, ASKED, then=lambda: [each.kill() for each in engines_in(tmp_path)])
+            events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
+            assert (text_of(events), received.endswith(b"0\r\n\r\n")) == (ANSWER, True)
+            metrics = (await http.request("GET", f"{probes}/metrics")).body
+            if b'llmkube_router_continuations_total{outcome="continued"' in metrics:
+                return
+    pytest.fail("no engine was killed in the middle of its answer")
+
+
+async def first_piece(gateway, body, then=None):
+    """Return all that comes; once there is a piece of text, do something."""
+    host, _, port = gateway.removeprefix("http://").partition(":")
+    data = json.dumps(body).encode()
+    path = "/routers/default/r/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    received = b""
+    async with await trio.open_tcp_stream(host, int(port)) as connection:
+        await connection.send_all(head.encode() + data)
+        async for some in connection:
+            received += some
+            if then is not None and b'"content":"' in received:
+                then()
+                then = None
+    return received

@@ -295,6 +295,8 @@ async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
     assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
     assert text_in(data) == "".join(text for text, _ in PIECES[:4])
     assert lab.audit[0]["outcome"] == "stream_not_joined"
+    assert lab.audit[0]["notContinued"].startswith("the engine has read 16 tokens")
+    assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
 
 # -- what does not go on ----------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class _Run:
 
     @property
     def is_counted(self) -> bool:
-        return self.usage is not None or self.final is not None or not self.pieces
+        return self.usage is not None or not self.pieces
 
     @property
     def tokens(self) -> int:
@@ -163,7 +163,7 @@ class JoinedAnswer:
         run = self._run
         last = run.final or run.usage
         prompt = self._first_prompt()
-        if prompt is None or not self._is_counted or not run.is_counted:
+        if prompt is None or not self._is_counted or not (run.is_counted or run.final is not None):
             return None
         completion = self._before + (last.completion if last is not None else 0)
         return Usage(prompt=prompt, completion=completion, cached=self._first_cached())
@@ -299,7 +299,7 @@ class JoinedAnswer:
 
     def _stripped(self, said: Mapping[str, Any], event: bytes) -> bytes:
         """Return an event without what only the router asked for; the end of an answer has it anyway."""
-        if self._shows_timings or "timings" not in said or "usage" in said:
+        if self._shows_timings or "timings" not in said or isinstance(said.get("usage"), dict):
             return event
         return _event({name: each for name, each in said.items() if name != "timings"})
 

@@ -261,7 +261,7 @@ class Dispatcher:
             self.circuits.succeeded(name)
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
             self.circuits.failed(name, trio.current_time())
-        if ending in BREAKS and joined is not None:
+        if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):
             if not joined.why_not:
                 return Failure(Cause.INTERRUPTED, "it broke off", 200)
             record.not_continued = joined.why_not

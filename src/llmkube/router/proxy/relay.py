@@ -71,8 +71,9 @@ async def relay(begun: Begun, client: ClientStream) -> Ending:
     except DialectError as exc:
         await client.fail(error_object(502, f"{UNTRANSLATABLE}: {exc}", f"stream_{Ending.UNTRANSLATABLE.value}"))
         return Ending.UNTRANSLATABLE
-    except JoinError:
-        ending = Ending.UNJOINED
+    except JoinError as exc:
+        assert joined is not None, "nothing else is joined"
+        ending, joined.why_not = Ending.UNJOINED, str(exc)
     if ending is Ending.WHOLE:
         await _read_out(begun)
     elif ending is Ending.ERROR:
