@@ -163,7 +163,7 @@ def test_an_engine_that_is_not_known_is_not_gone_on_from():
     """Without digest and without llama.cpp's build."""
     joined = new(CHAT, MESSAGES)
     read(joined, engine("a", digest=""), [piece({"content": "a"}).replace(b"b1-x", b"fp_1")])
-    assert "not known" in joined.broke_off()
+    assert "not known to be" in joined.broke_off()
 
 
 def test_the_same_backend_with_another_model_is_refused():
@@ -203,7 +203,7 @@ def test_a_limit_without_a_count_ends_it():
     """How many tokens are left is not guessed."""
     joined = new(CHAT, MESSAGES | {"max_tokens": 9})
     read(joined, engine("a"), list(answer(CHAT, MESSAGES))[:3])
-    assert "not counted" in joined.broke_off()
+    assert "has not counted" in joined.broke_off()
     unlimited = new(CHAT, MESSAGES)
     read(unlimited, engine("a"), list(answer(CHAT, MESSAGES))[:3])
     assert unlimited.broke_off() == ""

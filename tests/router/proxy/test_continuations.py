@@ -268,7 +268,7 @@ async def test_it_goes_on_three_times_at_most(autojump_clock):
     assert sum(len(each.asked) for each in players.values()) == 4
     assert (TEXT.startswith(text_in(data)), text_in(data) != "", whole) == (True, True, False)
     assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
-    assert lab.audit[0]["notContinued"] == "it has gone on 3 times"
+    assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
 
 
 async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
@@ -364,7 +364,7 @@ async def _play():
     players = {"a": dying("a", *[place_of("a", 2)] * 9), "other": engine_at("other")}
     lab, _, data, whole = await stream_of(config_of(*backends), players)
     assert (players["other"].asked, whole) == ([], False)
-    assert lab.audit[0]["notContinued"] == "it has gone on 3 times"
+    assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
     assert "error" in events_of(data)[-1]
 
 

@@ -29,17 +29,17 @@ def why_not(path: str, body: Mapping[str, Any]) -> str:
     if path not in (CHAT, COMPLETIONS) or body.get("stream") is not True:
         return "it is no stream of text"
     if any(_is_many(body.get(name)) for name in ("n", "best_of")):
-        return "several answers are asked for"
+        return "it asks for several answers (n, best_of)"
     if any(_is_wanted(body.get(name)) for name in _PROBABILITIES):
-        return "probabilities of tokens are asked for"
+        return "it asks for logprobs"
     if any(body.get(name) for name in _GRAMMARS) or not _is_plain(body.get("response_format")):
-        return "a grammar holds for the whole answer"
+        return "a grammar or a response_format holds for the whole answer"
     if body.get("tools") and body.get("tool_choice") != "none":
-        return "it may call tools"
+        return "it has tools that the answer may call"
     if body.get("modalities") not in (None, [], ["text"]) or body.get("audio"):
-        return "it is not text alone"
+        return "it asks for more than text (modalities, audio)"
     if len({value for value in map(body.get, LIMITS) if is_limit(value)}) > 1:
-        return "its limits of tokens differ"
+        return "it limits its tokens by different numbers"
     return _of_messages(body) if path == CHAT else _of_prompt(body)
 
 
@@ -51,18 +51,22 @@ def is_limit(value: object) -> bool:
 def _of_prompt(body: Mapping[str, Any]) -> str:
     if not isinstance(body.get("prompt"), str):
         return "its prompt is no text"
-    return "its answer is not what follows the prompt alone" if body.get("echo") or body.get("suffix") else ""
+    return "it asks for echo or suffix" if body.get("echo") or body.get("suffix") else ""
 
 
 def _of_messages(body: Mapping[str, Any]) -> str:
     messages = body.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     if not isinstance(last, Mapping):
-        return "its messages are none"
+        return "it has no list of messages"
     if last.get("role") != "assistant":
-        return "it says itself where its answer begins" if any(name in body for name in _MODES) else ""
+        return (
+            "it sets continue_final_message or add_generation_prompt itself"
+            if any(name in body for name in _MODES)
+            else ""
+        )
     if set(last) - {"role", "content"} or not _is_text(last.get("content")):
-        return "its answer begins with more than text"
+        return "its last message, of the assistant, is more than text"
     return ""
 
 

@@ -29,10 +29,10 @@ _USAGE: Final = ("completion_tokens", "prompt_tokens", "total_tokens", "prompt_t
 _DELTA: Final = frozenset({"role", "content"})
 _CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason"})
 _NOT_TEXT: Final = {
-    "tool_calls": "it calls a tool",
-    "function_call": "it calls a tool",
-    "reasoning_content": "it has thoughts",
-    "logprobs": "it has probabilities of tokens",
+    "tool_calls": "the answer calls a tool",
+    "function_call": "the answer calls a tool",
+    "reasoning_content": "the answer has thoughts (reasoning_content)",
+    "logprobs": "the answer has logprobs",
 }
 
 
@@ -176,9 +176,9 @@ class JoinedAnswer:
         if run.backend is not None:
             self.broken.add(run.backend.name)
         if self.continuations >= MOST_CONTINUATIONS:
-            self.why_not = self.why_not or f"it has gone on {MOST_CONTINUATIONS} times"
+            self.why_not = self.why_not or f"the answer has gone on {MOST_CONTINUATIONS} times"
         if self._limit is not None and self._text and not (self._is_counted and run.is_counted):
-            self.why_not = self.why_not or "it may have only so many tokens, and they were not counted"
+            self.why_not = self.why_not or "the request limits tokens, and the engine has not counted them"
         return self.why_not
 
     def closing(self) -> bytes:
@@ -228,7 +228,7 @@ class JoinedAnswer:
             self._names = {name: each for name, each in said.items() if name in _NAMES}
         if not self.continuations:
             if backend is None or not goes_on(backend, said.get("system_fingerprint")):
-                self.why_not = self.why_not or "its engine is not known to go on with a text"
+                self.why_not = self.why_not or "its engine is not known to be llama.cpp's server"
         elif self._model_at.get(name, model) != model:
             raise JoinError(f"{name} has another model than before")
         self._model_at[name] = model
@@ -240,7 +240,7 @@ class JoinedAnswer:
             return None
         choice = choices[0]
         if len(choices) > 1 or not isinstance(choice, dict) or choice.get("index") not in (0, None):
-            self._cannot("it has several choices")
+            self._cannot("the answer has several choices")
             return None
         delta = choice.get("delta")
         parts = [*((name, each) for name, each in choice.items() if name not in _CHOICE)]
@@ -248,7 +248,7 @@ class JoinedAnswer:
             parts += [(name, each) for name, each in delta.items() if name not in _DELTA]
         for name, each in parts:
             if each:
-                self._cannot(_NOT_TEXT.get(name, f"it has {name!r:.40}"))
+                self._cannot(_NOT_TEXT.get(name, f"the answer has {name!r:.40}"))
         return choice
 
     def _cannot(self, why: str) -> None:
@@ -263,7 +263,7 @@ class JoinedAnswer:
         self._run.pieces += 1
         self._text += text.encode()
         if len(self._text) > MAX_KEPT_BYTES:
-            self.why_not = f"its text is longer than {MAX_KEPT_BYTES} bytes"
+            self.why_not = f"the text is longer than {MAX_KEPT_BYTES} bytes"
             self._text = bytearray()
 
     def _first_prompt(self) -> int | None:
