@@ -69,6 +69,7 @@ class EventHandlers:
         if change_of(event):
             for service in self.informers.services_by_model.keys(event.key):
                 self.queues.services.add_nowait(service)
+                self._wake_routers(service)
 
     def on_service(self, event: Event[InferenceService]) -> None:
         """Reconcile a service, unless nothing has changed that a reconcile reads, or only by our own status."""

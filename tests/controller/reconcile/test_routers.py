@@ -131,6 +131,22 @@ async def test_a_router_becomes_pods_that_route_by_it(autojump_clock, answer):
         assert hands.cluster.writes == before
 
 
+async def test_a_router_knows_which_services_have_the_same_model(autojump_clock):
+    """So that one goes on with the other's answers; another source of the Model is another model, within seconds."""
+    async with open_pods() as hands:
+        await hands.create_model()
+        for name in ("chat", "twin"):
+            await hands.create_service(name)
+        names = [{"name": name, "inferenceServiceRef": {"name": name}} for name in ("chat", "twin")]
+        await apply_router(hands.client, backends=names, defaultRoute="chat")
+        before = {each.model_digest for each in (await config_of(hands.client)).backends.values()}
+        await hands.create_model(source="https://example.com/other.gguf")
+        await trio.sleep(SETTLED)
+        after = {each.model_digest for each in (await config_of(hands.client)).backends.values()}
+        assert (len(before), len(after)) == (1, 1)
+        assert after.isdisjoint(before | {""})
+
+
 async def test_a_backend_that_is_down_degrades_itself_alone(autojump_clock, answer):
     """What the pods say of a backend is in the status within seconds, and the router stays Available."""
     async with open_pods() as hands:

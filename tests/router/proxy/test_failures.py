@@ -11,8 +11,8 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from llmkube.router.proxy.key_files import ClientKeys
 
+from llmkube.router.auth.key_files import ClientKeys
 from llmkube.router.config.routing_config import Auth, Budget
 from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.policy.request_facts import Principal

@@ -46,6 +46,7 @@ class ResolvedService:
         missing: Why it cannot be used now, for people; "" when it can.
         slots: Requests that it serves at the same time; 0 where that is not known.
         is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
+        model_digest: Stands for what it answers with; "" where that is not known.
     """
 
     base_url: str = ""
@@ -54,6 +55,7 @@ class ResolvedService:
     missing: str = ""
     slots: int = 0
     is_replicated: bool = False
+    model_digest: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -97,6 +99,7 @@ def compiled_backend(
         model=service.model,
         region=(backend.region or "").strip().lower(),
         capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
+        model_digest=service.model_digest,
         slots=service.slots,
         is_replicated=service.is_replicated,
         weight=1 if backend.weight is None else backend.weight,

@@ -64,6 +64,8 @@ class Backend:
         region: Where the data goes; "" where that is not said.
         capabilities: Tags that rules and requests ask for.
         weight: Share under strategy weighted.
+        model_digest: Stands for the weights of an engine of llama.cpp and for what changes its answers: backends with
+            the same go on with each other's answers. "" is not known.
         slots: Requests that its engine serves at the same time; more wait in a fair queue. 0 is not known: no queue.
         is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
         first_byte_seconds: Longest wait for the first byte of an answer; None leaves it to rule and router.
@@ -83,6 +85,7 @@ class Backend:
     region: str = ""
     capabilities: frozenset[str] = frozenset()
     weight: int = 1
+    model_digest: str = ""
     slots: int = 0
     is_replicated: bool = False
     first_byte_seconds: float | None = None

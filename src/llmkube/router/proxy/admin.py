@@ -28,7 +28,7 @@ MOST_DRAINS: Final = 4
 
 _LOOK_SECONDS: Final = 0.25
 _OF_CLUSTERS: Final = (".svc", ".cluster.local")
-_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{0,5})?")  # RFC 9110, 7.2
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # RFC 9110, 7.2
 
 
 def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:

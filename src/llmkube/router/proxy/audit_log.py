@@ -207,6 +207,8 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
             for each in record.tries
         ],
         "streamed": record.streamed,
+        "continuations": record.continuations,
+        "notContinued": record.not_continued,
         "latencyMs": round(seconds * 1000, 1),
         "firstByteMs": None if record.first_byte_seconds is None else round(record.first_byte_seconds * 1000, 1),
         "promptTokens": usage.prompt if usage else None,

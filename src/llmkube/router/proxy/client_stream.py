@@ -4,11 +4,16 @@ from typing import Any, Final
 
 import attrs
 import orjson
+import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, encode_lines
+from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.dialects.dialect import Answers, DialectError
 from llmkube.router.proxy.event_stream import EventSplitter, data_of, error_event
+
+COMMENT_SECONDS: Final = 5.0
+"""How often a client that waits for a stream hears that it is not forgotten."""
 
 _EVENT_STREAM: Final = "text/event-stream"
 _LINES: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
@@ -22,10 +27,12 @@ class ClientStream:
     Attributes:
         exchange: The request.
         answers: Translates what a backend says; None passes it on.
+        joined: What was said so far, for another engine to go on with; None of an answer that is no stream.
     """
 
     exchange: StreamExchange
     answers: Answers | None = None
+    joined: JoinedAnswer | None = None
 
     @property
     def begun(self) -> bool:
@@ -104,3 +111,12 @@ def translated(response: Response, answers: Answers) -> Response:
         return Response(response.status, response.headers, orjson.dumps(said))
     except orjson.JSONEncodeError as exc:
         raise DialectError(f"it is nested too deeply: {exc}") from exc
+
+
+async def comment_until(done: trio.Event, client: ClientStream, comment: bytes) -> None:
+    """Tell a client that waits for a stream again and again that it is not forgotten, until the event."""
+    while not done.is_set():
+        with trio.move_on_after(COMMENT_SECONDS):
+            await done.wait()
+        if not done.is_set():
+            await client.send(comment)

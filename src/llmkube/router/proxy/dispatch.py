@@ -2,10 +2,10 @@
 
 It leads on only for the causes of `verdicts`, and only while the client has nothing of an answer. Every wait has the
 bound that the decision gave its backend. An engine of ours that loads its model is waited for, if no other answers.
+An answer whose engine dies goes on at another one of the same model, or at the same one once it is back.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -15,6 +15,8 @@ import trio
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.budgets.meter import asked_tokens
+from llmkube.router.continuation.joined_answer import JoinedAnswer
+from llmkube.router.continuation.places import places
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.health.engine_watch import FROZEN, EngineWatch, Waiting
 from llmkube.router.policy.decision import Decision
@@ -22,10 +24,11 @@ from llmkube.router.policy.permits import Permit
 from llmkube.router.policy.request_facts import NOBODY
 from llmkube.router.proxy.attempt import Asked, Attempts, Begun, Whole
 from llmkube.router.proxy.circuits import Circuits, State
-from llmkube.router.proxy.client_stream import ClientStream
+from llmkube.router.proxy.client_stream import COMMENT_SECONDS, ClientStream, comment_until
+from llmkube.router.proxy.observed import Observed
 from llmkube.router.proxy.passed_headers import answer_headers
-from llmkube.router.proxy.record import Record
-from llmkube.router.proxy.relay import UNTRANSLATABLE, Ending, relay
+from llmkube.router.proxy.record import Record, server_timing
+from llmkube.router.proxy.relay import BREAKS, UNTRANSLATABLE, Ending, fail, relay
 from llmkube.router.proxy.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.proxy.verdicts import Cause, Failure
 from llmkube.router.queue.turns import Line, Turn, Turns
@@ -34,30 +37,10 @@ from llmkube.router.refusals import error_object
 LOADING_POLL_SECONDS: Final = 1.0
 """How often an engine that loads is asked again."""
 
-COMMENT_SECONDS: Final = 5.0
-"""How often a client that waits for a stream hears that it is not forgotten."""
-
 LOADING_COMMENT: Final = b": the model is loading\n\n"
 QUEUE_COMMENT: Final = b": the request waits for its turn\n\n"
-_NEWEST_SHARE: Final = 0.2
-
-
-@attrs.define(eq=False)
-class Observed:
-    """What was seen of the backends.
-
-    Attributes:
-        in_flight: Requests under way, those in a queue among them, by the backend's name.
-        first_byte_seconds: Time to the first byte, by the backend's name: a mean in which the newest counts a fifth.
-    """
-
-    in_flight: Counter[str] = attrs.field(factory=Counter)
-    first_byte_seconds: dict[str, float] = attrs.field(factory=dict)
-
-    def began(self, backend: str, seconds: float) -> None:
-        """Note how long a backend took to begin its answer."""
-        before = self.first_byte_seconds.get(backend, seconds)
-        self.first_byte_seconds[backend] = before + _NEWEST_SHARE * (seconds - before)
+_FOR_GOOD: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY})
+"""Why an engine does not go on, however long it is waited for."""
 
 
 @attrs.define(eq=False)
@@ -71,6 +54,7 @@ class Dispatcher:
         turns: The queues in front of engines.
         watch: Tells a frozen engine from one that computes.
         on_try: Told of each attempt: the backend's name and what came of it.
+        on_break: Told of each answer whose engine died: what came of it.
     """
 
     attempts: Attempts
@@ -79,15 +63,20 @@ class Dispatcher:
     turns: Turns
     watch: EngineWatch
     on_try: Callable[[str, str], None]
+    on_break: Callable[[str], None]
 
     async def answer(self, decision: Decision, asked: Asked, exchange: StreamExchange, record: Record) -> None:
         """Give the client the answer of the first backend that has one, else say why there is none."""
-        client = ClientStream(exchange, asked.answers)
+        joined = JoinedAnswer(asked.path, asked.body) if asked.streams else None
+        client = ClientStream(exchange, asked.answers, joined)
         failures: list[Failure] = []
         cold: list[Permit] = []
         for permit in decision.order:
             failure = await self._try(permit, decision, asked, client, record)
             if failure is None:
+                return
+            if failure.cause is Cause.INTERRUPTED:
+                await self._go_on(permit, decision, asked, client, record)
                 return
             failures.append(failure)
             if failure.cause is Cause.LOADING:
@@ -95,6 +84,9 @@ class Dispatcher:
         if cold:
             last = await self._wait_for(cold[0], decision, asked, client, record)
             if last is None:
+                return
+            if last.cause is Cause.INTERRUPTED:
+                await self._go_on(cold[0], decision, asked, client, record)
                 return
             failures.append(last)
         status, code, message, headers = self._refusal(decision, failures, record)
@@ -130,8 +122,8 @@ class Dispatcher:
                 unanswered = await self._ask(permit, decision, asked, client, record)
                 if unanswered is not None:
                     turn.took = turn.tokens if unanswered.counts else 0
-                elif record.usage is not None:
-                    usage = record.usage
+                elif record.last_usage is not None:
+                    usage = record.last_usage
                     line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
                 return unanswered
         finally:
@@ -154,17 +146,22 @@ class Dispatcher:
                 found = await self._attempt(permit, asked, limit, client, record, waiting=waiting)
             if found is None and waiting.scope.cancelled_caught:
                 found = Failure(Cause.FROZEN, FROZEN)
+            joined = client.joined
+            if isinstance(found, Whole) and joined is not None and joined.continuations:
+                found = Failure(
+                    Cause.UNSUPPORTED, f"it does not go on with an answer: {found.error_code}", found.status
+                )
             seconds = trio.current_time() - started_at
-            self._note(name, found, seconds, record)
+            self._note(name, found, seconds, record, counts=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
                 return found
-            record.backend, record.first_byte_seconds = name, trio.current_time() - record.started_at
-            record.dropped = found.dropped
+            record.backend, record.dropped = name, found.dropped
+            if record.first_byte_seconds is None:
+                record.first_byte_seconds = trio.current_time() - record.started_at
             if isinstance(found, Whole):
                 await self._give(found, permit, client, record)
-            else:
-                await self._relay(found, permit, client, record)
-            return None
+                return None
+            return await self._relay(found, permit, client, record)
         finally:
             if found is None:
                 self.circuits.abandoned(name)
@@ -195,15 +192,15 @@ class Dispatcher:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(make)
-                await _comment_until(done, client, _comment(record))
+                await comment_until(done, client, _comment(record))
             handed = True
         finally:
             if not handed and found and isinstance(found[0], Begun):
                 await self.attempts.transport.release(permit, found[0].answer)  # noqa: ASYNC102 (closes at once)
         return found[0]
 
-    def _note(self, name: str, found: Whole | Begun | Failure, seconds: float, record: Record) -> None:
-        """Tell circuit, metrics and record what came of an attempt."""
+    def _note(self, name: str, found: Whole | Begun | Failure, seconds: float, record: Record, *, counts: bool) -> None:
+        """Tell circuit, metrics and record what came of an attempt; the circuit, if it counts."""
         now = trio.current_time()
         if not isinstance(found, Failure):
             (self.circuits.began if isinstance(found, Begun) else self.circuits.succeeded)(name)
@@ -217,19 +214,20 @@ class Dispatcher:
         self.on_try(name, found.cause.value)
         if found.cause is Cause.RATE_LIMITED or found.retry_after_seconds is not None:
             self.circuits.failed(name, now, wait_seconds=found.retry_after_seconds or 1.0)
-        elif found.counts:
+        elif found.counts and counts:
             self.circuits.failed(name, now)
         else:
             self.circuits.abandoned(name)
 
     async def _give(self, whole: Whole, permit: Permit, client: ClientStream, record: Record) -> None:
         record.status, record.usage, record.model = whole.status, whole.usage, whole.model
+        record.last_usage = whole.usage
         record.outcome = "ok" if whole.status < 400 else whole.error_code
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
             return
         headers = answer_headers(whole.headers, record.request_id, permit.backend.name)
-        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", _server_timing(record))
+        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", server_timing(record))
         try:
             await client.respond(Response(whole.status, headers, whole.body))
         except DialectError as exc:
@@ -237,19 +235,78 @@ class Dispatcher:
             said = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", record.outcome)}
             await client.respond(Response.json(502, said, headers=headers))
 
-    async def _relay(self, begun: Begun, permit: Permit, client: ClientStream, record: Record) -> None:
+    async def _relay(self, begun: Begun, permit: Permit, client: ClientStream, record: Record) -> Failure | None:
+        """Give the client a stream; return a failure if it broke off and can go on elsewhere."""
         record.status, record.streamed = 200, True
         headers = answer_headers(begun.answer.headers, record.request_id, permit.backend.name)
+        name, joined = permit.backend.name, client.joined
+        if joined is not None:
+            joined.begin(permit.backend)
+            if joined.continuations:
+                record.continuations += 1
+                self.on_break("continued")
         try:
-            await client.begin(headers.with_("Server-Timing", _server_timing(record)))
+            await client.begin(headers.with_("Server-Timing", server_timing(record)))
             ending = await relay(begun, client)
             record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
         finally:
-            record.usage, record.model = begun.judge.usage, begun.judge.model
+            record.usage = record.last_usage = begun.judge.usage
+            record.model = record.model or begun.judge.model
+            if joined is not None and joined.continuations:
+                record.usage = joined.usage
         if ending is Ending.WHOLE:
-            self.circuits.succeeded(permit.backend.name)
-        elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE):
-            self.circuits.failed(permit.backend.name, trio.current_time())
+            self.circuits.succeeded(name)
+        elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
+            self.circuits.failed(name, trio.current_time())
+        if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):
+            if not joined.why_not:
+                return Failure(Cause.INTERRUPTED, "it broke off", 200)
+            record.not_continued = joined.why_not
+            self.on_break("not_continuable")
+        return None
+
+    async def _go_on(
+        self, broken: Permit, decision: Decision, asked: Asked, client: ClientStream, record: Record
+    ) -> None:
+        """Have other engines go on with an answer, or the same one once it is back; tell the client if none does."""
+        joined, at = client.joined, broken
+        assert joined is not None, "only an answer that is joined can go on"
+        while True:
+            ended, record.outcome = record.outcome, "client_gone"
+            rest = attrs.evolve(asked, body=joined.next_body())
+            at, failure = await self._continue(at, decision, rest, client, record)
+            if failure is None:
+                return
+            if failure.cause is not Cause.INTERRUPTED:
+                break
+        record.outcome, record.not_continued = ended, f"no engine of its model went on: {failure.detail}"
+        self.on_break("no_engine")
+        await fail(client, Ending(ended.removeprefix("stream_")))
+
+    async def _continue(
+        self, broken: Permit, decision: Decision, rest: Asked, client: ClientStream, record: Record
+    ) -> tuple[Permit, Failure | None]:
+        """Ask engines that may go on, for as long as a first byte may take; return the last, and why it has not ended.
+
+        No failure means that the client has the end of its answer.
+        """
+        until = trio.current_time() + decision.first_byte_seconds[broken.backend.name]
+        silent_since, tries = trio.current_time(), -1
+        while True:
+            failures = []
+            for permit in places(decision.order, broken):
+                failure = await self._try(permit, decision, rest, client, record)
+                if failure is None or failure.cause is Cause.INTERRUPTED:
+                    return permit, failure
+                failures.append(failure)
+            tries = len(record.tries) if tries < 0 else tries
+            del record.tries[tries:]  # the first time that they said so is there
+            if trio.current_time() + LOADING_POLL_SECONDS >= until or all(each.cause in _FOR_GOOD for each in failures):
+                return broken, failures[-1]
+            await trio.sleep(LOADING_POLL_SECONDS)
+            if trio.current_time() - silent_since >= COMMENT_SECONDS:
+                await client.send(LOADING_COMMENT)
+                silent_since = trio.current_time()
 
     async def _wait_for(
         self, permit: Permit, decision: Decision, asked: Asked, client: ClientStream, record: Record
@@ -331,30 +388,3 @@ def _comment(record: Record) -> bytes:
     """Return what a client that waits is told."""
     loads = any(each.result == Cause.LOADING.value for each in record.tries)
     return LOADING_COMMENT if loads else QUEUE_COMMENT
-
-
-async def _comment_until(done: trio.Event, client: ClientStream, comment: bytes) -> None:
-    while not done.is_set():
-        with trio.move_on_after(COMMENT_SECONDS):
-            await done.wait()
-        if not done.is_set():
-            await client.send(comment)
-
-
-def _server_timing(record: Record) -> str:
-    """Return where the time went, in milliseconds (W3C Server Timing)."""
-    parts = [f"total;dur={_ms(record.first_byte_seconds or 0.0)}"]
-    if record.tries:
-        parts.append(f"backend;dur={_ms(record.tries[-1].seconds)}")
-        parts.append(f'attempts;desc="{len(record.tries)}"')
-    usage = record.usage
-    if usage is not None and usage.prefill_ms is not None:
-        parts.append(f"prefill;dur={usage.prefill_ms:.1f}")
-        parts.append(f'cached;desc="{usage.cached}"')
-    if usage is not None and usage.decode_ms is not None:
-        parts.append(f"decode;dur={usage.decode_ms:.1f}")
-    return ", ".join(parts)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f}"

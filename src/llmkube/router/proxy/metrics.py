@@ -47,6 +47,7 @@ class RouterMetrics:
     shadows: Counter
     prompts: Counter
     probes: Counter
+    continuations: Counter
 
     @classmethod
     def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
@@ -114,6 +115,12 @@ class RouterMetrics:
                 ["router", "backend", "result"],
                 registry=registry,
             ),
+            continuations=Counter(
+                "llmkube_router_continuations_total",
+                "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time).",
+                ["router", "outcome"],
+                registry=registry,
+            ),
         )
 
     def stranger(self, outcome: str) -> None:
@@ -123,6 +130,10 @@ class RouterMetrics:
     def tried(self, backend: str, result: str) -> None:
         """Count an attempt."""
         self.attempts.labels(self.router, backend, result).inc()
+
+    def continued(self, outcome: str) -> None:
+        """Count an answer whose engine died."""
+        self.continuations.labels(self.router, outcome).inc()
 
     def shadowed(self, backend: str, result: str) -> None:
         """Count a copy."""

@@ -47,6 +47,9 @@ class Record:
         streamed: Whether the answer was a stream.
         first_byte_seconds: Until the answer began.
         usage: Tokens.
+        last_usage: Those of the last attempt alone, where others wrote the answer before it.
+        continuations: How often the answer went on at an engine after another had died.
+        not_continued: Why it did not, or not again; "" of one that came to its end.
         model: The model that the backend says it is.
         dropped: Fields that the backend did not get.
         trace_id: Of its trace.
@@ -70,6 +73,9 @@ class Record:
     streamed: bool = False
     first_byte_seconds: float | None = None
     usage: Usage | None = None
+    last_usage: Usage | None = None
+    continuations: int = 0
+    not_continued: str = ""
     model: str = ""
     dropped: tuple[str, ...] = ()
 
@@ -84,3 +90,22 @@ class Record:
     def rule(self) -> str:
         """The name of the rule that decided; "default" where none did."""
         return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"
+
+
+def server_timing(record: Record) -> str:
+    """Return where the time went, in milliseconds (W3C Server Timing)."""
+    parts = [f"total;dur={_ms(record.first_byte_seconds or 0.0)}"]
+    if record.tries:
+        parts.append(f"backend;dur={_ms(record.tries[-1].seconds)}")
+        parts.append(f'attempts;desc="{len(record.tries)}"')
+    usage = record.usage
+    if usage is not None and usage.prefill_ms is not None:
+        parts.append(f"prefill;dur={usage.prefill_ms:.1f}")
+        parts.append(f'cached;desc="{usage.cached}"')
+    if usage is not None and usage.decode_ms is not None:
+        parts.append(f"decode;dur={usage.decode_ms:.1f}")
+    return ", ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"

@@ -1,5 +1,7 @@
 """Passes a stream that has begun on to the client, event by event, and says how it ended.
 
+One that breaks off and can go on at another engine is left as it is: the client hears of no end.
+
 The client's pace is the backend's: nothing is read ahead of it. A backend is waited for as long as it says something in
 time; while the client is waited for, no time counts against the backend.
 """
@@ -11,10 +13,11 @@ from typing import Final
 import trio
 
 from llmkube.base.http.errors import HttpError
+from llmkube.router.continuation.joined_answer import JoinError
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.proxy.attempt import Begun
 from llmkube.router.proxy.client_stream import ClientStream
-from llmkube.router.proxy.event_stream import DONE, Kind, OversizedEventError
+from llmkube.router.proxy.event_stream import DONE, Kind, OversizedEventError, data_of
 from llmkube.router.refusals import error_object
 
 UNTRANSLATABLE: Final = "the backend's answer cannot be said in the client's dialect"
@@ -33,39 +36,61 @@ class Ending(enum.Enum):
     GARBAGE = "malformed"
     CUT = "cut_short"
     UNTRANSLATABLE = "untranslatable"
+    UNJOINED = "not_joined"
 
+
+BREAKS: Final = frozenset({Ending.SILENT, Ending.BROKEN, Ending.CUT})
+"""What becomes of a stream when its engine dies."""
 
 _SAID: Final = {
     Ending.SILENT: "the backend went silent before the end of its answer",
     Ending.BROKEN: "the backend broke off before the end of its answer",
     Ending.GARBAGE: "the backend sent something that is no piece of an answer",
     Ending.CUT: "the backend ended the stream before the end of its answer",
+    Ending.UNJOINED: "the backend broke off, and what another one said did not continue its answer",
 }
 
 
 async def relay(begun: Begun, client: ClientStream) -> Ending:
-    """Pass a stream on to its end, which is an error event unless it is whole."""
+    """Pass a stream on to its end, which is an error event unless it is whole, or unless the answer can go on."""
+    joined = client.joined
     try:
         ending = await _pass(begun, client)
+        if joined is not None and ending in BREAKS:
+            closing = joined.release() if joined.is_finished else joined.closing()
+            if closing:
+                await client.send(closing + DONE)
+                await client.end()
+                return Ending.WHOLE
+            if not joined.broke_off():
+                return ending
         if ending is Ending.WHOLE:
             if not begun.judge.done:
-                await client.send(DONE)
+                await client.send((joined.release() if joined is not None else b"") + DONE)
             await client.end()
     except DialectError as exc:
         await client.fail(error_object(502, f"{UNTRANSLATABLE}: {exc}", f"stream_{Ending.UNTRANSLATABLE.value}"))
         return Ending.UNTRANSLATABLE
+    except JoinError as exc:
+        assert joined is not None, "nothing else is joined"
+        ending, joined.why_not = Ending.UNJOINED, str(exc)
     if ending is Ending.WHOLE:
         await _read_out(begun)
     elif ending is Ending.ERROR:
         error = begun.judge.error or {}
         await client.fail(error_object(502, "the backend failed", "backend_error") | error)
     else:
-        await client.fail(error_object(502, _SAID[ending], f"stream_{ending.value}"))
+        await fail(client, ending)
     return ending
 
 
+async def fail(client: ClientStream, ending: Ending) -> None:
+    """End a stream that broke off."""
+    await client.fail(error_object(502, _SAID[ending], f"stream_{ending.value}"))
+
+
 async def _pass(begun: Begun, client: ClientStream) -> Ending:
-    await client.send(_joined(begun, begun.events))
+    await client.send(_passed(begun, client, begun.events))
     with trio.CancelScope() as silence:
         until = trio.current_time() + begun.silence_seconds
         while not begun.judge.done:
@@ -83,7 +108,7 @@ async def _pass(begun: Begun, client: ClientStream) -> Ending:
             read = [(begun.judge.take(event), event) for event in events]
             kinds = [kind for kind, _ in read]
             bad = next((at for at, kind in enumerate(kinds) if kind in (Kind.ERROR, Kind.GARBAGE)), None)
-            await client.send(_joined(begun, read[:bad]))
+            await client.send(_passed(begun, client, read[:bad]))
             if bad is not None:
                 return Ending.ERROR if kinds[bad] is Kind.ERROR else Ending.GARBAGE
             if events:
@@ -91,9 +116,24 @@ async def _pass(begun: Begun, client: ClientStream) -> Ending:
     return Ending.SILENT if silence.cancelled_caught else Ending.WHOLE
 
 
-def _joined(begun: Begun, read: Sequence[tuple[Kind, bytes]]) -> bytes:
-    hides = begun.hides_usage
-    return b"".join(event for kind, event in read if not (hides and kind is Kind.USAGE))
+def _passed(begun: Begun, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
+    """Return what the client gets of some events.
+
+    Raises:
+        JoinError: They do not continue what the client has.
+    """
+    hides, joined = begun.hides_usage, client.joined
+    if joined is None or joined.passes:
+        return b"".join(event for kind, event in read if not (hides and kind is Kind.USAGE))
+    found = []
+    for kind, event in read:
+        if kind is Kind.DONE:
+            found.append(joined.release() + event)
+        elif kind is Kind.COMMENT or (data := data_of(event)) is None:
+            found.append(event)
+        else:
+            found.append(joined.take(data, event, hidden=hides and kind is Kind.USAGE))
+    return b"".join(found)
 
 
 async def _read_out(begun: Begun) -> None:

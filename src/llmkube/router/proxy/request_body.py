@@ -11,6 +11,7 @@ import attrs
 import orjson
 
 from llmkube.router.config.routing_config import Backend
+from llmkube.router.continuation.continuable import why_not
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.messages_backend import messages_request
 
@@ -220,6 +221,8 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
         options = dict(options) if isinstance(options, dict) else {}
         usage_added = options.get("include_usage") is not True
         body["stream_options"] = options | {"include_usage": True}
+        if backend.model_digest and not why_not(path, body):
+            body.setdefault("timings_per_token", True)  # how many tokens an engine has written before it dies
     if asks_by_messages(path, backend):
         count = path == COUNT_TOKENS
         path = COUNT_TOKENS if count else "/messages"

@@ -47,10 +47,11 @@ from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.attempt import AskEngine, Attempts
 from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
 from llmkube.router.proxy.circuits import Circuits, State, Terms
-from llmkube.router.proxy.dispatch import Dispatcher, Observed
+from llmkube.router.proxy.dispatch import Dispatcher
 from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
+from llmkube.router.proxy.observed import Observed
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.transport import open_transport, trusted_context
 from llmkube.router.queue.turns import Turns, engines_of
@@ -173,7 +174,7 @@ async def open_router(
         shadows = Shadows(attempts, metrics.shadowed)
         handler = RouterHandler(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(attempts, circuits, observed, turns, watch, metrics.tried),
+            dispatcher=Dispatcher(attempts, circuits, observed, turns, watch, metrics.tried, metrics.continued),
             shadows=shadows,
             metrics=metrics,
             audit=audit,

@@ -33,6 +33,7 @@ class Cause(enum.Enum):
     UNSUPPORTED = "unsupported"
     QUEUE = "queue"
     FROZEN = "frozen"
+    INTERRUPTED = "interrupted"
 
 
 @attrs.frozen

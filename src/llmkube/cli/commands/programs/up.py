@@ -269,6 +269,7 @@ class _Up:
                             ask_engine=engine_asker(directory, http),
                         ),
                         followed.services.get,
+                        followed.model_of,
                     )
                     registry.register(routers)
                     await support.start(routers.run, self.rng)

@@ -18,9 +18,11 @@ from llmkube.cli.commands.programs.router_host.router_paths import routers_handl
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
+from llmkube.router.config.model_digest import model_digest
 from router.auth.token_lab import jwks, token
 
 KEY = Key("ml", "front")
@@ -74,6 +76,9 @@ class Host:
         return find_condition((await self.status()).conditions, kind)
 
 
+MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml", "uid": "u"}, "spec": {"source": "hf://a/b"}})
+
+
 def service(name):
     return decode(InferenceService, {"metadata": {"name": name, "namespace": "ml"}, "spec": {"modelRef": "phi"}})
 
@@ -92,7 +97,7 @@ async def open_host(tmp_path, services=("chat",)):
             utcnow=utcnow,
             rng=random.Random(1),
         )
-        host = RouterHost(settings, there.get)
+        host = RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None)
         made = Host(cluster.client, host, front, tmp_path)
 
         async def gateway(exchange):
@@ -117,6 +122,7 @@ async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, tmp_path)
         assert b'"model":"ml/chat"' in host.asked[-1]
         hosted = host.host.find(KEY)
         assert hosted.live.routing.config.backends["chat"].slots == 1
+        assert hosted.live.routing.config.backends["chat"].model_digest == model_digest(service("chat").spec, MODEL)
         status = await host.status()
         assert status.phase == "Ready"
         assert status.endpoint == "http://127.0.0.1:8080/routers/ml/front/v1/chat/completions"

@@ -27,12 +27,14 @@ from llmkube.controller.status.router_status import BackendHealth, RouterFacts, 
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import timestamp
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
+from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.config.service_slots import is_replicated, slots_of
 from llmkube.router.proxy.attempt import AskEngine
@@ -85,6 +87,7 @@ class HostedRouter:
         settings: What all share.
         object_of: Returns the object as it is now; None once it is gone.
         service_of: Returns a service of its namespace; None of one that is not there.
+        model_of: Returns what a service serves; None while that is not there.
         writer: Writes its status.
         registry: Gets its metrics.
         router: It, while it runs.
@@ -94,6 +97,7 @@ class HostedRouter:
     settings: HostedSettings
     object_of: Callable[[], ModelRouter | None]
     service_of: Callable[[Key], InferenceService | None]
+    model_of: Callable[[InferenceService], Model | None]
     writer: StatusWriter[ModelRouter]
     registry: CollectorRegistry
     router: Router | None = None
@@ -161,6 +165,7 @@ class HostedRouter:
                 model=str(service.key),
                 slots=slots_of(service.spec),
                 is_replicated=is_replicated(service.spec),
+                model_digest=model_digest(service.spec, self.model_of(service)),
             )
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))

@@ -15,6 +15,7 @@ from llmkube.cli.commands.programs.router_host.hosted_router import KEYS, Hosted
 from llmkube.cli.commands.programs.router_host.secret_files import remove_left_over
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
@@ -31,10 +32,12 @@ class RouterHost:
     Attributes:
         settings: What all share.
         service_of: Returns a service; None of one that is not there.
+        model_of: Returns what a service serves; None while that is not there.
     """
 
     settings: HostedSettings
     service_of: Callable[[Key], InferenceService | None]
+    model_of: Callable[[InferenceService], Model | None]
     _cache: Cache[ModelRouter] = attrs.field(factory=Cache, init=False)
     _changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None), init=False)
     _running: dict[Name, tuple[HostedRouter, trio.CancelScope]] = attrs.field(factory=dict, init=False)
@@ -89,7 +92,8 @@ class RouterHost:
             found = self._cache.get(key)
             return found if found is not None and found.metadata.uid == uid else None
 
-        return HostedRouter(key, self.settings, object_of, self.service_of, writer, CollectorRegistry())
+        find = object_of, self.service_of, self.model_of
+        return HostedRouter(key, self.settings, *find, writer, CollectorRegistry())
 
     async def _host(self, name: Name, hosted: HostedRouter, scope: trio.CancelScope) -> None:
         try:

@@ -1,0 +1,91 @@
+"""Whether the answer to a request can go on at another engine when its own dies, and why not. Pure.
+
+An answer is joined by its text alone: llama.cpp's server takes a last message of the assistant, or a prompt, as the
+beginning of what it writes. What depends on more than the text before it is not continued: a grammar's state, the
+probabilities of tokens, several answers side by side.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+CHAT: Final = "/chat/completions"
+COMPLETIONS: Final = "/completions"
+
+LIMITS: Final = ("max_tokens", "max_completion_tokens", "n_predict", "max_output_tokens")
+"""What llama.cpp's server and OpenAI's API call the longest answer, in tokens."""
+
+_MODES: Final = ("continue_final_message", "add_generation_prompt")
+_GRAMMARS: Final = ("grammar", "json_schema", "functions")
+_PROBABILITIES: Final = ("logprobs", "top_logprobs", "n_probs")
+
+
+def why_not(path: str, body: Mapping[str, Any]) -> str:
+    """Return why the answer to a request cannot go on at another engine, for the operator; "" if it can.
+
+    Args:
+        path: Below `/v1`.
+        body: The request, in OpenAI's shape; nothing of it is checked before.
+    """
+    if path not in (CHAT, COMPLETIONS) or body.get("stream") is not True:
+        return "it is no stream of text"
+    if any(_is_many(body.get(name)) for name in ("n", "best_of")):
+        return "it asks for several answers (n, best_of)"
+    if any(_is_wanted(body.get(name)) for name in _PROBABILITIES):
+        return "it asks for logprobs"
+    if any(body.get(name) for name in _GRAMMARS) or not _is_plain(body.get("response_format")):
+        return "a grammar or a response_format holds for the whole answer"
+    if body.get("tools") and body.get("tool_choice") != "none":
+        return "it has tools that the answer may call"
+    if body.get("modalities") not in (None, [], ["text"]) or body.get("audio"):
+        return "it asks for more than text (modalities, audio)"
+    if len({value for value in map(body.get, LIMITS) if is_limit(value)}) > 1:
+        return "it limits its tokens by different numbers"
+    return _of_messages(body) if path == CHAT else _of_prompt(body)
+
+
+def is_limit(value: object) -> bool:
+    """Whether a value limits the length of an answer."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _of_prompt(body: Mapping[str, Any]) -> str:
+    if not isinstance(body.get("prompt"), str):
+        return "its prompt is no text"
+    return "it asks for echo or suffix" if body.get("echo") or body.get("suffix") else ""
+
+
+def _of_messages(body: Mapping[str, Any]) -> str:
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    if not isinstance(last, Mapping):
+        return "it has no list of messages"
+    if last.get("role") != "assistant":
+        return (
+            "it sets continue_final_message or add_generation_prompt itself"
+            if any(name in body for name in _MODES)
+            else ""
+        )
+    if set(last) - {"role", "content"} or not _is_text(last.get("content")):
+        return "its last message, of the assistant, is more than text"
+    return ""
+
+
+def _is_text(content: object) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, Mapping) and part.get("type") == "text" for part in content)
+    return isinstance(content, str)
+
+
+def _is_many(value: object) -> bool:
+    return value is not None and (isinstance(value, bool) or value != 1)
+
+
+def _is_wanted(value: object) -> bool:
+    """Whether something asks for probabilities; `logprobs: 0` of a completion does: those of the token itself."""
+    return value is not None and value is not False
+
+
+def _is_plain(response_format: object) -> bool:
+    return response_format is None or (
+        isinstance(response_format, Mapping) and response_format.get("type") in (None, "text")
+    )

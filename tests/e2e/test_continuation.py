@@ -1,0 +1,290 @@
+"""Answers that survive their engine: a real llama-server is killed after a token, and the client reads one stream."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+import llmkube
+from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_program, open_up
+from lengths import SOAK
+from llmkube.base.http.client import open_http_client
+from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
+from llmkube.router.config.written_form import encode_config
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
+
+DEMO = Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf"
+ASKED = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "What is LLMKube?"}],
+    "temperature": 0,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+PROMPT = {name: each for name, each in ASKED.items() if name != "messages"} | {
+    "prompt": "<|user|>What is LLMKube?<|end|><|assistant|>"
+}
+KILLS = 6
+"""Tokens after which an engine is killed, besides the first and the last ones; `make soak` kills after every token."""
+
+PARTS = range(10) if SOAK else (None,)
+"""Every tenth token each: a test of this folder has three minutes."""
+
+
+@attrs.define(eq=False)
+class Engine:
+    """A real llama-server behind a connection that ends, with the server, after so many pieces of text.
+
+    Attributes:
+        log: What it writes.
+        port: Where it is, behind the connection.
+        kill_after: Pieces of text of the next answer; None lets it live.
+        revive: Whether it is started again as soon as it is dead.
+    """
+
+    log: Path
+    port: int = 0
+    kill_after: int | None = None
+    revive: bool = False
+    process: trio.Process | None = None
+    dead: trio.Event = attrs.field(factory=trio.Event)
+
+    async def start(self):
+        command = [f"{sys.prefix}/bin/llmkube-llama-server", "--model", str(DEMO), "--host", "127.0.0.1"]
+        with self.log.open("ab") as log:
+            command += ["--port", str(self.port), "--threads", "1"]
+            self.process = await trio.lowlevel.open_process(command, stdout=log, stderr=log)
+        self.dead = trio.Event()
+        async with open_http_client() as http:
+            while True:
+                with contextlib.suppress(Exception):
+                    if (await http.request("GET", f"http://127.0.0.1:{self.port}/health")).status == 200:
+                        return
+                await trio.sleep(0.05)
+
+    async def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            await self.process.wait()
+            self.process = None
+
+    async def connect(self, client):
+        """Pass one connection on, until its answer has had its pieces."""
+        async with client:
+            try:
+                server = await trio.open_tcp_stream("127.0.0.1", self.port)
+            except OSError:
+                return
+            async with server, trio.open_nursery() as nursery:
+                nursery.start_soon(self._forth, client, server)
+                await self._back(server, client)
+                nursery.cancel_scope.cancel()
+
+    async def _forth(self, client, server):
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for some in client:
+                await server.send_all(some)
+
+    async def _back(self, server, client):
+        passed = b""
+        with contextlib.suppress(trio.BrokenResourceError):
+            async for some in server:
+                before, passed = len(passed), passed + some
+                end = None if self.kill_after is None else end_of_piece(passed, self.kill_after)
+                await client.send_all(passed[before:end])
+                if end is not None:
+                    self.kill_after = None
+                    await self.kill()
+                    self.dead.set()
+                    return
+
+
+def end_of_piece(data, number):
+    """Where the n-th piece of text ends in a stream; None before it has come."""
+    at = -1
+    for _ in range(number):
+        at = max(data.find(b'"content":"', at + 1), data.find(b'"text":"', at + 1))
+        if at < 0:
+            return None
+    end = data.find(b"\n\n\r\n", at)
+    return None if end < 0 else end + 4
+
+
+@contextlib.asynccontextmanager
+async def open_engines(folder, names, **settings):
+    """Hold engines with their connections, and a router before them."""
+    async with trio.open_nursery() as nursery:
+        engines, backends = {}, {}
+        for name in names:
+            probe = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            port = probe[0].socket.getsockname()[1]
+            await probe[0].aclose()
+            engines[name] = Engine(folder / f"{name}.log", port)
+            listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
+            backends[name] = Backend(
+                name=name, model_id=name, base_url=url, local=True, model_digest="demo", **settings
+            )
+            await nursery.start(trio.serve_listeners, engines[name].connect, listeners)
+        rules = (Rule(name="all", match=Match(), backends=tuple(names)),)
+        file = folder / "router.json"
+        file.write_bytes(encode_config(RoutingConfig(name="default/r", backends=backends, rules=rules)))
+        args = ("router", "-f", str(file), "--port", "0", "--admin-port", "0", "--state-dir", str(folder / "state"))
+        try:
+            async with open_program(folder, *args) as router:
+                url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
+                async with trio.open_nursery() as starting:
+                    for engine in engines.values():
+                        starting.start_soon(engine.start)
+                yield url, engines
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
+                for engine in engines.values():
+                    await engine.kill()
+            nursery.cancel_scope.cancel()
+
+
+async def read(url, body, path="/v1/chat/completions"):
+    """Return the events of a stream, and whether its end was clean."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    received = b""
+    async with await trio.open_tcp_stream(host, int(port)) as connection:
+        await connection.send_all(head.encode() + data)
+        async for some in connection:
+            received += some
+    assert received.startswith(b"HTTP/1.1 200"), received
+    events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
+    return events, received.endswith(b"0\r\n\r\n")
+
+
+def told(events):
+    """What events say, but for what each run has anew: names, times, and what was in a cache."""
+    assert events[-1].startswith(b"[DONE]")
+    said = [json.loads(each) for each in events[:-1]]
+    usage = [
+        {name: each for name, each in one["usage"].items() if "details" not in name} for one in said if "usage" in one
+    ]
+    return [one["choices"] for one in said], usage
+
+
+def text_of(events):
+    found = ""
+    for each in events:
+        if each.startswith(b"{"):
+            for choice in json.loads(each).get("choices", []):
+                found += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    return found
+
+
+def ids(events):
+    return {(said["id"], said["model"]) for said in map(json.loads, events[:-1])}
+
+
+def kills(events, part, most):
+    """After which pieces an engine is killed: all of a part, or some from the first to the last."""
+    pieces = len(text_of(events))  # the demo's tokens are letters
+    if part is not None:
+        return range(1 + part, pieces + 1, len(PARTS))
+    return sorted({1, 2, *range(3, pieces, pieces // most), pieces})
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("body", [ASKED, ASKED | {"max_tokens": 40}, PROMPT], ids=["chat", "limit", "prompt"])
+async def test_killed_after_any_token_the_answer_goes_on_at_the_other_engine(tmp_path, body, part):
+    """At temperature 0 each event, the end and the usage are those of the undisturbed answer, under one id."""
+    path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    async with open_engines(tmp_path, "ab") as (url, engines):
+        whole, clean = await read(url, body, path)
+        assert clean
+        assert text_of(whole).strip() == ANSWER[:40].strip() if "max_tokens" in body else ANSWER
+        for number in kills(whole, part, KILLS if body is ASKED else 1):
+            engines["a"].kill_after = number
+            events, clean = await read(url, body, path)
+            assert (clean, text_of(events)) == (True, text_of(whole)), number
+            assert told(events) == told(whole), number
+            assert len(ids(events)) == 1
+            if engines["a"].process is None:
+                await engines["a"].start()
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_the_same_engine_goes_on_once_it_is_back(tmp_path, part):
+    """Started anew after its death, as a supervisor does, it writes the rest of its own answer."""
+    async with open_engines(tmp_path, "a") as (url, engines), trio.open_nursery() as nursery:
+        engine = engines["a"]
+        whole, _ = await read(url, ASKED)
+
+        async def revive():
+            while True:
+                await engine.dead.wait()
+                await engine.start()
+
+        nursery.start_soon(revive)
+        for number in kills(whole, part, 1):
+            engine.kill_after = number
+            events, clean = await read(url, ASKED)
+            assert (clean, told(events)) == (True, told(whole)), number
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_grammar_holds_ends_with_an_error(tmp_path):
+    """No other engine is asked, and the end is not clean: nobody takes half of it for an answer."""
+    body = ASKED | {"grammar": "root ::= [A-Za-z ]{20,60}", "max_tokens": 60}
+    async with open_engines(tmp_path, "ab") as (url, engines):
+        engines["a"].kill_after = 5
+        events, clean = await read(url, body)
+        assert engines["a"].process is None
+    assert not clean
+    assert json.loads(events[-1].partition(b"\r\n")[0])["error"]["code"] in {"stream_broken_off", "stream_cut_short"}
+
+
+ROUTER = """
+apiVersion: inference.llmkube.dev/v1alpha1
+kind: ModelRouter
+metadata: {name: r}
+spec:
+  backends: [{name: mac, inferenceServiceRef: {name: demo}}]
+  defaultRoute: mac
+"""
+
+
+async def test_an_engine_of_llmkube_up_goes_on_once_it_was_started_again(tmp_path):
+    """SIGKILL in the middle of an answer: the agent starts it again, and the client reads the rest of its stream."""
+    manifest = tmp_path / "router.yaml"
+    manifest.write_text(ROUTER)
+    async with open_up(tmp_path, "--demo", "-f", str(manifest), *FREE_PORTS) as program, open_http_client() as http:
+        _, gateway, probes = await program.urls()
+        for _ in range(8):  # an engine that is killed too late has said all
+            while b"200" not in (await first_piece(gateway, ASKED | {"max_tokens": 1}))[:20]:  # noqa: ASYNC110
+                await trio.sleep(0.2)
+            received = await first_piece(gateway, ASKED, then=lambda: [each.kill() for each in engines_in(tmp_path)])
+            events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
+            assert (text_of(events), received.endswith(b"0\r\n\r\n")) == (ANSWER, True)
+            metrics = (await http.request("GET", f"{probes}/metrics")).body
+            if b'llmkube_router_continuations_total{outcome="continued"' in metrics:
+                return
+    pytest.fail("no engine was killed in the middle of its answer")
+
+
+async def first_piece(gateway, body, then=None):
+    """Return all that comes; once there is a piece of text, do something."""
+    host, _, port = gateway.removeprefix("http://").partition(":")
+    data = json.dumps(body).encode()
+    path = "/routers/default/r/v1/chat/completions"
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    received = b""
+    async with await trio.open_tcp_stream(host, int(port)) as connection:
+        await connection.send_all(head.encode() + data)
+        async for some in connection:
+            received += some
+            if then is not None and b'"content":"' in received:
+                then()
+                then = None
+    return received

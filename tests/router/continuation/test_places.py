@@ -1,0 +1,61 @@
+"""Where an answer may go on: nowhere that the request was not permitted."""
+
+import pytest
+
+from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.continuation.places import goes_on, places
+from llmkube.router.policy.permits import permits_for
+from llmkube.router.policy.request_facts import RequestFacts
+from router.proxy.router_lab import cloud, local
+
+
+def permits(*backends):
+    config = RoutingConfig(name="a/b", backends={each.name: each for each in backends})
+    return tuple(permits_for(config, RequestFacts(model="m")).allowed.values())
+
+
+def names(order, broken):
+    return [each.backend.name for each in places(order, broken)]
+
+
+def test_engines_of_the_same_model_come_first_and_the_dead_one_last():
+    """In the order of the decision; one of another model, or of a model that is not known, is no place."""
+    order = permits(
+        local("a", model_digest="x"),
+        local("other", model_digest="y"),
+        local("b", model_digest="x"),
+        local("unknown"),
+        cloud("cloud", model_digest="x"),
+    )
+    assert names(order, order[0]) == ["b", "a"]
+    assert names(order, order[2]) == ["a", "b"]
+
+
+def test_one_whose_model_is_not_known_goes_on_at_itself_alone():
+    """Two models that are not known are not the same one."""
+    order = permits(local("a"), local("b"))
+    assert names(order, order[0]) == ["a"]
+
+
+def test_what_is_not_permitted_is_no_place():
+    """Only what it is given comes back, as it is."""
+    allowed = permits(local("a", model_digest="x"), local("b", model_digest="x"))
+    assert set(places(allowed[:1], allowed[0])) <= {allowed[0]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "fingerprint", "does"),
+    [
+        (local("a", model_digest="x"), None, True),
+        (local("a"), "b9999-0123abc", True),
+        (local("a"), "b0-unknown", True),
+        (local("a"), "fp_44709d6fcb", False),
+        (local("a"), None, False),
+        (local("a"), 7, False),
+        (cloud("a"), "b9999-0123abc", False),
+        (cloud("a", model_digest="x"), "b1-x", False),
+    ],
+)
+def test_llama_cpps_server_goes_on_and_providers_do_not(backend, fingerprint, does):
+    """By the config or by the build that it says it is."""
+    assert goes_on(backend, fingerprint) is does

@@ -1,0 +1,390 @@
+"""An answer whose engine dies goes on at another, and the client sees one stream; else it ends with an error."""
+
+import pytest
+import trio
+import trio.testing
+
+from lengths import SOAK
+from llmkube.router.config.routing_config import Budget, Match, Rule
+from llmkube.router.continuation import joined_answer
+from llmkube.router.proxy import dispatch
+from router.continuation.llama_script import (
+    CHAT,
+    COMPLETIONS,
+    PIECES,
+    PROMPT,
+    PROMPT_TOKENS,
+    TEXT,
+    TOKENS,
+    answer,
+    text_in,
+)
+from router.proxy.router_lab import (
+    SSE,
+    STREAMED,
+    Player,
+    chunk,
+    cloud,
+    config_of,
+    error,
+    events_of,
+    local,
+    open_lab,
+    until_gone,
+)
+
+ASKED = STREAMED | {"stream_options": {"include_usage": True}, "temperature": 0}
+TWINS = (local("a", model_digest="x", first_byte_seconds=20), local("b", model_digest="x", first_byte_seconds=20))
+END = b"0\r\n\r\n"
+
+
+def said_by(player, name, path=CHAT, **more):
+    """The chunked stream by which this engine answers what it was asked last."""
+    return SSE + b"".join(map(chunk, answer(path, player.bodies[-1], name, **more))) + END
+
+
+def engine(name, path=CHAT, **more):
+    """An engine that answers all."""
+    return dying(name, None, path, **more)
+
+
+def dying(name, *cuts, path=CHAT, then=None, **more):
+    """A backend: the n-th answer ends after so many bytes, and what comes after the last number is whole.
+
+    None is a whole answer. What comes with `then` instead of the end of the connection is done with it.
+    """
+    player = Player(())
+
+    async def play(connection):
+        at = len(player.asked) - 1
+        cut = cuts[at] if at < len(cuts) else None
+        await connection.send_all(said_by(player, name, path, **more)[:cut])
+        if cut is not None and then is not None:
+            await then(connection)
+
+    player.scripts = (play,)
+    return player
+
+
+def engine_at(name, path=CHAT, **more):
+    return dying(name, path=path, **more)
+
+
+def place_of(name, event, path=CHAT, body=ASKED):
+    """How many bytes of the answer come before the end of its n-th event."""
+    sent = body | {"timings_per_token": True}
+    return len(SSE + b"".join(map(chunk, list(answer(path, sent, name))[:event])))
+
+
+async def stream_of(config, players, body=ASKED, path="/v1/chat/completions"):
+    async with open_lab(config, players) as lab:
+        status, data, whole = await lab.read(body, path)
+    return lab, status, data, whole
+
+
+def timeless(data):
+    found = []
+    for line in data.split(b"\n\n"):
+        at, end = line.find(b',"timings":{'), line.find(b"}", line.find(b',"timings":{'))
+        found.append(line if at < 0 else line[:at] + line[end + 1 :])
+    return b"\n\n".join(found)
+
+
+async def undisturbed(path, body, name="a"):
+    _, status, data, whole = await stream_of(config_of(*TWINS[:1]), {"a": engine_at(name, path)}, body, f"/v1{path}")
+    assert (status, whole) == (200, True)
+    return timeless(data)
+
+
+REQUESTS = {
+    "chat": (CHAT, ASKED),
+    "limit": (CHAT, ASKED | {"max_tokens": 8}),
+    "prompt": (COMPLETIONS, {"model": "m", "prompt": PROMPT, "stream": True, "temperature": 0}),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
+    """Wherever the first engine's stream is cut, the client reads the bytes of one that was not, and a clean end."""
+    path, body = REQUESTS[name]
+    by_a, by_b = await undisturbed(path, body), await undisturbed(path, body, "b")
+    first = len(chunk(next(iter(answer(path, body | {"timings_per_token": True}, "a")))))
+    sent = body | {"timings_per_token": True}
+    most = len(SSE + b"".join(map(chunk, answer(path, sent, "a"))))
+    cuts = list(range(0, most, 1 if SOAK else 17))
+    players = {"a": dying("a", *cuts, path=path), "b": engine_at("b", path)}
+    async with open_lab(config_of(*TWINS), players) as lab:
+        for cut in cuts:
+            lab.router.handler.dispatcher.circuits.keep_only(frozenset())
+            status, data, whole = await lab.read(body, f"/v1{path}")
+            # Before the end of the first event nothing was said: the second engine is asked as if it were the first
+            expected = by_a if cut >= len(SSE) + first - 2 else by_b
+            assert (status, whole, timeless(data)) == (200, True, expected), cut
+    assert all(line["outcome"] == "ok" for line in lab.audit)
+    assert sum(line["continuations"] for line in lab.audit) == lab.metric(
+        "llmkube_router_continuations_total", outcome="continued"
+    )
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
+async def test_dialects_get_the_joined_stream(path, autojump_clock):
+    """After each event: the same bytes as undisturbed, but for the times."""
+    body = {"model": "m", "max_tokens": 99, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    whole = None
+    for event in (None, *range(1, len(PIECES) + 3)):
+        cut = None if event is None else place_of("a", event)
+        players = {"a": dying("a", cut), "b": engine_at("b")}
+        lab, _, data, clean = await stream_of(config_of(*TWINS), players, body, path)
+        assert clean
+        said = [words for words in data.decode().splitlines() if "_duration" not in words]
+        whole = said if whole is None else whole
+        assert said == whole, event
+        assert lab.audit[0]["outcome"] == "ok"
+
+
+# -- how engines die --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["broken", "cut", "silent"])
+async def test_however_an_engine_dies_the_answer_goes_on(how, autojump_clock):
+    """Its connection ends, its stream ends without an end, or it says nothing for as long as a first byte may take."""
+
+    async def then(connection):
+        if how == "cut":
+            await connection.send_all(END)
+        elif how == "silent":
+            await until_gone(connection)
+
+    players = {"a": dying("a", place_of("a", 4), then=then), "b": engine_at("b")}
+    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    assert (text_in(data), whole) == (TEXT, True)
+    assert trio.current_time() == pytest.approx(20 if how == "silent" else 0, abs=0.1)
+    assert lab.audit[0]["outcome"] == "ok"
+
+
+async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_down(autojump_clock):
+    """Text, limit, permits, circuits, queue, audit, metrics: as of a request that one engine answers."""
+    backends = [local(name, model_digest="x", slots=1) for name in "ab"]
+    players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
+    async with open_lab(config_of(*backends), players) as lab:
+        await lab.read(ASKED | {"max_tokens": 50})
+        dispatcher = lab.router.handler.dispatcher
+        failures = [dispatcher.circuits.of(name).failures for name in "ab"]
+        running = [dispatcher.turns.line(each).queue.running for each in backends]
+        assert lab.router.in_flight() == 0
+    said = "".join(text for text, _ in PIECES[:4])
+    (rest,) = players["b"].bodies
+    assert rest["messages"][-1] == {"role": "assistant", "content": said}
+    assert rest["max_tokens"] == 50 - sum(tokens for _, tokens in PIECES[:4])
+    assert (failures, running) == ([1, 0], [0, 0])
+    (line,) = lab.audit
+    assert [(each["backend"], each["result"]) for each in line["attempts"]] == [("a", "answered"), ("b", "answered")]
+    assert (line["backend"], line["continuations"], line["notContinued"]) == ("b", 1, "")
+    assert (line["promptTokens"], line["completionTokens"]) == (PROMPT_TOKENS, TOKENS + 1)
+    assert lab.metric("llmkube_router_continuations_total", outcome="continued") == 1
+
+
+async def test_the_prompt_is_charged_once(autojump_clock):
+    """A budget pays what the undisturbed answer takes."""
+    budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
+    players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
+    async with open_lab(config_of(*TWINS, budgets=(budget,)), players) as lab:
+        await lab.read(ASKED | {"max_tokens": 50})
+        used = lab.router.budgets()[0]["tokensUsed"]
+    assert used == PROMPT_TOKENS + TOKENS + 1
+
+
+async def test_one_that_has_had_all_its_tokens_is_ended_without_another_engine(autojump_clock):
+    """Its engine died between the last token and the end."""
+    players = {"a": dying("a", place_of("a", 4, body=ASKED | {"max_tokens": 3})), "b": engine_at("b")}
+    _, _, data, whole = await stream_of(config_of(*TWINS), players, ASKED | {"max_tokens": 3})
+    assert timeless(data) == await undisturbed(CHAT, ASKED | {"max_tokens": 3})
+    assert (whole, players["b"].asked) == (True, [])
+
+
+# -- where it goes on -------------------------------------------------------------------------------------------------
+
+
+async def test_the_same_engine_is_waited_for(autojump_clock):
+    """It is asked once a second until it answers; the client hears comments, and its circuit counts one failure."""
+    player = dying("a", place_of("a", 5))
+    up_at = 12.5
+    scripts = player.scripts
+
+    async def script(connection):
+        if len(player.asked) > 1 and trio.current_time() < up_at:
+            await connection.send_all(error(503, "Loading model"))
+            return
+        at = player.asked
+        if trio.current_time() >= up_at:
+            player.asked = [*at[:1], at[-1]]
+        await scripts[0](connection)
+
+    player.scripts = (script,)
+    async with open_lab(config_of(TWINS[0]), {"a": player}) as lab:
+        _, data, whole = await lab.read(ASKED)
+        assert trio.current_time() == pytest.approx(13, abs=0.1)
+        assert lab.router.handler.dispatcher.circuits.of("a").failures == 0
+    assert (text_in(data), whole, data.count(b": the model is loading")) == (TEXT, True, 2)
+    assert [each["result"] for each in lab.audit[0]["attempts"]] == ["answered", "loading", "answered"]
+
+
+async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
+    """After as long as a first byte may take: an error event, no clean end, and what was said is charged."""
+    budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
+
+    async def script(connection):
+        if len(player.asked) == 1:
+            await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
+
+    player = Player((script,))
+    async with open_lab(config_of(TWINS[0], budgets=(budget,)), {"a": player}) as lab:
+        _, data, whole = await lab.read(ASKED)
+        assert 19 <= trio.current_time() <= 20.1
+        used = lab.router.budgets()[0]["tokensUsed"]
+    assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
+    assert used == PROMPT_TOKENS + sum(tokens for _, tokens in PIECES[:4])
+    assert lab.audit[0]["outcome"] == "stream_broken_off"
+    assert lab.audit[0]["notContinued"].startswith("no engine of its model went on")
+    assert lab.metric("llmkube_router_continuations_total", outcome="no_engine") == 1
+
+
+async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
+    """Not at a twin that the rule does not name, at one of another model, or at a provider."""
+    backends = (*TWINS, local("other", model_digest="y"), cloud("cloud", model_digest="x"))
+    names = ("a", "other", "cloud")
+    players = {"a": dying("a", *[place_of("a", 2)] * 9)} | {each: engine_at(each) for each in ("b", "other", "cloud")}
+    rules = (Rule(name="all", match=Match(), backends=names),)
+    _, _, _, whole = await stream_of(config_of(*backends, rules=rules), players)
+    assert [len(players[each].asked) for each in ("b", "other", "cloud")] == [0, 0, 0]
+    assert not whole
+
+
+async def test_it_goes_on_three_times_at_most(autojump_clock):
+    """Engines that die one after the other end it; the bytes up to there are those of the answer."""
+    cuts = [place_of("a", 3)] * 9
+    players = {"a": dying("a", *cuts), "b": dying("b", *cuts)}
+    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    assert sum(len(each.asked) for each in players.values()) == 4
+    assert (TEXT.startswith(text_in(data)), text_in(data) != "", whole) == (True, True, False)
+    assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+    assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
+
+
+async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
+    """What is refused now is refused in a second: the client is told at once, and pays what it has."""
+    players = {"a": Player(()), "b": Player((error(400, "prefill is not supported"),))}
+
+    async def script(connection):
+        if len(players["a"].asked) == 1:
+            await connection.send_all(said_by(players["a"], "a")[: place_of("a", 5)])
+        else:
+            await connection.send_all(error(400, "prefill is not supported"))
+
+    players["a"].scripts = (script,)
+    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    assert (trio.current_time(), whole) == (pytest.approx(0, abs=0.1), False)
+    assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+    assert lab.audit[0]["completionTokens"] == sum(tokens for _, tokens in PIECES[:4])
+
+
+async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
+    """An engine that ends the text and begins anew has read more tokens: an error, and nothing of what it says."""
+    players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b", extra_prompt=4)}
+    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
+    assert text_in(data) == "".join(text for text, _ in PIECES[:4])
+    assert lab.audit[0]["outcome"] == "stream_not_joined"
+    assert lab.audit[0]["notContinued"].startswith("the engine has read 16 tokens")
+    assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
+
+
+# -- what does not go on ----------------------------------------------------------------------------------------------
+
+DOES_NOT = {
+    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "a grammar": {"response_format": {"type": "json_object"}},
+    "probabilities": {"logprobs": True},
+    "several": {"n": 2},
+}
+
+
+@pytest.mark.parametrize("name", DOES_NOT)
+async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
+    """No other engine is asked; the end is an error event and not clean."""
+    players = {"a": dying("a", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
+    _, _, data, whole = await stream_of(config_of(*TWINS), players, ASKED | DOES_NOT[name])
+    assert (whole, players["b"].asked) == (False, [])
+    assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+
+
+async def test_a_providers_answer_does_not_go_on(autojump_clock):
+    """Whatever digest it has, and whatever build it says it is."""
+    players = {"p": dying("p", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
+    backends = (cloud("p", model_digest="x"), TWINS[1])
+    lab, _, _, whole = await stream_of(config_of(*backends), players)
+    assert (whole, players["b"].asked, len(players["p"].asked)) == (False, [], 1)
+    assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
+
+
+async def test_a_backend_of_which_only_the_address_is_known_goes_on_at_itself(autojump_clock):
+    """llama.cpp says its build; where tokens are limited they have to be counted, which only a digest asks for."""
+    for limit, ends in (({}, True), ({"max_tokens": 50}, False)):
+        players = {"a": dying("a", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
+        backends = (local("a", first_byte_seconds=20), local("b", first_byte_seconds=20))
+        _, _, data, whole = await stream_of(config_of(*backends), players, ASKED | limit)
+        assert (whole, text_in(data) == TEXT, players["b"].asked) == (ends, ends, [])
+        assert "timings_per_token" not in players["a"].bodies[0]
+
+
+async def test_a_client_that_leaves_ends_everything(autojump_clock):
+    """While the answer goes on elsewhere, and while an engine is waited for."""
+    silent = Player((until_gone,))
+    for players in ({"a": dying("a", place_of("a", 4)), "b": silent}, {"a": dying("a", place_of("a", 4), 0, 0, 0, 0)}):
+        async with open_lab(config_of(*TWINS[: len(players)]), players) as lab:
+            with trio.move_on_after(2.5):
+                await lab.read(ASKED)
+            left_at = trio.current_time()
+            await trio.testing.wait_all_tasks_blocked()
+            assert lab.router.in_flight() == 0
+            assert lab.audit[-1]["outcome"] == "client_gone"
+        assert all(gone - left_at < 0.1 for player in players.values() for gone in player.gone_at)
+
+
+# -- deliberate bugs --------------------------------------------------------------------------------------------------
+
+
+async def _play():
+    """The timelines that a bug of the data path has to fail in."""
+    players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
+    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    assert (text_in(data), whole, data.count(b'"role"')) == (TEXT, True, 1)
+    assert [len(each.asked) for each in players.values()] == [1, 1]
+    backends = (*TWINS[:1], local("other", model_digest="y"))
+    players = {"a": dying("a", *[place_of("a", 2)] * 9), "other": engine_at("other")}
+    lab, _, data, whole = await stream_of(config_of(*backends), players)
+    assert (players["other"].asked, whole) == ([], False)
+    assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
+    assert "error" in events_of(data)[-1]
+
+
+MUTANTS = {
+    "every backend may go on": (dispatch, "places", lambda order, _broken: order),
+    "only the dead one may": (dispatch, "places", lambda _order, broken: (broken,)),
+    "it goes on for ever": (joined_answer, "MOST_CONTINUATIONS", 9),
+    "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
+    "nothing can go on": (joined_answer, "why_not", lambda _path, _body: "no"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_each_mutant_is_caught(name, monkeypatch, autojump_clock):
+    """Without that the timelines would show nothing."""
+    monkeypatch.setattr(*MUTANTS[name])
+    with pytest.raises(AssertionError):
+        await _play()
+
+
+async def test_without_a_mutant_they_pass(autojump_clock):
+    """So that what a mutant fails in is the mutant."""
+    await _play()
