@@ -281,7 +281,7 @@ SHOWN = {
 async def test_each_deliberate_bug_is_seen(autojump_clock, monkeypatch, mutant):
     """By one of the timelines above."""
     mutant(monkeypatch)
-    with pytest.raises(Exception):  # noqa: B017
+    with pytest.raises(Exception):  # noqa: B017 (a nursery wraps it or not)
         await SHOWN[mutant](None)
 
 
@@ -289,5 +289,5 @@ async def test_each_deliberate_bug_is_seen(autojump_clock, monkeypatch, mutant):
 async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkeypatch):
     """It leaves one that computes in the thread that answers."""
     believes_every_server(monkeypatch)
-    with pytest.raises(Exception):  # noqa: B017
+    with pytest.raises(Exception):  # noqa: B017 (a nursery wraps it or not)
         await test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(None, local("a"), None, answer())
