@@ -8,6 +8,7 @@ attempt          a request to one backend, up to where its answer has begun
 relay            a stream to its end; client_stream: what the client reads of it
 shadows          copies to backends that are tried out
 transport        the one way to a backend: it dials with a Permit
+observed         what requests have shown of backends
 circuits         when a backend is left alone; verdicts: what leads on to the next; event_stream: what is in a stream
 request_body     what of a body passes; passed_headers: what of a head
 metrics, audit_log  what the operator reads; admin: who may
