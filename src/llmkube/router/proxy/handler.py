@@ -39,6 +39,8 @@ from llmkube.router.proxy.relay import Ending
 from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, parse_body, refuse_urls
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.stored_pages import PREFIX, Wanted
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """What is asked of backends: each with a permit, and a reserve in its budgets."""
@@ -54,6 +56,7 @@ _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its add
 
   GET  /v1/models              what can be asked for
   POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank
+  POST /v1/responses; GET and DELETE /v1/responses/ID, GET /v1/responses/ID/input_items
   POST /v1/messages, /v1/messages/count_tokens (Anthropic's)
   Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
   GET  /healthz, /readyz       whether the router is there, and whether it can answer
@@ -90,6 +93,7 @@ class RouterHandler:
         metrics: Counts.
         audit: Writes down.
         budgets: Those that requests are under.
+        conversations: Responses that are kept.
         ready: Returns whether requests can be answered, and why not.
         created: When the router began, for the models that it lists, in seconds since 1970.
         rng: Draws for weights and names of requests.
@@ -101,6 +105,7 @@ class RouterHandler:
     metrics: RouterMetrics
     audit: AuditLog
     budgets: KeptBudgets
+    conversations: Conversations
     ready: Callable[[], tuple[bool, str]]
     created: int
     rng: random.Random
@@ -126,6 +131,8 @@ class RouterHandler:
             await exchange.respond(self._lists(exchange, path))
         elif path in ROUTES:
             await self._route(exchange, path)
+        elif path.startswith(PREFIX):
+            await exchange.respond(self._kept_response(exchange, path))
         else:
             known = ", ".join((*ROUTES, "/v1/models", *LISTS))
             await exchange.respond(refused(404, f"nothing at {path}; there is {known}", "not_found").response)
@@ -147,7 +154,7 @@ class RouterHandler:
             await self._keep(record.reservation)
             for permit in decision.shadows:
                 seconds = decision.first_byte_seconds[permit.backend.name]
-                self.shadows.offer_nowait(permit, asked, seconds, len(exchange.body))
+                self.shadows.offer_nowait(permit, asked, seconds, asked.size)
             await self.dispatcher.answer(decision, asked, exchange, record)
         except RefusedError as exc:
             record.status, record.outcome = exc.response.status, exc.code
@@ -181,20 +188,24 @@ class RouterHandler:
             raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
             raise refused(400, str(exc), "invalid_value") from exc
-        body = translated.body
-        facts = facts_of(config, head.headers.joined(), body, principal)
+        joined = self.conversations.join(translated, principal)
+        record.history_bytes = joined.history_bytes
+        translated = joined.translated
+        body, size = translated.body, len(exchange.body) + joined.history_bytes
+        facts = joined.limited(facts_of(config, head.headers.joined(), body, principal))
         record.facts = facts
         decision = self._decision(config, facts)
         record.decision = decision
         if not decision.order:
             raise _nowhere(config, facts, decision)
-        demand = Demand(body=body, body_bytes=len(exchange.body), writes=translated.path in STREAMING)
+        demand = Demand(body=body, body_bytes=size, writes=translated.path in STREAMING)
         record.reservation = self._reserve(config, decision, facts, demand)
         if record.reservation.cap is not None:
             body = {**body, "max_tokens": record.reservation.cap}
         asked = Asked(
             path=translated.path,
             body=body,
+            size=size,
             request_id=record.request_id,
             trace=trace,
             answers=translated.answers,
@@ -248,6 +259,7 @@ class RouterHandler:
         )
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
+        self.conversations.ended(record.history_bytes)
         self._settle(record, routing.config)
         seconds = trio.current_time() - record.started_at
         classes = record.facts.classes if record.facts is not None else frozenset[str]()
@@ -259,6 +271,14 @@ class RouterHandler:
             await self.audit.dispatched(fields)
         except LineLostError as exc:
             _log.error("a line of the audit log is lost", requestID=record.request_id, error=str(exc))
+
+    def _kept_response(self, exchange: StreamExchange, path: str) -> Response:
+        """Answer about a response that is kept, to whom it belongs."""
+        head = exchange.head
+        principal = principal_of(head.headers, exchange.peer, self.routing().keys)
+        if principal is None:
+            return refused(401, "this key counts no more", "invalid_api_key").response
+        return self.conversations.page(Wanted(head.method, path, head.target.partition("?")[2]), principal)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 

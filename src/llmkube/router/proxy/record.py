@@ -50,6 +50,7 @@ class Record:
         dropped: Fields that the backend did not get.
         trace_id: Of its trace.
         reservation: What is reserved for it in budgets.
+        history_bytes: How long the conversation is that it continues.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class Record:
     started_at: float
     trace_id: str = ""
     reservation: Reservation = NOTHING
+    history_bytes: int = 0
     facts: RequestFacts | None = None
     decision: Decision | None = None
     tries: list[Try] = attrs.field(factory=list)

@@ -4,7 +4,8 @@
 open_router ┬ AuditLog.run      the last to end: it writes what the others leave
             ├ KeptBudgets.run   as the audit log
             ├ LiveConfig.run    looks at the config's file
-            └ Shadows.run       sends copies
+            ├ Shadows.run       sends copies
+            └ Conversations.run forgets what is old
 ```
 The caller serves its handler, and stops serving before it closes.
 """
@@ -41,6 +42,8 @@ from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.transport import open_transport
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
+from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.store import ResponseStore
 
 LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
 """A body is parsed as a whole: 16 MiB take a tenth of a second."""
@@ -160,6 +163,7 @@ async def open_router(
         await audit.begin(routing.config)
         attempts = Attempts(transport, keys)
         shadows = Shadows(attempts, metrics.shadowed)
+        conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         handler = RouterHandler(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(attempts, circuits, observed, turns, metrics.tried),
@@ -167,6 +171,7 @@ async def open_router(
             metrics=metrics,
             audit=audit,
             budgets=kept,
+            conversations=conversations,
             ready=ready,
             created=int(utcnow().timestamp()),
             rng=rng,
@@ -175,6 +180,7 @@ async def open_router(
         async with trio.open_nursery() as tasks:
             await tasks.start(live.run)
             await tasks.start(shadows.run)
+            await tasks.start(conversations.run)
             yield Router(handler, judge, page_grant, ready, states, observed.in_flight.total, budgets, live)
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
