@@ -140,7 +140,9 @@ MUTANTS = {
     "the history alone says them": of_regions(lambda own, before: before),
     "named regions win over those of the history": of_regions(lambda own, before: own or before),
     "regions are added up": of_regions(lambda own, before: own | before),
-    "no region in common is everywhere": of_regions(lambda own, before: own & before if own and before else own | before),
+    "no region in common is everywhere": of_regions(
+        lambda own, before: own & before if own and before else own | before
+    ),
     "kept without classes": of_limits(classes=frozenset()),
     "kept without regions": of_limits(regions=None),
 }
