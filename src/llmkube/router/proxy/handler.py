@@ -36,7 +36,7 @@ from llmkube.router.proxy.passed_headers import request_id_of, trace_of
 from llmkube.router.proxy.principals import principal_of
 from llmkube.router.proxy.record import Record
 from llmkube.router.proxy.relay import Ending
-from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, parse_body, refuse_urls
+from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
@@ -184,6 +184,7 @@ class RouterHandler:
         try:
             translated = translated_request(path, parse_body(exchange.body))
             refuse_urls(translated.body)
+            check_types(translated.body)
         except BodyError as exc:
             raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
