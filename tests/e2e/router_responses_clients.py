@@ -62,7 +62,9 @@ def of_responses():
         found[f"{model} without state"] = create(model=model, input=alone, store=False).output_text
     private = {"X-LLMKube-Classification": "pii"}
     secret = create(model="local-mac", input="a secret", max_output_tokens=4, extra_headers=private)
-    found["pii"] = failure(create, model="gpt-5", input="and now outside", previous_response_id=secret.id)
+    raw = client.responses.with_raw_response.create
+    outside = raw(model="gpt-5", input="and outside", previous_response_id=secret.id, max_output_tokens=4)
+    found["pii"] = [outside.headers["x-llmkube-backend"], raw(model="gpt-5", input="x").headers["x-llmkube-backend"]]
     return found
 
 
