@@ -103,6 +103,7 @@ def test_each_item_has_an_id_whatever_it_is():
     [
         ("POST", "/v1/responses/resp_2", "", 405, "POST is not allowed"),
         ("DELETE", "/v1/responses/resp_2/input_items", "", 405, "DELETE is not allowed"),
+        ("POST", "/v1/responses/compact", "", 404, "nothing at /v1/responses/compact"),
         ("POST", "/v1/responses/resp_2/cancel", "", 404, "there is /v1/responses/ID and"),
         ("GET", "/v1/responses/resp_2", "stream=true", 400, "stream is no parameter"),
         ("GET", "/v1/responses/resp_2/input_items", "include[]=x", 400, "include[] is no parameter"),

@@ -66,6 +66,8 @@ def page_of(store: ResponseStore, wanted: Wanted, owner: str, now: float) -> Res
         words = f"nothing at {path[:200]}; there is {PREFIX}ID and {PREFIX}ID/{_ITEMS}"
         return refused(404, words, "not_found").response
     allowed = ("GET", "HEAD") if rest else ("GET", "HEAD", "DELETE")
+    if method not in allowed and not response_id.startswith("resp_"):  # /compact, /input_tokens
+        return refused(404, f"nothing at {path[:200]}; there is {PREFIX}ID", "not_found").response
     if method not in allowed:
         words = f"{method} is not allowed on {path[:200]}"
         return refused(405, words, "method_not_allowed", {"Allow": ", ".join(allowed)}).response
