@@ -166,6 +166,7 @@ async def test_no_region_in_common_is_refused():
         assert (status, said["error"]["code"]) == (503, "not_permitted")
         assert "may go to eu, this request's to us" in said["error"]["message"]
         assert (len(lab.players["mac"].asked), len(lab.players["cloud"].asked)) == (1, 0)
+        assert (lab.audit[1]["outcome"], lab.audit[1]["tenant"]) == ("not_permitted", lab.audit[0]["tenant"])
 
 
 async def test_a_class_that_becomes_sensitive_closes_conversations_that_have_it():

@@ -197,8 +197,8 @@ class RouterHandler:
         record.history_bytes = joined.history_bytes
         translated = joined.translated
         body, size = translated.body, len(exchange.body) + joined.history_bytes
-        facts = joined.limited(facts_of(config, head.headers.joined(), body, principal))
-        record.facts = facts
+        record.facts = facts_of(config, head.headers.joined(), body, principal)
+        facts = record.facts = joined.limited(record.facts)
         decision = self._decision(config, facts)
         record.decision = decision
         if not decision.order:
