@@ -83,7 +83,8 @@ async def open_claude(nursery, asked):
 
 
 @pytest.mark.ci
-async def test_clients_of_every_dialect_at_one_router(tmp_path):
+@pytest.mark.parametrize("script", ["router_dialect_clients.py", "router_responses_clients.py"])
+async def test_clients_of_every_dialect_at_one_router(tmp_path, script):
     """Plain, streaming, tools and their results, errors, lists: each client gets what it knows, whoever answers."""
     packages = await trio.to_thread.run_sync(find_client_packages)
     asked, asked_of_claude, port = [], [], free_port()
@@ -103,19 +104,21 @@ async def test_clients_of_every_dialect_at_one_router(tmp_path):
         args += ("--service", f"demo=http://127.0.0.1:{port}/v1", "--state-dir", str(tmp_path / "state"))
         async with open_program(tmp_path, *args) as router, open_engine(tmp_path, port):
             url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-            script = Path(__file__).with_name("router_dialect_clients.py")
             env = environment(tmp_path) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-            done = await trio.run_process([sys.executable, "-S", str(script), url, QUESTION], env=env,
-                                          capture_stdout=True)  # fmt: skip
+            command = [sys.executable, "-S", str(Path(__file__).with_name(script)), url, QUESTION]
+            done = await trio.run_process(command, env=env, capture_stdout=True)
             router.process.terminate()
             await router.process.wait()
         nursery.cancel_scope.cancel()
     said = json.loads(done.stdout.splitlines()[-1])  # litellm prints as well
-    judge_anthropic(said["anthropic"])
-    judge_openai(said["openai"])
-    judge_ollama(said["ollama"])
-    from_claude = said["litellm"].pop("chat")
-    assert (from_claude, {text.strip() for text in said["litellm"].values()}) == ("from claude", {ANSWER})
+    if script == "router_responses_clients.py":
+        judge_responses(said)
+    else:
+        judge_anthropic(said["anthropic"])
+        judge_openai(said["openai"])
+        judge_litellm(said["litellm"])
+        judge_ollama(said["ollama"])
+    assert not any("a secret" in json.dumps(body) for _, body in asked)
     assert all(lines.get("authorization") == "Bearer sk-openai" for lines, _ in asked)
     for path, lines, _ in asked_of_claude:
         assert (path, lines.get("x-api-key"), lines.get("anthropic-version")) == (
@@ -148,6 +151,30 @@ def judge_openai(said):
     assert said["too long"][0] == "BadRequestError"
     assert LENGTHS in said["too long"][1]
     assert said["broken"][0] == "APIError"
+
+
+def judge_litellm(said):
+    from_claude = said.pop("chat")
+    assert (from_claude, {text.strip() for text in said.values()}) == ("from claude", {ANSWER})
+
+
+def judge_responses(said):
+    assert (said["plain"].strip(), said["streaming"].strip(), said["numbers"]) == (ANSWER, ANSWER, True)
+    assert said["kinds"] == ["response.created", "response.in_progress", "response.completed"]
+    assert said["final"] == [said["plain"], "completed", True, True]
+    assert said["continued"] == ["incomplete", True, True]
+    assert (said["cut"], said["retrieved"]) == ("max_output_tokens", True)
+    assert said["items"] == ["user", "assistant", "user"]
+    for model, words in (("gpt-5", "from the cloud"), ("claude-opus", "from claude")):
+        assert said[f"{model} tools"] == ["weather", {"city": "Rome"}] * 2
+        assert said[f"{model} answers"] == said[f"{model} without state"] == words
+    assert said["deleted"][0] == said["unknown"][0] == "NotFoundError"
+    assert "memory of the router process" in said["unknown"][1]
+    assert said["unsupported"][0] == said["too long"][0] == "BadRequestError"
+    assert "tools[0].type is 'web_search'" in said["unsupported"][1]
+    assert LENGTHS in said["too long"][1]
+    assert said["broken"][0] == "APIError"
+    assert said["pii"] == ["local-mac", "cloud"]  # the same model, with and without such a history
 
 
 def judge_ollama(said):

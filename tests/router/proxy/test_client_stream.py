@@ -264,6 +264,7 @@ async def test_what_ollama_lists_is_what_can_be_asked_for():
 
 BODIES = {
     "/v1/messages": MESSAGE,
+    "/v1/responses": {"model": "m", "input": "hi"},
     "/api/generate": {"model": "m", "prompt": "hi"},
     "/api/embed": {"model": "m", "input": "hi"},
     "/v1/messages/count_tokens": {"model": "m", "messages": MESSAGE["messages"]},

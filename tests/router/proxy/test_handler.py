@@ -34,6 +34,8 @@ async def test_a_request_gets_the_answer_of_the_first_backend():
         ({"messages": []}, "/v1/chat/completions", 400, "invalid_model", "/v1/models"),
         ({"model": 7}, "/v1/chat/completions", 400, "invalid_model", "string"),
         (ASKED | {"stream": "yes"}, "/v1/chat/completions", 400, "invalid_value", "true or false"),
+        (ASKED | {"temperature": "hot"}, "/v1/chat/completions", 400, "invalid_value", "temperature is 'hot'; write a"),
+        ({"model": "m", "prompt": {}}, "/v1/completions", 400, "invalid_value", "prompt is {}; write a text or a list"),
         (ASKED, "/v1/images", 404, "not_found", "/v1/embeddings"),
         (ASKED, "/chat/completions", 404, "not_found", "/v1/chat/completions"),
         (
@@ -143,7 +145,34 @@ OLLAMA_TURNS = [
     {"role": "tool", "content": "r", "tool_name": "f"},
 ]
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+ITEMS = [
+    {"role": "developer", "content": "d"},
+    {"type": "message", "role": "user", "content": [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "low"},
+        {"type": "input_file", "file_data": "data:application/pdf;base64,AAAA", "filename": "f"},
+    ]},
+    {"type": "reasoning", "id": "rs", "summary": [{"type": "summary_text", "text": "s"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "r"}]},
+]  # fmt: skip
 FULL = {
+    "/v1/responses": {
+        "input": ITEMS,
+        "instructions": "i",
+        "max_output_tokens": 9,
+        "temperature": 0.5,
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}, "verbosity": "low"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "metadata": {"a": "b"},
+        "include": ["reasoning.encrypted_content"],
+        "store": True,
+        "truncation": "disabled",
+        "parallel_tool_calls": True,
+        "user": "u",
+    },
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": MESSAGES,
     "/api/chat": OLLAMA | {"messages": OLLAMA_TURNS, "tools": TOOLS},
@@ -194,7 +223,7 @@ async def statuses(path, bodies):
                 said = await lab.ask({"stream": False} | body | {"model": name}, path)
                 if said.status == 400:
                     error = json.loads(said.body)
-                    assert ("type" in error) == path.startswith("/v1/"), "an error of another dialect"
+                    assert ("type" in error) == path.startswith("/v1/messages"), "an error of another dialect"
                 found.add(said.status)
     return found
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.proxy.request_body import FIELDS, BodyError, parse_body, rebuild, refuse_urls
+from llmkube.router.proxy.request_body import FIELDS, BodyError, check_types, parse_body, rebuild, refuse_urls
 from router.proxy.router_lab import cloud, local
 
 CANARY = "canary-7f3a"
@@ -133,3 +133,51 @@ def test_no_field_that_names_a_url_or_a_key_reaches_a_provider(body, path):
             assert value is None or not isinstance(value, str) or value.startswith("data:")
         else:
             assert name not in NAMES
+
+
+TURN = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot'; write a number, or leave it away"),
+        ({"max_tokens": True}, "max_tokens is True; write a number"),
+        ({"top_p": [1]}, "top_p is [1]; write a number"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls is 'no'; write true or false"),
+        ({"user": 7}, "user is 7; write a text"),
+        ({"response_format": "json"}, "response_format is 'json'; write an object"),
+        ({"messages": "hi"}, "messages must be a list of objects"),
+        ({"messages": ["hi"]}, "messages must be a list of objects"),
+        ({"messages": [TURN, TURN | {"role": 7}]}, "messages[1].role is 7; write a text"),
+        ({"messages": [TURN | {"content": 7}]}, "messages[0].content must be a list of objects"),
+        ({"messages": [TURN | {"content": ["a"]}]}, "messages[0].content must be a list of objects"),
+        ({"messages": [TURN | {"tool_calls": {}}]}, "messages[0].tool_calls must be a list of objects"),
+        ({"tools": {}}, "tools must be a list of objects"),
+        ({"tool_choice": 7}, "tool_choice is 7; write a text or an object"),
+        ({"stop": 7}, "stop is 7; write a text or a list of texts"),
+        ({"stop": ["a", 7]}, "stop is ['a', 7]"),
+        ({"prompt": {}}, "prompt is {}; write a text or a list"),
+        ({"input": 7}, "input is 7; write a text or a list"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_its_name(changes, words):
+    """With what it should be."""
+    with pytest.raises(DialectError) as caught:
+        check_types({"model": "m", "messages": [TURN]} | changes)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict.fromkeys(("temperature", "max_tokens", "stop", "tools", "tool_choice", "response_format", "user")),
+        {"temperature": 1, "top_p": 0.5, "seed": -1, "stop": "x", "tool_choice": "auto", "logprobs": True},
+        {"stop": ["x"], "tool_choice": {"type": "function"}, "logit_bias": [[7, 1]], "logprobs": 3},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}, TURN | {"content": [{}]}]},
+        {"prompt": [1, 2], "input": ["a"], "documents": ["a", {"text": "b"}]},
+    ],
+)
+def test_what_backends_take_passes(changes):
+    """Also what is null, and what only llama.cpp's server has."""
+    check_types({"model": "m", "messages": [TURN]} | changes)

@@ -9,8 +9,10 @@ from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import Dialect, Translated
 from llmkube.router.dialects.messages_client import CountTokens, Messages
 from llmkube.router.dialects.ollama_client import OllamaChat, OllamaEmbed, OllamaGenerate
+from llmkube.router.dialects.responses_client import Responses
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
+    "/v1/responses": Responses(),
     "/v1/messages": Messages(),
     "/v1/messages/count_tokens": CountTokens(),
     "/api/chat": OllamaChat(),

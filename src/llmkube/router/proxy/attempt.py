@@ -57,6 +57,7 @@ class Asked:
     Attributes:
         path: Below `/v1`.
         body: The object.
+        size: How many bytes the client's body has, and the history that it continues.
         request_id: Its name in logs, here and at the backend.
         trace: The headers of its trace.
         answers: Translates what comes back for the client; None passes it on.
@@ -65,6 +66,7 @@ class Asked:
 
     path: str
     body: Mapping[str, Any] = attrs.field(repr=False)
+    size: int
     request_id: str
     trace: Mapping[str, str]
     answers: Answers | None = attrs.field(default=None, repr=False)

@@ -110,7 +110,7 @@ class Dispatcher:
                 return await self._ask(permit, decision, asked, client, record)
             line = self.turns.line(backend)
             most = asked_tokens(asked.body) if asked.path in STREAMING else 0
-            tokens = line.tokens_of(len(client.exchange.body), most)
+            tokens = line.tokens_of(asked.size, most)
             with self.turns.turn(backend, _tenant(record), tokens) as turn:
                 seconds = decision.first_byte_seconds[backend.name]
                 headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None

@@ -36,10 +36,12 @@ from llmkube.router.proxy.metrics import RouterMetrics, class_label, known_class
 from llmkube.router.proxy.passed_headers import request_id_of, trace_of
 from llmkube.router.proxy.record import Record
 from llmkube.router.proxy.relay import Ending
-from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, parse_body, refuse_urls
+from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.verdicts import Cause
 from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.stored_pages import PREFIX, Wanted
 
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """What is asked of backends: each with a permit, and a reserve in its budgets."""
@@ -55,6 +57,7 @@ _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its add
 
   GET  /v1/models              what can be asked for
   POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank
+  POST /v1/responses; GET and DELETE /v1/responses/ID, GET /v1/responses/ID/input_items
   POST /v1/messages, /v1/messages/count_tokens (Anthropic's)
   Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
   GET  /healthz, /readyz       whether the router is there, and whether it can answer
@@ -94,6 +97,7 @@ class RouterHandler:
         audit: Writes down.
         budgets: Those that requests are under.
         prefixes: What is believed of the engines' caches.
+        conversations: Responses that are kept.
         ready: Returns whether requests can be answered, and why not.
         created: When the router began, for the models that it lists, in seconds since 1970.
         rng: Draws for weights and names of requests.
@@ -106,6 +110,7 @@ class RouterHandler:
     audit: AuditLog
     budgets: RouterBudgets
     prefixes: WarmPrefixes
+    conversations: Conversations
     ready: Callable[[], tuple[bool, str]]
     created: int
     rng: random.Random
@@ -131,6 +136,8 @@ class RouterHandler:
             await exchange.respond(self._lists(exchange, path))
         elif path in ROUTES:
             await self._route(exchange, path)
+        elif path.startswith(PREFIX):
+            await exchange.respond(self._kept_response(exchange, path))
         else:
             known = ", ".join((*ROUTES, "/v1/models", *LISTS))
             await exchange.respond(refused(404, f"nothing at {path}; there is {known}", "not_found").response)
@@ -149,14 +156,14 @@ class RouterHandler:
         )
         try:
             asked, decision = self._decide(exchange, path, routing, record, trace)
-            demand = Demand(body=asked.body, body_bytes=len(exchange.body), writes=asked.path in STREAMING)
+            demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
             assert record.facts is not None, "_decide() has found them"
             record.reservation = await self._admit(routing.config, decision, record.facts, demand)
             if record.reservation.cap is not None:
                 asked = attrs.evolve(asked, body={**asked.body, "max_tokens": record.reservation.cap})
             for permit in decision.shadows:
                 seconds = decision.first_byte_seconds[permit.backend.name]
-                self.shadows.offer_nowait(permit, asked, seconds, len(exchange.body))
+                self.shadows.offer_nowait(permit, asked, seconds, asked.size)
             await self.dispatcher.answer(decision, asked, exchange, record)
         except RefusedError as exc:
             record.status, record.outcome = exc.response.status, exc.code
@@ -186,15 +193,19 @@ class RouterHandler:
         try:
             translated = translated_request(path, parse_body(exchange.body))
             refuse_urls(translated.body)
+            check_types(translated.body)
         except BodyError as exc:
             raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
             raise refused(400, str(exc), "invalid_value") from exc
-        body = translated.body
-        facts = facts_of(config, head.headers.joined(), body, principal)
-        record.facts = facts
+        joined = self.conversations.join(translated, principal)
+        record.history_bytes = joined.history_bytes
+        translated = joined.translated
+        body, size = translated.body, len(exchange.body) + joined.history_bytes
+        record.facts = facts_of(config, head.headers.joined(), body, principal)
+        facts = record.facts = joined.limited(record.facts)
         if routing.balances:
-            tenant, size = principal.team or principal.tenant, len(exchange.body)
+            tenant = principal.team or principal.tenant
             record.prompt = self.prefixes.prompt(tenant, translated.path, body, size)
         decision = self._decision(config, facts, record.prompt)
         record.decision = decision
@@ -203,6 +214,7 @@ class RouterHandler:
         asked = Asked(
             path=translated.path,
             body=body,
+            size=size,
             request_id=record.request_id,
             trace=trace,
             answers=translated.answers,
@@ -261,6 +273,7 @@ class RouterHandler:
             self.metrics.prompt_answered(backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
+        self.conversations.ended(record.history_bytes)
         self._settle(record, routing.config)
         self._learn(record, routing.config)
         seconds = trio.current_time() - record.started_at
@@ -273,6 +286,14 @@ class RouterHandler:
             await self.audit.dispatched(fields)
         except LineLostError as exc:
             _log.error("a line of the audit log is lost", requestID=record.request_id, error=str(exc))
+
+    def _kept_response(self, exchange: StreamExchange, path: str) -> Response:
+        """Answer about a response that is kept, to whom it belongs."""
+        head = exchange.head
+        principal = principal_of(head.headers, exchange.peer, self.routing().clients)
+        if principal is None:
+            return refused(401, "this key counts no more", "invalid_api_key").response
+        return self.conversations.page(Wanted(head.method, path, head.target.partition("?")[2]), principal)
 
     # -- what there is ------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ class Record:
         trace_id: Of its trace.
         reservation: What is reserved for it in budgets.
         prompt: What is remembered of its prompt; None where that has no part in the choice.
+        history_bytes: How long the conversation is that it continues.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class Record:
     trace_id: str = ""
     reservation: Reservation = NOTHING
     prompt: Prompt | None = None
+    history_bytes: int = 0
     facts: RequestFacts | None = None
     decision: Decision | None = None
     tries: list[Try] = attrs.field(factory=list)

@@ -5,6 +5,7 @@ as well. Neither is told to fetch anything: a picture is in the request itself (
 """
 
 from collections.abc import Iterator, Mapping
+from types import UnionType
 from typing import Any, Final
 
 import attrs
@@ -12,7 +13,7 @@ import orjson
 
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import why_not
-from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.dialect import DialectError, check_kinds, objects_in
 from llmkube.router.dialects.messages_backend import messages_request
 
 
@@ -142,6 +143,57 @@ STREAMING: Final = frozenset({"/chat/completions", "/completions"})
 """Where a model writes an answer, as it comes if the client wants that."""
 _METADATA: Final = frozenset({"openai"})
 """Providers that store `metadata`. Other gateways take orders from it."""
+
+
+_NUMBERS: Final = (
+    *("best_of", "dimensions", "frequency_penalty", "max_completion_tokens", "max_tokens", "min_p", "n", "n_predict"),
+    *("presence_penalty", "repeat_last_n", "repeat_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_n"),
+    *("top_p", "typical_p"),
+)
+_TEXTS: Final = (
+    *(
+        "encoding_format",
+        "prompt_cache_key",
+        "query",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "suffix",
+    ),
+    *("user", "verbosity"),
+)
+_TYPES: Final[Mapping[str, type | UnionType]] = {
+    **dict.fromkeys(_NUMBERS, int | float),
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(("echo", "parallel_tool_calls", "return_documents"), bool),
+    **dict.fromkeys(("response_format", "stream_options"), dict),
+}
+"""What llama.cpp's server answers 500 for where it is something else, which would count against its circuit."""
+_TURN: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
+
+
+def check_types(body: Mapping[str, Any]) -> None:
+    """Refuse fields of a type that no backend takes; one that is null counts as absent.
+
+    Raises:
+        DialectError: One is; says which, and what it should be.
+    """
+    check_kinds(body, _TYPES)
+    for at, turn in enumerate(objects_in(body.get("messages"), "messages")):
+        where = f"messages[{at}]."
+        check_kinds(turn, _TURN, where)
+        objects_in(turn.get("tool_calls"), f"{where}tool_calls")
+        if not isinstance(turn.get("content"), str):
+            objects_in(turn.get("content"), f"{where}content")
+    objects_in(body.get("tools"), "tools")
+    stop, choice = body.get("stop"), body.get("tool_choice")
+    if not isinstance(stop, str | None) and not (isinstance(stop, list) and all(isinstance(one, str) for one in stop)):
+        raise DialectError(f"stop is {stop!r:.80}; write a text or a list of texts, or leave it away")
+    if not isinstance(choice, str | dict | None):
+        raise DialectError(f"tool_choice is {choice!r:.80}; write a text or an object, or leave it away")
+    for name in ("prompt", "input", "documents"):
+        if not isinstance(value := body.get(name), str | list | None):
+            raise DialectError(f"{name} is {value!r:.80}; write a text or a list, or leave it away")
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

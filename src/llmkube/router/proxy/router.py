@@ -7,7 +7,8 @@ open_router ┬ AuditLog.run      the last to end: it writes what the others lea
             ├ JwksRefresh.run   reads the keys that tokens are signed with
             ├ Probes.run        asks how backends do, a task for each
             ├ EngineWatch.run   asks engines that requests wait for
-            └ Shadows.run       sends copies
+            ├ Shadows.run       sends copies
+            └ Conversations.run forgets what is old
 ```
 The caller serves its handler, and stops serving before it closes.
 """
@@ -56,6 +57,8 @@ from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.transport import open_transport, trusted_context
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
+from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.store import ResponseStore
 
 LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
 """A body is parsed as a whole: 16 MiB take a tenth of a second."""
@@ -172,6 +175,7 @@ async def open_router(
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
+        conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         handler = RouterHandler(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(attempts, circuits, observed, turns, watch, metrics.tried, metrics.continued),
@@ -180,6 +184,7 @@ async def open_router(
             audit=audit,
             budgets=accounts,
             prefixes=prefixes,
+            conversations=conversations,
             ready=standing.ready,
             created=int(utcnow().timestamp()),
             rng=rng,
@@ -187,7 +192,7 @@ async def open_router(
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.stranger)
         async with trio.open_nursery() as tasks:
-            for run in (refresh.run, watch.run, probes.run, live.run, shadows.run):
+            for run in (refresh.run, watch.run, probes.run, live.run, shadows.run, conversations.run):
                 await tasks.start(run)
             yield Router(
                 handler=handler,

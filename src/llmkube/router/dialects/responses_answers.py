@@ -1,0 +1,330 @@
+"""Answers of chat completions, for clients that speak OpenAI's responses. Pure.
+
+A whole answer and a stream are read by one code: pieces are added to output items, and each addition is an event. Texts
+and reasoning end where something else begins; calls go on side by side to the end of the answer.
+https://platform.openai.com/docs/api-reference/responses-streaming
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+import orjson
+
+from llmkube.router.dialects.dialect import (
+    EVENT_STREAM,
+    DialectError,
+    JsonObject,
+    count_in,
+    dumped,
+    error_in_answer,
+    index_of,
+    object_in,
+    objects_in,
+    text_in,
+    words_of,
+)
+
+INCOMPLETE: Final[Mapping[str, str]] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Why an answer is not complete, by the reason that a chat completion says."""
+_COMMENT: Final = b": waiting\n\n"
+MOST_CHARACTERS: Final = 16 << 20
+"""An answer is held until its end, for the events that say it as a whole; a longer one ends with an error."""
+_CALL_CHARACTERS: Final = 256
+_DELTAS: Final[Mapping[str, str]] = {
+    "output_text": "response.output_text",
+    "refusal": "response.refusal",
+    "reasoning_text": "response.reasoning_text",
+}
+_FIELDS: Final[Mapping[str, str]] = {
+    "content": "output_text",
+    "refusal": "refusal",
+    "reasoning_content": "reasoning_text",
+}
+"""What a field of a chat's message is a part of, by the part's type."""
+
+Keep = Callable[[JsonObject, list[JsonObject]], bool]
+"""Keeps a finished response and its output items; returns whether it is kept."""
+
+
+def responses_error(status: int, error: Mapping[str, Any]) -> JsonObject:
+    """Return an error as OpenAI's clients read it."""
+    kind, code = error.get("type"), error.get("code")
+    usual = "invalid_request_error" if status < 500 else "server_error"
+    said = {"message": words_of(error), "type": kind if isinstance(kind, str) and kind else usual, "param": None}
+    return {"error": said | {"code": str(code) if isinstance(code, str | int) else None}}
+
+
+def usage_of_chat(chat: Mapping[str, Any]) -> JsonObject | None:
+    """Return tokens; None where the backend says nothing of them."""
+    usage = object_in(chat.get("usage"), "usage")
+    if not usage:
+        return None
+    cached = count_in(object_in(usage.get("prompt_tokens_details"), "prompt_tokens_details"), "cached_tokens")
+    thought = count_in(
+        object_in(usage.get("completion_tokens_details"), "completion_tokens_details"), "reasoning_tokens"
+    )
+    prompt, answer = count_in(usage, "prompt_tokens"), count_in(usage, "completion_tokens")
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": min(cached, prompt), "cache_write_tokens": 0},
+        "output_tokens": answer,
+        "output_tokens_details": {"reasoning_tokens": min(thought, answer)},
+        "total_tokens": prompt + answer,
+    }
+
+
+@attrs.define(eq=False)
+class _Item:
+    """One output item.
+
+    Attributes:
+        said: The item, without what comes in pieces.
+        part: The type of its open part; "" of a call.
+        parts: Parts that are whole.
+        pieces: Of the open part, or of a call's arguments.
+        is_open: Whether more may come.
+    """
+
+    said: JsonObject
+    part: str
+    parts: list[JsonObject] = attrs.field(factory=list)
+    pieces: list[str] = attrs.field(factory=list)
+    is_open: bool = True
+
+    def whole(self, status: str) -> JsonObject:
+        """Return the item as it is at its end."""
+        if self.said["type"] == "function_call":
+            return self.said | {"arguments": "".join(self.pieces), "status": status}
+        if self.said["type"] == "reasoning":
+            return self.said | {"content": self.parts}
+        return self.said | {"content": self.parts, "status": status}
+
+
+@attrs.define(eq=False, kw_only=True)
+class ResponsesAnswers:
+    """Translates the answers to one request.
+
+    Attributes:
+        asked: What a response says of its request.
+        items: The request's own.
+        store: Whether the client lets the response be kept.
+        previous_id: The response that the request continues; "" of a new conversation.
+        response_id: Of the response.
+        now: Returns the time, in seconds since 1970.
+        keep: Keeps the response when it is finished, before the client has the end of it.
+    """
+
+    asked: JsonObject = attrs.field(repr=False)
+    items: tuple[JsonObject, ...] = attrs.field(repr=False)
+    store: bool = True
+    previous_id: str = ""
+    response_id: str = "resp_0"
+    now: Callable[[], int] = lambda: 0
+    keep: Keep = lambda _response, _output: False
+    media_type: str = EVENT_STREAM
+    _created_at: int = 0
+    _begun: bool = False
+    _sequence: int = 0
+    _output: list[_Item] = attrs.field(factory=list)
+    _text_at: int | None = None
+    _calls: dict[int, int] = attrs.field(factory=dict)
+    _characters: int = 0
+    _reason: str = "stop"
+    _usage: JsonObject | None = None
+
+    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a whole answer, or an error."""
+        if status >= 400:
+            return responses_error(status, error_in_answer(said))
+        self._created_at = self.now()
+        self._take(said, "message")
+        self._close_all()
+        return self._finished()
+
+    def event(self, said: Mapping[str, Any]) -> bytes:
+        """Return what the client reads of one event."""
+        return self._encoded([*self._beginning(), *self._take(said, "delta")])
+
+    def waiting(self) -> bytes:
+        """Return a comment."""
+        return _COMMENT
+
+    def end(self) -> bytes:
+        """Return the end of a response."""
+        events = [*self._beginning(), *self._close_all()]
+        response = self._finished()
+        return self._encoded([*events, {"type": f"response.{response['status']}", "response": response}])
+
+    def failed(self, error: Mapping[str, Any]) -> bytes:
+        """Return the end of a response that has failed, and an error event, at which clients raise."""
+        said = responses_error(502, error)["error"]
+        beginning = self._beginning()
+        output = [item.whole("incomplete") for item in self._output]
+        failure = {"code": said["code"] or "server_error", "message": said["message"]}
+        response = self._response("failed", output) | {"error": failure, "store": False}
+        last = {"type": "error", "error": said, "code": said["code"], "message": said["message"], "param": None}
+        return self._encoded([*beginning, {"type": "response.failed", "response": response}, last])
+
+    # -- what comes --------------------------------------------------------------------------------------------------
+
+    def _beginning(self) -> list[JsonObject]:
+        if self._begun:
+            return []
+        self._begun = True
+        self._created_at = self.now()
+        response = self._response("in_progress", [])
+        return [{"type": f"response.{each}", "response": response} for each in ("created", "in_progress")]
+
+    def _take(self, said: Mapping[str, Any], place: str) -> list[JsonObject]:
+        """Add what a chat completion, or one event of it, says; return the events of that."""
+        events: list[JsonObject] = []
+        self._usage = usage_of_chat(said) or self._usage
+        for choice in objects_in(said.get("choices"), "choices")[:1]:
+            message = object_in(choice.get(place), place)
+            for name in ("reasoning_content", "content", "refusal"):
+                if text := text_in(message, name):
+                    events += self._add_text(_FIELDS[name], text)
+            for at, call in enumerate(objects_in(message.get("tool_calls"), "tool_calls")):
+                events += self._add_call(at if place == "message" else index_of(call), call)
+            if choice.get("finish_reason"):
+                self._reason = str(choice["finish_reason"])
+        return events
+
+    def _add_text(self, part: str, text: str) -> list[JsonObject]:
+        self._count(len(text))
+        events: list[JsonObject] = []
+        if self._text_at is None or self._output[self._text_at].part != part:
+            events += self._close_text()
+            at = self._text_at = len(self._output)
+            kind = "reasoning" if part == "reasoning_text" else "message"
+            name = self._name("rs" if kind == "reasoning" else "msg", at)
+            said: JsonObject = {"id": name, "type": kind}
+            if kind == "reasoning":
+                said["summary"] = []
+            else:
+                said["role"] = "assistant"
+            events += self._open(_Item(said, part))
+            events.append(self._on(at, "response.content_part.added", part=_part_of(part, "")))
+        at = self._text_at
+        self._output[at].pieces.append(text)
+        more: JsonObject = {"logprobs": []} if part == "output_text" else {}
+        return [*events, self._on(at, f"{_DELTAS[part]}.delta", delta=text, **more)]
+
+    def _add_call(self, index: int, call: Mapping[str, Any]) -> list[JsonObject]:
+        events: list[JsonObject] = []
+        function = object_in(call.get("function"), "function")
+        if index not in self._calls:
+            self._count(_CALL_CHARACTERS)
+            events += self._close_text()
+            at = self._calls[index] = len(self._output)
+            name, call_id = text_in(function, "name"), text_in(call, "id")
+            if not name:
+                raise DialectError("the backend calls a function without a name")
+            call_id = call_id or self._name("call", at)
+            said = {"id": self._name("fc", at), "type": "function_call", "call_id": call_id, "name": name}
+            events += self._open(_Item(said, ""))
+        at = self._calls[index]
+        arguments = function.get("arguments")
+        text = dumped(arguments) if isinstance(arguments, dict) else text_in(function, "arguments")
+        if text:
+            self._count(len(text))
+            self._output[at].pieces.append(text)
+            events.append(self._on(at, "response.function_call_arguments.delta", delta=text))
+        return events
+
+    def _count(self, characters: int) -> None:
+        self._characters += characters
+        if self._characters > MOST_CHARACTERS:
+            raise DialectError(f"the answer is longer than {MOST_CHARACTERS} characters")
+
+    # -- items -------------------------------------------------------------------------------------------------------
+
+    def _open(self, item: _Item) -> list[JsonObject]:
+        self._output.append(item)
+        at = len(self._output) - 1
+        return [{"type": "response.output_item.added", "output_index": at, "item": item.whole("in_progress")}]
+
+    def _close(self, at: int) -> list[JsonObject]:
+        item, events = self._output[at], []
+        item.is_open = False
+        if item.part:
+            text = "".join(item.pieces)
+            part = _part_of(item.part, text)
+            item.parts.append(part)
+            field = "refusal" if item.part == "refusal" else "text"
+            more: JsonObject = {"logprobs": []} if item.part == "output_text" else {}
+            events.append(self._on(at, f"{_DELTAS[item.part]}.done", **{field: text}, **more))
+            events.append(self._on(at, "response.content_part.done", part=part))
+        else:
+            if not item.pieces:  # a call without arguments; clients read JSON
+                item.pieces.append("{}")
+                events.append(self._on(at, "response.function_call_arguments.delta", delta="{}"))
+            named = {"arguments": "".join(item.pieces), "name": item.said["name"]}
+            events.append(self._on(at, "response.function_call_arguments.done", **named))
+        whole = item.whole(self._status_of_item(at))
+        return [*events, {"type": "response.output_item.done", "output_index": at, "item": whole}]
+
+    def _close_text(self) -> list[JsonObject]:
+        at, self._text_at = self._text_at, None
+        return [] if at is None else self._close(at)
+
+    def _close_all(self) -> list[JsonObject]:
+        return [event for at, item in enumerate(self._output) if item.is_open for event in self._close(at)]
+
+    def _on(self, at: int, kind: str, **more: Any) -> JsonObject:
+        item = self._output[at]
+        event = {"type": kind, "item_id": item.said["id"], "output_index": at}
+        return event | ({"content_index": 0} if item.part else {}) | more
+
+    def _name(self, kind: str, at: int) -> str:
+        return f"{kind}_{self.response_id.removeprefix('resp_')}_{at}"
+
+    # -- the response ------------------------------------------------------------------------------------------------
+
+    def _status_of_item(self, at: int) -> str:
+        is_cut = self._reason in INCOMPLETE and at == len(self._output) - 1
+        return "incomplete" if is_cut else "completed"
+
+    def _finished(self) -> JsonObject:
+        """Return the response as it is at its end, once it is kept."""
+        output = [item.whole(self._status_of_item(at)) for at, item in enumerate(self._output)]
+        reason = INCOMPLETE.get(self._reason)
+        response = self._response("incomplete" if reason else "completed", output)
+        response["incomplete_details"] = {"reason": reason} if reason else None
+        response["completed_at"] = None if reason else self.now()
+        if self.store:
+            response["store"] = self.keep(response, output)
+        return response
+
+    def _response(self, status: str, output: list[JsonObject]) -> JsonObject:
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self._created_at,
+            "completed_at": None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": output,
+            "usage": self._usage,
+            "store": self.store,
+            **self.asked,
+        }
+
+    def _encoded(self, events: list[JsonObject]) -> bytes:
+        found = b""
+        for event in events:
+            numbered = event | {"sequence_number": self._sequence}
+            self._sequence += 1
+            try:
+                found += b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(numbered))
+            except orjson.JSONEncodeError as exc:
+                raise DialectError(f"it is nested too deeply: {exc}") from exc
+        return found
+
+
+def _part_of(kind: str, text: str) -> JsonObject:
+    if kind == "refusal":
+        return {"type": kind, "refusal": text}
+    return {"type": kind, "text": text} | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})

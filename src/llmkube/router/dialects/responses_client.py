@@ -1,0 +1,263 @@
+"""Requests of clients that speak OpenAI's responses, as chat completions. Pure.
+
+https://platform.openai.com/docs/api-reference/responses/create. A field that is not known, and one that chat
+completions cannot say, is refused by its name; what changes no answer's meaning is left out, and the audit log says so.
+`previous_response_id` is resolved by `router.responses`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from llmkube.router.dialects.dialect import (
+    DialectError,
+    JsonObject,
+    Translated,
+    check_kinds,
+    object_in,
+    objects_in,
+    text_in,
+)
+from llmkube.router.dialects.responses_answers import ResponsesAnswers, responses_error
+from llmkube.router.dialects.responses_items import items_of, turns_of
+
+_SAME: Final = (
+    *(
+        "model",
+        "stream",
+        "temperature",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "parallel_tool_calls",
+        "user",
+    ),
+    *("safety_identifier", "prompt_cache_key", "service_tier"),
+)
+"""Fields that a chat completion has under the same name, with the same meaning."""
+_KINDS: Final = {
+    "instructions": str,
+    "max_output_tokens": int,
+    "previous_response_id": str,
+    "store": bool,
+    "background": bool,
+    "truncation": str,
+    "temperature": int | float,
+    "top_p": int | float,
+    "presence_penalty": int | float,
+    "frequency_penalty": int | float,
+    "parallel_tool_calls": bool,
+    "user": str,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "service_tier": str,
+    "max_tool_calls": int,
+    "top_logprobs": int,
+}
+_READ: Final = frozenset({*_SAME, *_KINDS, "input", "tools", "tool_choice", "text", "reasoning", "metadata", "include"})
+_NO_MEANING: Final = frozenset(
+    {"client_metadata", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention", "stream_options"}
+)
+"""Left out: hints to OpenAI's cache, padding of its streams, a bound for tools that it runs, notes of clients."""
+_INSTEAD: Final[Mapping[str, str]] = {
+    "background": "write false, or leave it away, and read the answer as a stream",
+    "context_management": "nothing of a conversation is compacted; leave it away",
+    "conversation": "write previous_response_id instead",
+    "moderation": "no provider's moderation is asked for; leave it away",
+    "prompt": "templates are kept by OpenAI; write instructions and input",
+    "top_logprobs": "no probabilities of tokens are in a response; ask /v1/chat/completions for them",
+    "truncation": "no prompt is cut; write disabled, or leave it away",
+}
+_INCLUDED: Final = frozenset(
+    {
+        *("reasoning.encrypted_content", "message.input_image.image_url", "computer_call_output.output.image_url"),
+        *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+        "code_interpreter_call.outputs",
+    }
+)
+"""What `include` may name: nothing is encrypted, and nothing of tools that no backend runs is there to be left out."""
+_MOST_METADATA: Final = 16
+_LONGEST_METADATA: Final = 512
+
+
+class Responses:
+    """`/v1/responses`."""
+
+    def read(self, body: JsonObject) -> Translated:
+        """Translate a request; what it continues is not in it yet."""
+        _refuse_unknown(body)
+        check_kinds(body, _KINDS)
+        _refuse_unsayable(body)
+        dropped = [name for name in body if name in _NO_MEANING and body[name] is not None]
+        items = items_of(body.get("input"), dropped)
+        chat = {name: body[name] for name in _SAME if body.get(name) is not None}
+        chat["messages"] = turns_of(body.get("instructions") or "", items)
+        if (most := body.get("max_output_tokens")) is not None:
+            if most < 1:
+                raise DialectError(f"max_output_tokens is {most}; write at least 1, or leave it away")
+            chat["max_tokens"] = most
+        chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
+        _check_included(body, dropped)
+        if body.get("stream"):
+            chat["stream_options"] = {"include_usage": True}
+        answers = ResponsesAnswers(
+            asked=_echo(body),
+            items=tuple(items),
+            store=body.get("store") is not False,
+            previous_id=body.get("previous_response_id") or "",
+        )
+        return Translated(path="/chat/completions", body=chat, answers=answers, dropped=tuple(dropped))
+
+    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return an error."""
+        return responses_error(status, error)
+
+
+def continued(translated: Translated, history: Sequence[JsonObject], answers: ResponsesAnswers) -> Translated:
+    """Return a request that sends a history before its own items; the instructions are its own alone."""
+    instructions = answers.asked["instructions"] or ""
+    body = translated.body | {"messages": turns_of(instructions, [*history, *answers.items])}
+    return attrs.evolve(translated, body=body)
+
+
+def _refuse_unknown(body: Mapping[str, Any]) -> None:
+    for name, value in body.items():
+        if value is not None and name not in _READ and name not in _NO_MEANING and name not in _INSTEAD:
+            raise DialectError(f"{name[:80]} is no field that this router knows of /v1/responses; leave it away")
+
+
+def _refuse_unsayable(body: Mapping[str, Any]) -> None:
+    for name, instead in _INSTEAD.items():
+        value = body.get(name)
+        if value in (None, False, 0) or (name == "truncation" and value == "disabled"):
+            continue
+        raise DialectError(f"{name} is {value!r:.80}, which this router does not do: {instead}")
+
+
+def _check_included(body: Mapping[str, Any], dropped: list[str]) -> None:
+    included = body.get("include")
+    if included is None:
+        return
+    if not isinstance(included, list) or not all(isinstance(each, str) for each in included):
+        raise DialectError("include must be a list of texts")
+    for at, each in enumerate(included):
+        if each not in _INCLUDED:
+            raise DialectError(f"include[{at}] is {each!r:.80}, which no response of this router has; leave it away")
+        dropped.append(f"include[{at}] ({each})")
+
+
+def _tools(body: Mapping[str, Any]) -> JsonObject:
+    said: JsonObject = {}
+    if tools := objects_in(body.get("tools"), "tools"):
+        said["tools"] = [_tool(each, f"tools[{at}]") for at, each in enumerate(tools)]
+    choice = body.get("tool_choice")
+    if choice is not None:
+        said["tool_choice"] = _tool_choice(choice)
+    return said
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
+    if tool.get("type") != "function":
+        words = f"{where}.type is {tool.get('type')!r:.80}, a tool that no backend of this router runs"
+        raise DialectError(f"{words}; leave it away, or write one of type function")
+    check_kinds(tool, {"name": str, "description": str, "parameters": dict, "strict": bool}, f"{where}.")
+    if not tool.get("name"):
+        raise DialectError(f"{where}.name is missing; write the function's name")
+    named = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": named | {"parameters": tool.get("parameters") or {}}}
+
+
+def _tool_choice(choice: object) -> str | JsonObject:
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        return choice
+    if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("name"), str):
+        return {"type": "function", "function": {"name": choice["name"]}}
+    words = 'write auto, none, required, or {"type": "function", "name": …}'
+    raise DialectError(f"tool_choice is {choice!r:.80}; {words}")
+
+
+def _text(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
+    text = object_in(body.get("text"), "text")
+    dropped.extend(f"text.{name}" for name in text if name not in ("format", "verbosity"))
+    check_kinds(text, {"verbosity": str}, "text.")
+    said: JsonObject = {"verbosity": text["verbosity"]} if text.get("verbosity") else {}
+    wanted = object_in(text.get("format"), "text.format")
+    kind = wanted.get("type")
+    if not wanted or kind == "text":
+        return said
+    if kind == "json_object":
+        return said | {"response_format": {"type": "json_object"}}
+    if kind != "json_schema":
+        raise DialectError(f"text.format.type is {kind!r:.80}; write text, json_schema or json_object")
+    check_kinds(wanted, {"name": str, "description": str, "schema": dict, "strict": bool}, "text.format.")
+    if not isinstance(wanted.get("schema"), dict):
+        raise DialectError("text.format.schema is missing; write a JSON schema")
+    schema = {name: wanted[name] for name in ("description", "schema", "strict") if wanted.get(name) is not None}
+    return said | {
+        "response_format": {"type": "json_schema", "json_schema": {"name": wanted.get("name") or "answer"} | schema}
+    }
+
+
+def _reasoning(body: Mapping[str, Any], dropped: list[str]) -> JsonObject:
+    reasoning = object_in(body.get("reasoning"), "reasoning")
+    dropped.extend(f"reasoning.{name}" for name in reasoning if name != "effort" and reasoning[name] is not None)
+    check_kinds(reasoning, {"effort": str}, "reasoning.")
+    return {"reasoning_effort": reasoning["effort"]} if reasoning.get("effort") else {}
+
+
+def _echo(body: Mapping[str, Any]) -> JsonObject:
+    """Return what a response says of its request; of what was not asked for, the API's defaults."""
+    text, reasoning = body.get("text") or {}, body.get("reasoning") or {}
+    tools = [
+        {
+            "type": "function",
+            "name": each["name"],
+            "description": each.get("description"),
+            "parameters": each.get("parameters") or {},
+            "strict": bool(each.get("strict")),
+        }
+        for each in body.get("tools") or ()
+    ]
+    parallel = body.get("parallel_tool_calls")
+    echo: JsonObject = {
+        "model": body["model"],
+        "previous_response_id": body.get("previous_response_id"),
+        "instructions": body.get("instructions"),
+        "tools": tools,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "truncation": "disabled",
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "text": {"format": _echoed_format(text.get("format") or {"type": "text"})},
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": None,
+        "background": False,
+        "service_tier": body.get("service_tier") or "default",
+        "metadata": _metadata(body),
+        "safety_identifier": body.get("safety_identifier"),
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "user": text_in(body, "user") or None,
+    }
+    if text.get("verbosity"):
+        echo["text"]["verbosity"] = text["verbosity"]
+    for name, usual in {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}.items():
+        echo[name] = usual if body.get(name) is None else body[name]
+    return echo | {"top_logprobs": 0}
+
+
+def _echoed_format(wanted: Mapping[str, Any]) -> JsonObject:
+    if wanted.get("type") != "json_schema":
+        return {"type": wanted.get("type") or "text"}
+    named = {name: wanted.get(name) for name in ("description", "schema")}
+    return {"type": "json_schema", "name": wanted.get("name") or "answer", "strict": bool(wanted.get("strict"))} | named
+
+
+def _metadata(body: Mapping[str, Any]) -> JsonObject:
+    metadata = object_in(body.get("metadata"), "metadata")
+    for name, value in metadata.items():
+        if not isinstance(value, str) or len(value) > _LONGEST_METADATA or len(name) > _LONGEST_METADATA:
+            raise DialectError(f"metadata.{name[:80]} must be a text of at most {_LONGEST_METADATA} characters")
+    if len(metadata) > _MOST_METADATA:
+        raise DialectError(f"metadata has {len(metadata)} entries; write at most {_MOST_METADATA}")
+    return metadata

@@ -1,0 +1,218 @@
+"""The items of OpenAI's responses: read from an allow-list, and said as turns of chat completions. Pure.
+
+https://platform.openai.com/docs/api-reference/responses/create. A client's items, those that are kept of earlier
+responses, and those of answers have one shape. Reasoning of earlier turns is passed over: what a client sends
+back of it is encrypted by its provider or a summary, and templates of chats leave it out of earlier turns.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from llmkube.router.dialects.dialect import DialectError, JsonObject, check_kinds, objects_in
+
+_ROLES: Final[Mapping[str, str]] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "system",  # what templates of chats know
+}
+_TEXTS: Final = ("input_text", "output_text", "text")
+_TAKEN: Final = "message, function_call, function_call_output and reasoning"
+_PARTS: Final = "input_text, output_text, refusal, input_image with a data: URL, and input_file with file_data"
+
+
+def items_of(asked: object, dropped: list[str]) -> list[JsonObject]:
+    """Return a request's items, each with the fields that are read of it.
+
+    Args:
+        asked: `input`.
+        dropped: Gets the names of what changes no answer's meaning and is left out.
+
+    Raises:
+        DialectError: One has no counterpart.
+    """
+    if isinstance(asked, str):
+        return [_message_item({"role": "user", "content": asked}, "input", dropped)]
+    found = []
+    for at, item in enumerate(objects_in(asked, "input")):
+        kind, where = item.get("type", "message"), f"input[{at}]"
+        reader = _READERS.get(kind) if isinstance(kind, str) else None
+        if reader is None:
+            raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_TAKEN}, so send the item's text")
+        found.append(reader(item, where, dropped))
+    if not found:
+        raise DialectError("input is empty; write a text, or at least one item")
+    return found
+
+
+def turns_of(instructions: str, items: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return items as turns of a chat; instructions and what else stands at the beginning are one system turn."""
+    turns: list[JsonObject] = []
+    leading = [instructions] if instructions else []
+    for item in items:
+        kind = item["type"]
+        if kind == "message":
+            turn = _turn(item)
+            if turn["role"] == "system" and not turns and isinstance(turn["content"], str):
+                leading.append(turn["content"])
+            else:
+                turns.append(turn)
+        elif kind == "function_call":
+            _call_into(turns, item)
+        elif kind == "function_call_output":
+            turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
+    return [{"role": "system", "content": "\n\n".join(leading)}, *turns] if leading else turns
+
+
+def _call_into(turns: list[JsonObject], item: Mapping[str, Any]) -> None:
+    """Add a call to what the model has just said: a chat has one turn for both."""
+    if not turns or turns[-1]["role"] != "assistant":
+        turns.append({"role": "assistant", "content": None})
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    turns[-1].setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+
+
+# -- what is read ----------------------------------------------------------------------------------------------------
+
+
+def _message_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
+    role, content = item.get("role"), item.get("content")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise DialectError(f"{where}.role is {role!r:.80}; write user, assistant, system or developer")
+    _leave_out(item, ("type", "id", "status", "role", "content"), where, dropped)
+    is_said = role == "assistant"
+    if isinstance(content, str):
+        parts: list[JsonObject] = [_text(content, is_said=is_said)]
+    elif content is None:
+        raise DialectError(f"{where}.content is missing; write a text, or a list of parts")
+    else:
+        parts = _parts(content, f"{where}.content", dropped, is_said=is_said)
+    return _checked(item, {"type": "message", "role": role, "status": "completed", "content": parts}, where)
+
+
+def _call_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
+    _leave_out(item, ("type", "id", "status", "call_id", "name", "arguments"), where, dropped)
+    said = {"type": "function_call", "status": "completed"} | _texts(item, ("call_id", "name", "arguments"), where)
+    return _checked(item, said, where)
+
+
+def _result_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
+    _leave_out(item, ("type", "id", "status", "call_id", "output"), where, dropped)
+    output = item.get("output")
+    if not isinstance(output, str):
+        if output is None:
+            raise DialectError(f"{where}.output is missing; write the function's result as a text")
+        output = _parts(output, f"{where}.output", dropped, is_said=False)
+    said: JsonObject = {"type": "function_call_output", "status": "completed", "output": output}
+    return _checked(item, said | _texts(item, ("call_id",), where), where)
+
+
+def _reasoning_item(item: JsonObject, where: str, dropped: list[str]) -> JsonObject:
+    dropped.append(f"{where} (reasoning)")
+    check_kinds(item, {"encrypted_content": str}, f"{where}.")
+    said: JsonObject = {"type": "reasoning", "summary": []}
+    for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        if item.get(name) is not None:
+            parts = objects_in(item[name], f"{where}.{name}")
+            said[name] = [
+                {"type": kind} | _texts(each, ("text",), f"{where}.{name}[{at}]") for at, each in enumerate(parts)
+            ]
+    return _checked(item, said, where)
+
+
+_Reader = Callable[[JsonObject, str, list[str]], JsonObject]
+_READERS: Final[Mapping[str, _Reader]] = {
+    "message": _message_item,
+    "function_call": _call_item,
+    "function_call_output": _result_item,
+    "reasoning": _reasoning_item,
+}
+
+
+def _checked(item: Mapping[str, Any], said: JsonObject, where: str) -> JsonObject:
+    """Return what is read of an item; its id and its status are a client's notes, and of the right type."""
+    check_kinds(item, {"id": str, "status": str}, f"{where}.")
+    return said
+
+
+def _texts(item: Mapping[str, Any], names: Sequence[str], where: str) -> JsonObject:
+    for name in names:
+        if not isinstance(item.get(name), str):
+            raise DialectError(f"{where}.{name} is {item.get(name)!r:.80}; write a text")
+    return {name: item[name] for name in names}
+
+
+def _leave_out(item: Mapping[str, Any], read: Sequence[str], where: str, dropped: list[str]) -> None:
+    dropped.extend(f"{where}.{name}" for name, value in item.items() if name not in read and value is not None)
+
+
+def _text(text: str, *, is_said: bool) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": []} if is_said else {"type": "input_text", "text": text}
+
+
+def _parts(content: object, where: str, dropped: list[str], *, is_said: bool) -> list[JsonObject]:
+    parts = [
+        _part(part, f"{where}[{at}]", dropped, is_said=is_said) for at, part in enumerate(objects_in(content, where))
+    ]
+    if not parts:
+        raise DialectError(f"{where} is empty; write a text, or at least one part")
+    return parts
+
+
+def _part(part: JsonObject, where: str, dropped: list[str], *, is_said: bool) -> JsonObject:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _TEXTS:
+        _leave_out(part, ("type", "text", "annotations", "logprobs"), where, dropped)
+        return _text(_texts(part, ("text",), where)["text"], is_said=is_said)
+    if kind == "refusal" and is_said:
+        return {"type": "refusal"} | _texts(part, ("refusal",), where)
+    if kind == "input_image" and not is_said:
+        _leave_out(part, ("type", "image_url", "detail", "file_id"), where, dropped)
+        check_kinds(part, {"detail": str}, f"{where}.")
+        _refuse_ids(part, ("file_id",), "image_url with a data: URL", where)
+        url = _texts(part, ("image_url",), where)["image_url"]
+        return {"type": "input_image", "image_url": url, "detail": part.get("detail") or "auto"}
+    if kind == "input_file" and not is_said:
+        _leave_out(part, ("type", "file_data", "filename", "file_id", "file_url"), where, dropped)
+        check_kinds(part, {"filename": str}, f"{where}.")
+        _refuse_ids(part, ("file_id", "file_url"), "file_data", where)
+        said: JsonObject = {"type": "input_file"} | _texts(part, ("file_data",), where)
+        return said | ({"filename": part["filename"]} if part.get("filename") else {})
+    raise DialectError(f"{where}.type is {kind!r:.80}; this router takes {_PARTS}")
+
+
+def _refuse_ids(part: Mapping[str, Any], names: Sequence[str], instead: str, where: str) -> None:
+    for name in names:
+        if part.get(name) is not None:
+            raise DialectError(f"{where}.{name} names what this router does not have; write {instead}")
+
+
+# -- what a chat has of it -------------------------------------------------------------------------------------------
+
+
+def _turn(item: Mapping[str, Any]) -> JsonObject:
+    role = _ROLES[item["role"]]
+    return {"role": role, "content": _content(item["content"])}
+
+
+def _content(parts: str | Sequence[Mapping[str, Any]]) -> str | list[JsonObject]:
+    """Return parts as a chat has them; texts alone are one text, which every template can read."""
+    if isinstance(parts, str):
+        return parts
+    said = [_chat_part(each) for each in parts]
+    if all(each["type"] == "text" for each in said):
+        return "\n".join(each["text"] for each in said)
+    return said
+
+
+def _chat_part(part: Mapping[str, Any]) -> JsonObject:
+    kind = part["type"]
+    if kind == "input_image":
+        image = {"url": part["image_url"]}
+        return {
+            "type": "image_url",
+            "image_url": image | ({} if part["detail"] == "auto" else {"detail": part["detail"]}),
+        }
+    if kind == "input_file":
+        return {"type": "file", "file": {name: part[name] for name in ("file_data", "filename") if name in part}}
+    return {"type": "text", "text": part["refusal"] if kind == "refusal" else part["text"]}

@@ -1,0 +1,152 @@
+"""Joins a request with the conversation that it continues, and keeps what is answered.
+
+```
+body ─ translated ─▶ joined: history before its own items ─▶ facts ─▶ limited: classes and regions of both
+                                                                          └▶ kept with them, once answered
+```
+"""
+
+import secrets
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import attrs
+import orjson
+import trio
+
+from llmkube.base.http.message import Response
+from llmkube.router.dialects.dialect import JsonObject, Translated
+from llmkube.router.dialects.responses_answers import ResponsesAnswers
+from llmkube.router.dialects.responses_client import continued
+from llmkube.router.policy.data_limits import NO_LIMITS, NoRegionLeftError, limited, limits_of
+from llmkube.router.policy.request_facts import Principal, RequestFacts
+from llmkube.router.refusals import refused
+from llmkube.router.responses.store import ResponseStore, Stored, Turn, turns_to
+from llmkube.router.responses.stored_pages import Wanted, not_found, page_of
+
+MOST_HISTORY_BYTES: Final = 128 << 20
+"""Of all requests under way: a history is read for each, however short its body is."""
+
+SWEEP_SECONDS: Final = 60.0
+_ID_BYTES: Final = 24
+
+
+def owner_of(principal: Principal) -> str:
+    """Return whose responses these are: the team's, whichever of its keys asks; without keys, the address's."""
+    return f"team {principal.team}" if principal.team else f"tenant {principal.tenant}"
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Joined:
+    """A request with its history.
+
+    Attributes:
+        translated: What is asked of backends.
+        history_bytes: How long the history is.
+    """
+
+    translated: Translated
+    history_bytes: int = 0
+    _owner: str = ""
+    _previous: Stored | None = attrs.field(default=None, repr=False)
+    _store: ResponseStore | None = attrs.field(default=None, repr=False)
+
+    def limited(self, facts: RequestFacts) -> RequestFacts:
+        """Return the facts of request and history; the answer is kept with the limits of these.
+
+        Raises:
+            RefusedError: The two may go to no region in common.
+        """
+        answers, store = self.translated.answers, self._store
+        if not isinstance(answers, ResponsesAnswers) or store is None:
+            return facts
+        try:
+            facts = limited(facts, NO_LIMITS if self._previous is None else self._previous.limits)
+        except NoRegionLeftError as exc:
+            raise refused(503, f"no backend may answer this request: {exc}", "not_permitted", _NEVER) from exc
+        previous = self._previous
+        turn_before = None if previous is None else previous.turn
+        limits, asked = limits_of(facts), orjson.dumps(answers.items)
+
+        def keep(response: JsonObject, output: list[JsonObject]) -> bool:
+            turn = Turn(asked=asked, answered=orjson.dumps(output), before=turn_before)
+            stored = Stored(
+                owner=self._owner,
+                response_id=response["id"],
+                response=orjson.dumps(response),
+                turn=turn,
+                limits=limits,
+                conversation_bytes=self.history_bytes + turn.bytes,
+            )
+            return store.put(stored, trio.current_time())
+
+        answers.keep = keep
+        return facts
+
+
+_NEVER: Final = {"X-Should-Retry": "false"}
+
+
+@attrs.define(eq=False)
+class Conversations:
+    """The responses of one router.
+
+    Attributes:
+        store: What is kept.
+        now: Returns the time, in seconds since 1970.
+        history_bytes: Of the requests under way.
+    """
+
+    store: ResponseStore
+    now: Callable[[], int]
+    history_bytes: int = 0
+
+    def join(self, translated: Translated, principal: Principal) -> Joined:
+        """Return a request with what it continues; `ended` has to be told its length afterwards.
+
+        Raises:
+            RefusedError: There is nothing of that name, or it has become too long.
+        """
+        answers = translated.answers
+        if not isinstance(answers, ResponsesAnswers):
+            return Joined(translated=translated)
+        answers.response_id = f"resp_{secrets.token_hex(_ID_BYTES)}"  # from the system: others must not guess it
+        answers.now = self.now
+        owner = owner_of(principal)
+        if not answers.previous_id:
+            return Joined(translated=translated, owner=owner, store=self.store)
+        previous = self.store.get(owner, answers.previous_id, trio.current_time())
+        if previous is None:
+            raise not_found(answers.previous_id, "previous_response_not_found")
+        size = previous.conversation_bytes
+        if self.history_bytes + size > MOST_HISTORY_BYTES:
+            words = "too many long conversations are being continued now; ask again later"
+            raise refused(503, words, "histories_full", {"Retry-After": "5"})
+        history = _items_of(previous)
+        self.history_bytes += size
+        return Joined(
+            translated=continued(translated, history, answers),
+            history_bytes=size,
+            owner=owner,
+            previous=previous,
+            store=self.store,
+        )
+
+    def ended(self, history_bytes: int) -> None:
+        """Note that a request has ended."""
+        self.history_bytes -= history_bytes
+
+    def page(self, wanted: Wanted, principal: Principal) -> Response:
+        """Return the answer to a request about a response that is kept."""
+        return page_of(self.store, wanted, owner_of(principal), trio.current_time())
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Forget what has not been used for too long, until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(SWEEP_SECONDS)
+            self.store.expire(trio.current_time())
+
+
+def _items_of(stored: Stored) -> list[Any]:
+    return [item for turn in turns_to(stored.turn) for item in orjson.loads(turn.asked) + orjson.loads(turn.answered)]

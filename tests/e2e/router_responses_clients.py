@@ -1,0 +1,71 @@
+"""What OpenAI's client does with `/v1/responses` of a router, as its users write it; on the pinned packages alone.
+
+python -S router_responses_clients.py ROUTER QUESTION: prints one JSON object, by what was tried.
+"""
+
+import json
+import sys
+
+import openai
+
+ROUTER, QUESTION = sys.argv[1:]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+RESULT = "sunny in Rome"
+COLD = {"temperature": 0}
+
+
+def failure(call, *args, **kwargs):
+    """Return the class of the error that a call raises, and its words."""
+    try:
+        call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+def of_responses():
+    client = openai.OpenAI(base_url=f"{ROUTER}/v1", api_key="none", max_retries=0)
+    create = client.responses.create
+    tool = {"type": "function", "name": "weather", "description": "Tell it", "parameters": PARAMETERS, "strict": False}
+    plain = create(model="local-mac", input=QUESTION, **COLD)
+    events = list(create(model="local-mac", input=QUESTION, stream=True, **COLD))
+    with client.responses.stream(model="local-mac", input=QUESTION, **COLD) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    again = create(model="local-mac", input=QUESTION, previous_response_id=plain.id, max_output_tokens=4, **COLD)
+    found = {
+        "plain": plain.output_text,
+        "streaming": "".join(each.delta for each in events if each.type == "response.output_text.delta"),
+        "numbers": [each.sequence_number for each in events] == list(range(len(events))),
+        "kinds": [kinds[0], kinds[1], kinds[-1]],
+        "final": [final.output_text, final.status, final.usage.input_tokens > 0, final.usage.output_tokens > 0],
+        "continued": [again.status, again.previous_response_id == plain.id,
+                      again.usage.input_tokens > plain.usage.input_tokens],
+        "cut": again.incomplete_details.reason if again.incomplete_details else None,
+        "retrieved": client.responses.retrieve(plain.id).model_dump() == plain.model_dump(),
+        "items": [item.role for item in client.responses.input_items.list(again.id, order="asc", limit=1)],
+        "deleted": failure(lambda: (client.responses.delete(plain.id), client.responses.retrieve(plain.id))),
+        "unknown": failure(create, model="local-mac", input="x", previous_response_id="resp_gone"),
+        "unsupported": failure(create, model="local-mac", input="x", tools=[{"type": "web_search"}]),
+        "too long": failure(create, model="local-mac", input="word " * 20_000),
+        "broken": failure(lambda: list(create(model="gpt-5", input="break", stream=True))),
+    }  # fmt: skip
+    for model in ("gpt-5", "claude-opus"):
+        first = create(model=model, input=QUESTION, tools=[tool])
+        call = first.output[0]
+        with client.responses.stream(model=model, input=QUESTION, tools=[tool]) as stream:
+            streamed = stream.get_final_response().output[0]
+        result = [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT}]
+        found[f"{model} tools"] = [call.name, json.loads(call.arguments), streamed.name, json.loads(streamed.arguments)]
+        found[f"{model} answers"] = create(model=model, input=result, previous_response_id=first.id).output_text
+        alone = [{"role": "user", "content": QUESTION}, *(item.model_dump() for item in first.output), *result]
+        found[f"{model} without state"] = create(model=model, input=alone, store=False).output_text
+    private = {"X-LLMKube-Classification": "pii"}
+    secret = create(model="local-mac", input="a secret", max_output_tokens=4, extra_headers=private)
+    raw = client.responses.with_raw_response.create
+    outside = raw(model="gpt-5", input="and outside", previous_response_id=secret.id, max_output_tokens=4)
+    found["pii"] = [outside.headers["x-llmkube-backend"], raw(model="gpt-5", input="x").headers["x-llmkube-backend"]]
+    return found
+
+
+sys.stdout.write(json.dumps(of_responses()))

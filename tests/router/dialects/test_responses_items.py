@@ -1,0 +1,143 @@
+"""Items of responses as turns of a chat."""
+
+import pytest
+
+from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.responses_items import items_of, turns_of
+
+PICTURE = "data:image/png;base64,AAAA"
+
+
+def turns(*items, instructions=""):
+    return turns_of(instructions, items_of(list(items), []))
+
+
+def said(role, content, **more):
+    return {"role": role, "content": content} | more
+
+
+def call(name="f", call_id="c1"):
+    return {"type": "function_call", "call_id": call_id, "name": name, "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([said("user", "a")], [said("user", "a")]),
+        ([said("user", [{"type": "input_text", "text": "a"}])], [said("user", "a")]),
+        ([said("user", [{"type": "input_text", "text": "a"}] * 2)], [said("user", "a\na")]),
+        ([said("developer", "a"), said("user", "b")], [said("system", "a"), said("user", "b")]),
+        (
+            [said("system", "a"), said("developer", "b"), said("user", "c")],
+            [said("system", "a\n\nb"), said("user", "c")],
+        ),
+        ([said("user", "a"), said("system", "b")], [said("user", "a"), said("system", "b")]),
+        (
+            [said("assistant", [{"type": "output_text", "text": "a", "annotations": []}], id="m", status="completed")],
+            [said("assistant", "a")],
+        ),
+        ([said("assistant", [{"type": "refusal", "refusal": "no"}])], [said("assistant", "no")]),
+        (
+            [said("user", [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": PICTURE}])],
+            [said("user", [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": PICTURE}}])],
+        ),
+        (
+            [said("user", [{"type": "input_image", "image_url": PICTURE, "detail": "low"}])],
+            [said("user", [{"type": "image_url", "image_url": {"url": PICTURE, "detail": "low"}}])],
+        ),
+        (
+            [said("user", [{"type": "input_file", "file_data": "data:x", "filename": "n"}])],
+            [said("user", [{"type": "file", "file": {"file_data": "data:x", "filename": "n"}}])],
+        ),
+        (
+            [call(), {"type": "function_call_output", "call_id": "c1", "output": "r"}],
+            [
+                said("assistant", None, tool_calls=[
+                    {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]),
+                said("tool", "r", tool_call_id="c1"),
+            ],
+        ),
+        (
+            [{"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "r"}]}],
+            [said("tool", "r", tool_call_id="c1")],
+        ),
+    ],
+)  # fmt: skip
+def test_each_item_is_a_turn(items, expected):
+    """A text where there are texts alone, else parts."""
+    assert turns(*items) == expected
+
+
+def test_calls_belong_to_what_the_model_has_just_said():
+    """A text and two calls are one turn; a result between them begins another."""
+    result = {"type": "function_call_output", "call_id": "c1", "output": "r"}
+    found = turns(said("assistant", "a"), call(), call("g", "c2"), result, call("h", "c3"))
+    assert [turn["role"] for turn in found] == ["assistant", "tool", "assistant"]
+    assert [[each["function"]["name"] for each in turn.get("tool_calls", ())] for turn in found] == [
+        ["f", "g"],
+        [],
+        ["h"],
+    ]
+
+
+def test_instructions_come_first():
+    """In one turn with the developer's words: templates know one system turn, at the beginning."""
+    assert turns(said("developer", "b"), said("user", "c"), instructions="a") == [
+        said("system", "a\n\nb"),
+        said("user", "c"),
+    ]
+
+
+def test_reasoning_is_taken_and_passed_over():
+    """It reaches no backend, and its name is in the audit log; what is encrypted is not kept."""
+    dropped = []
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "s"}],
+               "content": [{"type": "reasoning_text", "text": "t"}], "encrypted_content": "x" * 99}  # fmt: skip
+    found = items_of([thought, said("user", "a", phase="final_answer")], dropped)
+    assert found[0] == {
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": "s"}],
+        "content": [{"type": "reasoning_text", "text": "t"}],
+    }
+    assert turns_of("", found) == [said("user", "a")]
+    assert dropped == ["input[0] (reasoning)", "input[1].phase"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (None, "input is empty"),
+        ([], "input is empty"),
+        (7, "input must be a list of objects"),
+        (["a"], "input must be a list of objects"),
+        ([{"type": "item_reference", "id": "msg_1"}], "input[0].type is 'item_reference'; this router takes message"),
+        ([{"type": ["message"]}], "input[0].type is ['message']"),
+        ([{"type": "custom_tool_call"}], "input[0].type is 'custom_tool_call'"),
+        ([said("tool", "a")], "input[0].role is 'tool'; write user, assistant, system or developer"),
+        ([said(["user"], "a")], "input[0].role is ['user']"),
+        ([said("user", None)], "input[0].content is missing"),
+        ([said("user", [])], "input[0].content is empty"),
+        ([said("user", [{"type": "input_audio"}])], "input[0].content[0].type is 'input_audio'"),
+        ([said("user", [{"type": "input_text"}])], "input[0].content[0].text is None; write a text"),
+        ([said("user", [{"type": "refusal", "refusal": "x"}])], "input[0].content[0].type is 'refusal'"),
+        (
+            [said("user", [{"type": "input_image", "file_id": "f"}])],
+            "content[0].file_id names what this router does not",
+        ),
+        ([said("user", [{"type": "input_image"}])], "input[0].content[0].image_url is None"),
+        (
+            [said("user", [{"type": "input_file", "file_url": "http://x"}])],
+            "file_url names what this router does not have",
+        ),
+        ([call() | {"arguments": {}}], "input[0].arguments is {}; write a text"),
+        ([{"type": "function_call_output", "call_id": "c"}], "input[0].output is missing"),
+        ([{"type": "function_call_output", "output": "r"}], "input[0].call_id is None"),
+        ([{"type": "reasoning", "summary": "s"}], "input[0].summary must be a list"),
+        ([said("user", "a", id=7)], "input[0].id is 7"),
+    ],
+)
+def test_what_is_no_item_is_refused_by_its_place(asked, words):
+    """With what to write instead."""
+    with pytest.raises(DialectError) as caught:
+        items_of(asked, [])
+    assert words in str(caught.value)

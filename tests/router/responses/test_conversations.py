@@ -1,0 +1,393 @@
+"""Conversations at a router in memory: whose they are, where they may go, and what they cost."""
+
+import json
+import random
+
+import attrs
+import pytest
+import trio
+
+from lengths import LEAKS
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.router.config.routing_config import Auth, Budget, Classes, Match, Rule
+from llmkube.router.dialects import responses_answers
+from llmkube.router.policy.data_limits import NO_LIMITS
+from llmkube.router.proxy.attempt import MAX_ANSWER_BYTES
+from llmkube.router.responses import conversations
+from llmkube.router.responses.conversations import SWEEP_SECONDS
+from llmkube.router.responses.store import Bounds, ResponseStore
+from router.proxy.router_lab import (
+    WHOLE_STREAM,
+    Player,
+    answer,
+    chunk,
+    cloud,
+    config_of,
+    events_of,
+    local,
+    open_lab,
+    piece,
+    saying,
+    stream,
+    until_gone,
+)
+
+RESPONSES = "/v1/responses"
+ASKED = {"model": "m", "input": "hi"}
+CLASS = "x-llmkube-classification"
+REGION = "x-llmkube-region"
+
+
+async def ask(lab, headers=None, **more):
+    """Ask for a response; return status and object."""
+    said = await lab.ask(ASKED | more, RESPONSES, headers)
+    return said.status, json.loads(said.body)
+
+
+async def kept(lab, headers=None, **more):
+    """Ask for a response that is answered; return its id."""
+    status, said = await ask(lab, headers, **more)
+    assert status == 200, said
+    return said["id"]
+
+
+def conversations_of(lab):
+    return lab.router.handler.conversations
+
+
+# -- where the data may go ---------------------------------------------------------------------------------------------
+
+
+def echoing(player):
+    """A script that answers with what was asked last, plain or as a stream."""
+
+    async def script(connection):
+        body = json.loads(player.asked[-1][1])
+        text = "answer to " + body["messages"][-1]["content"]
+        if body.get("stream"):
+            await connection.send_all(stream(piece(text), piece("", "stop")))
+        else:
+            message = {"role": "assistant", "content": text}
+            await connection.send_all(answer(said={"choices": [{"message": message, "finish_reason": "stop"}]}))
+
+    return script
+
+
+OUTSIDE = config_of(
+    local("mac", region="eu"),
+    cloud("cloud", region="us"),
+    rules=(
+        Rule(name="out", match=Match(headers={"x-go": "out"}), backends=("cloud", "mac")),
+        Rule(name="shadow", match=Match(headers={"x-go": "both"}), backends=("mac", "cloud"), strategy="shadow"),
+        Rule(name="all", match=Match(), backends=("mac", "cloud")),
+    ),
+)
+
+
+async def converse(count, seed):
+    """Play conversations that branch; return what stayed, and how often the provider was asked to go on with one."""
+    dice = random.Random(seed)
+    mac, provider = Player(()), Player(())
+    mac.scripts, provider.scripts = (echoing(mac),), (echoing(provider),)
+    closed, known, refused = {}, [], 0
+    async with open_lab(OUTSIDE, {"mac": mac, "cloud": provider}) as lab:
+        for at in range(count):
+            before, ancestors = dice.choice(known[-6:]) if known and dice.random() < 0.8 else ("", ())
+            named = {
+                CLASS: dice.choice(("", "", "", "", "", "pii", "PHI, public", "public")),
+                REGION: dice.choice(("", "", "", "", "", "", "eu", "us", "eu, us")),
+                "x-go": dice.choice(("", "out", "out", "out", "both")),
+            }
+            text = f"<canary {at}>"
+            closed[text] = "p" in named[CLASS].lower().replace("public", "") or named[REGION] == "eu"
+            body = {"input": text, "stream": dice.random() < 0.5} | ({"previous_response_id": before} if before else {})
+            headers = {name: value for name, value in named.items() if value}
+            status, data, _ = await lab.read(ASKED | body, RESPONSES, headers)
+            if status != 200:
+                refused += 1
+                continue
+            said = events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
+            assert said["status"] == "completed"
+            known.append((said["id"], (*ancestors, text)))
+        await trio.testing.wait_all_tasks_blocked()
+    outside = [body.decode() for _, body in provider.asked]
+    for body in outside:
+        assert [text for text, is_closed in closed.items() if is_closed and text in body] == []
+    assert conversations_of(lab).history_bytes == 0
+    return sum(body.count("<canary") > 1 for body in outside), refused
+
+
+async def test_no_conversation_takes_what_is_closed_outside(autojump_clock):
+    """Questions and answers, plain and as streams, routed, fallen back on and shadowed: the provider gets none."""
+    continued, refused = await converse(LEAKS // 20, seed=5)
+    assert continued > LEAKS // 400
+    assert refused > LEAKS // 400
+
+
+def forgetting(**what):
+    """A mutant that keeps a response without some of its limits."""
+    real = conversations.limits_of
+    return "limits_of", lambda facts: attrs.evolve(real(facts), **what)
+
+
+MUTANTS = {
+    "a history opens what it closes": ("limited", lambda facts, history: facts),
+    "kept without classes": forgetting(classes=frozenset()),
+    "kept without regions": forgetting(regions=None),
+    "kept without limits": ("limits_of", lambda facts: NO_LIMITS),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_mutant_is_caught(name, monkeypatch, autojump_clock):
+    """Each deliberate bug takes something outside."""
+    monkeypatch.setattr(conversations, *MUTANTS[name])
+    with pytest.raises(AssertionError):
+        await converse(250, seed=5)
+
+
+async def test_a_conversation_stays_what_it_was_without_the_header():
+    """And the audit log says so; a request that names another class has both."""
+    async with open_lab(OUTSIDE, mac=answer(), cloud=answer()) as lab:
+        first = await kept(lab, {CLASS: "pii"})
+        second = await kept(lab, {"x-go": "out"}, previous_response_id=first)
+        await kept(lab, {"x-go": "out", CLASS: "public"}, previous_response_id=second)
+        assert lab.players["cloud"].asked == []
+        assert [line["classification"] for line in lab.audit] == [["pii"], ["pii"], ["pii", "public"]]
+        await kept(lab, {"x-go": "out"})
+        assert len(lab.players["cloud"].asked) == 1
+
+
+async def test_no_region_in_common_is_refused():
+    """With both; no backend is asked."""
+    async with open_lab(OUTSIDE, mac=answer(), cloud=answer()) as lab:
+        first = await kept(lab, {REGION: "eu"})
+        status, said = await ask(lab, {REGION: "us"}, previous_response_id=first)
+        assert (status, said["error"]["code"]) == (503, "not_permitted")
+        assert "may go to eu, this request's to us" in said["error"]["message"]
+        assert (len(lab.players["mac"].asked), len(lab.players["cloud"].asked)) == (1, 0)
+        assert (lab.audit[1]["outcome"], lab.audit[1]["tenant"]) == ("not_permitted", lab.audit[0]["tenant"])
+
+
+async def test_a_class_that_becomes_sensitive_closes_conversations_that_have_it():
+    """What counts is the config of the request that continues."""
+    async with open_lab(OUTSIDE, mac=answer(), cloud=answer()) as lab:
+        first = await kept(lab, {CLASS: "internal"})
+        second = await kept(lab, {"x-go": "out"}, previous_response_id=first)
+        assert len(lab.players["cloud"].asked) == 1
+        lab.config = attrs.evolve(OUTSIDE, classes=Classes(sensitive=frozenset({"internal"})))
+        lab.stamp = (2, 0, 0)
+        await lab.router.live.look()
+        await kept(lab, {"x-go": "out"}, previous_response_id=second)
+        assert len(lab.players["cloud"].asked) == 1
+
+
+# -- what is continued -------------------------------------------------------------------------------------------------
+
+
+async def test_a_backend_gets_the_whole_conversation():
+    """Calls and their results too; of the instructions the newest alone; what a provider's model thinks stays out."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    called = answer(said={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    async with open_lab(config_of(local("mac")), mac=(called, answer(), stream(WHOLE_STREAM), answer())) as lab:
+        first = await kept(lab, instructions="old")
+        result = [{"type": "function_call_output", "call_id": "c1", "output": "r"}]
+        second = await kept(lab, input=result, previous_response_id=first, instructions="new")
+        body = ASKED | {"stream": True, "previous_response_id": second}
+        third = events_of((await lab.read(body, RESPONSES))[1])[-1]["response"]["id"]
+        await kept(lab, previous_response_id=third, input="end")
+        turns = [[(turn["role"], turn["content"]) for turn in body["messages"]] for body in lab.players["mac"].bodies]
+    assert turns[1] == [("system", "new"), ("user", "hi"), ("assistant", None), ("tool", "r")]
+    assert turns[3] == [*turns[1][1:], ("assistant", "yes"), ("user", "hi"), ("assistant", "one two"), ("user", "end")]
+    assert lab.players["mac"].bodies[1]["messages"][2]["tool_calls"] == [call]
+    assert "hm" not in json.dumps(lab.players["mac"].bodies)
+
+
+async def test_a_conversation_branches():
+    """Two requests may go on with the same response."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        first = await kept(lab)
+        for text in ("a", "b"):
+            await kept(lab, input=text, previous_response_id=first)
+        assert [body["messages"][-1]["content"] for body in lab.players["mac"].bodies] == ["hi", "a", "b"]
+        assert [len(body["messages"]) for body in lab.players["mac"].bodies] == [1, 3, 3]
+
+
+async def test_a_response_is_given_and_deleted_by_its_id():
+    """As the client had it."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        _, said = await ask(lab, metadata={"a": "b"})
+        path = f"{RESPONSES}/{said['id']}"
+        found = await lab.ask(path=path, method="GET")
+        assert json.loads(found.body) == said
+        items = json.loads((await lab.ask(path=f"{path}/input_items?order=asc", method="GET")).body)
+        assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "hi"}]]
+        assert (await lab.ask(path=path, method="DELETE")).status == 200
+        assert (await lab.ask(path=path, method="GET")).status == 404
+        status, error = await ask(lab, previous_response_id=said["id"])
+        assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
+        assert lab.audit[-1]["outcome"] == "previous_response_not_found"
+        assert len(lab.players["mac"].asked) == 1
+
+
+async def test_what_is_not_to_be_stored_is_not():
+    """Nothing of it is kept; it can continue what is."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        first = await kept(lab)
+        status, said = await ask(lab, store=False, previous_response_id=first)
+        assert (status, said["store"]) == (200, False)
+        assert len(lab.players["mac"].bodies[1]["messages"]) == 3
+        assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
+        assert len(conversations_of(lab).store) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        stream(piece("half"), end=b""),
+        saying(stream(piece("half"), end=b""), chunk(b'data: {"error": {"message": "no"}}\n\n'), seconds=1.0),
+    ],
+)
+async def test_what_failed_is_not_kept(script, autojump_clock):
+    """Neither a stream that breaks off, nor one with an error; its end is not clean."""
+    async with open_lab(config_of(local("mac")), mac=script) as lab:
+        _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
+        events = events_of(data)
+        assert ([each["type"] for each in events[-2:]], clean) == (["response.failed", "error"], False)
+        assert len(conversations_of(lab).store) == 0
+    async with open_lab(config_of(local("mac")), mac=answer(400, {"error": {"message": "no"}})) as lab:
+        assert (await ask(lab))[0] == 400
+        assert len(conversations_of(lab).store) == 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_it_is_kept_before_the_client_has_the_end(monkeypatch, is_stream):
+    """Else its next request could come too early."""
+    sent, seen = [], []
+    send, put = StreamExchange.send, ResponseStore.put
+
+    async def noted(exchange, data):
+        sent.append(data)
+        await send(exchange, data)
+
+    def put_now(store, stored, now):
+        seen.append(b'"completed"' in b"".join(sent))
+        return put(store, stored, now)
+
+    monkeypatch.setattr(StreamExchange, "send", noted)
+    monkeypatch.setattr(ResponseStore, "put", put_now)
+    async with open_lab(config_of(local("mac")), mac=stream(WHOLE_STREAM) if is_stream else answer()) as lab:
+        await lab.read(ASKED | {"stream": is_stream}, RESPONSES)
+    assert seen == [False]
+    assert b'"completed"' in b"".join(sent)
+
+
+# -- whose it is -------------------------------------------------------------------------------------------------------
+
+
+async def test_another_teams_response_is_not_there(tmp_path):
+    """Not to be continued, read or deleted, in the same words as one that never was; a team's keys share theirs."""
+    (tmp_path / "red").write_text("red-1\nred-2\n")
+    (tmp_path / "blue").write_text("blue\n")
+    config = config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path)))
+    red, other, blue = ({"Authorization": f"Bearer {key}"} for key in ("red-1", "red-2", "blue"))
+    async with open_lab(config, mac=answer()) as lab:
+        first = await kept(lab, red)
+        unknown = first.translate(str.maketrans("0123456789abcdef", "123456789abcdef0"))
+        status, foreign = await ask(lab, blue, previous_response_id=first)
+        never = (await ask(lab, blue, previous_response_id=unknown))[1]
+        assert (status, json.dumps(foreign).replace(first, unknown)) == (404, json.dumps(never))
+        for method in ("GET", "DELETE"):
+            assert (await lab.ask(path=f"{RESPONSES}/{first}", method=method, headers=blue)).status == 404
+            assert (await lab.ask(path=f"{RESPONSES}/{first}", method=method)).status == 401
+        await kept(lab, other, previous_response_id=first)
+        assert len(lab.players["mac"].asked) == 2
+
+
+async def test_ids_are_drawn_by_the_system():
+    """192 bits that no seed gives: names of requests tell nothing of them."""
+    ids = []
+    for _ in range(2):
+        async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+            ids.append(await kept(lab))
+    assert len(set(ids)) == 2
+    assert {len(each) for each in ids} == {len("resp_") + 48}
+
+
+# -- what it costs -----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_not_used_ends(autojump_clock):
+    """And its memory comes back without a request. A look at it, and a request that goes on with it, are uses."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        store = conversations_of(lab).store
+        store.bounds = Bounds(idle_seconds=200.0)
+        first = await kept(lab)
+        await trio.sleep(190)
+        second = await kept(lab, previous_response_id=first)
+        await trio.sleep(190)
+        assert (await lab.ask(path=f"{RESPONSES}/{second}", method="GET")).status == 200
+        await trio.sleep(190)
+        assert len(store) == 1
+        await trio.sleep(10 + SWEEP_SECONDS)
+        assert (len(store), store.bytes) == (0, 0)
+        status, said = await ask(lab, previous_response_id=second)
+        assert (status, "not used for a day" in said["error"]["message"]) == (404, True)
+    assert Bounds().idle_seconds == 24 * 3600
+
+
+async def test_a_history_counts_in_budgets():
+    """Its bytes are reserved, however short the body is."""
+    budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=700)
+    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=answer()) as lab:
+        first = await kept(lab, input="x" * 400, max_output_tokens=10)
+        assert (await ask(lab, max_output_tokens=10))[0] == 200
+        status, said = await ask(lab, previous_response_id=first, max_output_tokens=10)
+        assert (status, said["error"]["code"]) == (429, "budget_exhausted")
+        assert conversations_of(lab).history_bytes == 0
+
+
+async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
+    """503 while there are too many; what a client that leaves has held is free again."""
+    gone = []
+
+    async def silent(connection):
+        await until_gone(connection)
+        gone.append(True)
+
+    async with open_lab(config_of(local("mac")), mac=(answer(), silent, answer())) as lab:
+        first = await kept(lab)
+        size = next(iter(conversations_of(lab).store._kept.values())).stored.conversation_bytes
+        monkeypatch.setattr(conversations, "MOST_HISTORY_BYTES", size)
+        with trio.move_on_after(5):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lambda: ask(lab, previous_response_id=first))
+                await trio.sleep(1)
+                status, said = await ask(lab, previous_response_id=first)
+                assert (status, said["error"]["code"]) == (503, "histories_full")
+                await trio.sleep_forever()
+        await trio.sleep(1)
+        assert (gone, conversations_of(lab).history_bytes) == ([True], 0)
+        await kept(lab, previous_response_id=first)
+
+
+async def test_what_is_too_long_to_be_kept_says_so():
+    """The answer is given, `store` is false, and nothing else goes for it."""
+    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
+        first = await kept(lab)
+        status, said = await ask(lab, input="x" * 500, previous_response_id=first)
+        assert (status, said["store"]) == (200, False)
+        assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
+        assert (await ask(lab, previous_response_id=first))[0] == 200
+
+
+async def test_an_answer_that_goes_on_for_ever_ends_with_an_error(monkeypatch):
+    """It is held until its end, and so it has a bound."""
+    monkeypatch.setattr(responses_answers, "MOST_CHARACTERS", 1000)
+    script = saying(stream(end=b""), *[chunk(piece("x" * 90)) for _ in range(20)], then=until_gone)
+    async with open_lab(config_of(local("mac")), mac=script) as lab:
+        _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
+        assert (events_of(data)[-1]["error"]["code"], clean) == ("stream_untranslatable", False)
+    assert responses_answers.MOST_CHARACTERS < MAX_ANSWER_BYTES

@@ -1,0 +1,227 @@
+"""What is kept, whose it is, and what gives way: whatever is put, the bounds hold and every byte is counted once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmkube.router.policy.data_limits import NO_LIMITS
+from llmkube.router.responses import store as module
+from llmkube.router.responses.store import OVERHEAD_BYTES, Bounds, ResponseStore, Stored, Turn, turns_to
+
+SMALL = Bounds(
+    responses=6,
+    responses_of_tenant=4,
+    bytes=24 * OVERHEAD_BYTES,
+    bytes_of_tenant=12 * OVERHEAD_BYTES,
+    bytes_of_conversation=4000,
+    idle_seconds=100.0,
+)
+
+
+def stored(name, owner="a", before=None, size=10):
+    """A response of so many bytes that continues another one."""
+    turn = Turn(asked=b"q" * size, answered=b"a" * size, before=before.turn if before else None)
+    length = turn.bytes + (before.conversation_bytes if before else 0)
+    return Stored(
+        owner=owner,
+        response_id=name,
+        response=b"r" * size,
+        turn=turn,
+        limits=NO_LIMITS,
+        conversation_bytes=length,
+    )
+
+
+def counted(kept, found):
+    """The bytes of these responses, each of their turns once, and the tenants that they belong to."""
+    turns = {id(turn): turn for each in found for turn in turns_to(each.turn)}
+    records = sum(len(each.response) + OVERHEAD_BYTES for each in found)
+    return records + sum(turn.bytes + OVERHEAD_BYTES for turn in turns.values())
+
+
+def test_a_response_is_its_tenants():
+    """Another tenant finds, and deletes, as little as where there is none."""
+    kept = ResponseStore(SMALL)
+    one = stored("r1")
+    assert kept.put(one, 0.0)
+    assert kept.get("a", "r1", 1.0) is one
+    assert (kept.get("b", "r1", 1.0), kept.get("a", "r2", 1.0)) == (None, None)
+    assert (kept.delete("b", "r1"), kept.delete("a", "r1"), kept.delete("a", "r1")) == (False, True, False)
+    assert (len(kept), kept.bytes, list(kept.owners())) == (0, 0, [])
+
+
+def test_what_was_used_longest_ago_gives_way():
+    """A look at it is a use. Of other tenants nothing goes for it."""
+    kept = ResponseStore(SMALL)
+    kept.put(stored("other", owner="b"), 0.0)
+    for at in range(4):
+        kept.put(stored(f"r{at}"), 1.0 + at)
+    kept.get("a", "r0", 9.0)
+    kept.put(stored("r4"), 10.0)
+    there = [name for name in ("r0", "r1", "r2", "r3", "r4") if kept.get("a", name, 11.0)]
+    assert there == ["r0", "r2", "r3", "r4"]
+    assert kept.get("b", "other", 12.0)
+
+
+def test_what_is_idle_for_too_long_is_forgotten():
+    """At the second, and not before; a later response of the conversation keeps what it needs of it."""
+    kept = ResponseStore(SMALL)
+    first = stored("r1")
+    second = stored("r2", before=first)
+    kept.put(first, 0.0)
+    kept.put(second, 50.0)
+    assert kept.get("a", "r2", 99.0)
+    kept.expire(100.0)
+    assert len(kept) == 1
+    found = kept.get("a", "r2", 101.0)
+    assert [turn.bytes for turn in turns_to(found.turn)] == [20, 20]
+    kept.expire(201.0)
+    assert (len(kept), kept.bytes) == (0, 0)
+
+
+def test_a_conversation_counts_once():
+    """Its turns are shared: ten responses of it take no more than ten turns."""
+    kept = ResponseStore(Bounds())
+    last = None
+    for at in range(10):
+        last = stored(f"r{at}", before=last, size=1000)
+        kept.put(last, 0.0)
+    assert kept.bytes == 10 * (3000 + 2 * OVERHEAD_BYTES)
+    for at in range(9):
+        kept.delete("a", f"r{at}")
+    assert kept.bytes == 10 * (2000 + OVERHEAD_BYTES) + 1000 + OVERHEAD_BYTES
+    assert len(turns_to(kept.get("a", "r9", 0.0).turn)) == 10
+
+
+@pytest.mark.parametrize("size", [2001, 4000])
+def test_what_can_not_fit_is_not_kept_and_nothing_goes_for_it(size):
+    """A conversation that is too long, or one that would need more than a tenant has."""
+    kept = ResponseStore(SMALL)
+    kept.put(stored("r1"), 0.0)
+    assert not kept.put(stored("long", size=size), 1.0)
+    assert (len(kept), kept.get("a", "long", 2.0)) == (1, None)
+
+
+def test_a_turn_that_has_been_given_up_counts_again_when_a_request_under_way_needs_it():
+    """A request goes on with what it has read, also when that has been deleted meanwhile."""
+    kept = ResponseStore(SMALL)
+    first = stored("r1")
+    kept.put(first, 0.0)
+    kept.delete("a", "r1")
+    second = stored("r2", before=first)
+    kept.put(second, 1.0)
+    assert kept.bytes == counted(kept, [second])
+    kept.delete("a", "r2")
+    assert kept.bytes == 0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "put", "get", "delete", "wait"]),
+        st.sampled_from("abc"),
+        st.integers(0, 7),
+        st.integers(1, 2500),
+    ),
+    max_size=40,
+)
+
+
+def play(steps):
+    """Put, get and delete; after each step the bounds hold, and what is counted is what is there."""
+    kept, now, made, there = module.ResponseStore(SMALL), 0.0, {}, {}
+    for number, (what, owner, pick, size) in enumerate(steps):
+        now += 1.0
+        own = [each for each in made.values() if each.owner == owner]
+        chosen = own[pick % len(own)] if own else None
+        if what == "put":
+            before = chosen if chosen and pick % 2 and chosen.conversation_bytes < 3000 else None
+            made[number] = one = stored(f"r{number}", owner, before, size)
+            if kept.put(one, now):
+                there[one.response_id] = one
+                assert kept.get(owner, one.response_id, now) is one, "it is not there"
+        elif what == "wait":
+            now += 30.0 * pick
+        elif chosen and what == "get":
+            found = kept.get(owner, chosen.response_id, now)
+            assert found in (None, chosen)
+            assert all(kept.get(other, chosen.response_id, now) is None for other in "abc" if other != owner)
+        elif chosen:
+            kept.delete(owner, chosen.response_id)
+            assert kept.get(owner, chosen.response_id, now) is None
+        there = {name: each for name, each in there.items() if (each.owner, name) in kept._kept}
+        assert len(kept) == len(there) <= SMALL.responses
+        assert kept.bytes == counted(kept, list(there.values())) <= SMALL.bytes
+        for tenant, count, size_ in kept.owners():
+            own = [each for each in there.values() if each.owner == tenant]
+            assert count == len(own) <= SMALL.responses_of_tenant
+            assert size_ == counted(kept, own) <= SMALL.bytes_of_tenant
+        kept.expire(now)
+        assert all(now - each.used_at < SMALL.idle_seconds for each in kept._kept.values())
+
+
+@given(STEPS)
+def test_bounds_hold_and_every_byte_is_counted_once(steps):
+    """Whatever is put, looked at, deleted and left alone, by whichever tenant."""
+    play(steps)
+
+
+FULL = [("put", "abc"[at % 3], at, 800) for at in range(30)]
+STEPPED = [
+    ("put", "a", 1, 400),
+    ("put", "a", 1, 400),
+    ("put", "a", 3, 400),
+    ("delete", "a", 0, 1),
+    ("delete", "a", 1, 1),
+    *FULL,
+    ("get", "a", 12, 1),
+]
+
+
+class NoOwner(ResponseStore):
+    def get(self, owner, response_id, now):
+        return next((each.stored for (_, name), each in self._kept.items() if name == response_id), None)
+
+
+class NoEnd(ResponseStore):
+    def delete(self, owner, response_id):
+        return (owner, response_id) in self._kept
+
+
+class CountsTwice(ResponseStore):
+    def put(self, stored_, now):
+        self.bytes += 1
+        return super().put(stored_, now)
+
+
+class Forgets(ResponseStore):
+    def put(self, stored_, now):
+        return super().put(stored_, now) and self.delete(stored_.owner, stored_.response_id)
+
+
+def test_without_a_bug_these_steps_pass():
+    """Else the mutants would show nothing."""
+    play(STEPPED)
+
+
+MUTANTS = {"any tenant's": NoOwner, "never deleted": NoEnd, "counted twice": CountsTwice, "kept for nothing": Forgets}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_is_caught(name, monkeypatch):
+    """Else the property shows nothing."""
+    monkeypatch.setattr(module, "ResponseStore", MUTANTS[name])
+    with pytest.raises(AssertionError):
+        play(STEPPED)
+
+
+@pytest.mark.parametrize("field", ["responses", "responses_of_tenant", "bytes", "bytes_of_tenant"])
+def test_each_bound_is_one_that_something_meets(field, monkeypatch):
+    """Without it the same steps keep more than it allows."""
+    unbounded = Bounds(**{each: getattr(SMALL, each) for each in Bounds.__slots__ if each[0] != "_"} | {field: 10**9})
+    kept = ResponseStore(unbounded)
+    tenants = "abcdefgh" if field in ("responses", "bytes") else "a"
+    size = 1 if field.startswith("responses") else 1400
+    for at in range(12):
+        kept.put(stored(f"r{at}", owner=tenants[at % len(tenants)], size=size), 0.0)
+    most = len(kept) if field.startswith("responses") else kept.bytes
+    assert most > getattr(SMALL, field)
