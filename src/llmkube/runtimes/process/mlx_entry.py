@@ -3,7 +3,7 @@
 PYTHON mlx_entry.py [--llmkube-keys FILE] --llmkube-alias NAME OPTIONS-OF-MLX_LM.SERVER
 
 That Python may be older than ours and knows nothing of this package, so this file imports the standard library alone.
-It replaces methods of `mlx_lm.server` (0.32.2) that it looks for first: where one is missing it ends, and serves nothing.
+It replaces methods of `mlx_lm.server` (0.32.2) that it looks for first: where one is missing it ends, and serves none.
 
 * Every path but /health asks for one of the keys in the file, which stand in it one per line.
 * /health is 200 once the model is loaded. When the thread that computes has ended, so does the process: the server by
@@ -32,7 +32,7 @@ from typing import Any
 NEEDED = {
     "ModelProvider": ("load", "load_default"),
     "ResponseGenerator": ("generate", "generation_available"),
-    "APIHandler": ("parse_request", "do_GET", "do_POST"),
+    "APIHandler": ("parse_request", "do_GET", "do_POST", "log_request"),
 }
 DEAD = 70
 """The exit code when the thread that computes has ended (EX_SOFTWARE of sysexits.h)."""
@@ -140,7 +140,11 @@ def _guard_requests(handler: Any, state: State) -> None:
 
 
 def _guard_answers(handler: Any, state: State, end: Callable[[int], Any]) -> None:
-    get = handler.do_GET
+    get, log = handler.do_GET, handler.log_request
+
+    def log_request(self: Any, *what: Any) -> None:
+        if getattr(self, "path", "") not in ("/health", "/metrics"):  # asked every few seconds
+            log(self, *what)
 
     def do_get(self: Any) -> None:
         path = _path(self)
@@ -156,7 +160,7 @@ def _guard_answers(handler: Any, state: State, end: Callable[[int], Any]) -> Non
         else:
             get(self)
 
-    handler.do_GET = do_get
+    handler.do_GET, handler.log_request = do_get, log_request
 
 
 def _path(request: Any) -> str:
