@@ -5,6 +5,7 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import HOST_ENGINES
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
 from llmkube.weights.formats.gguf import GGUFFacts
@@ -36,7 +37,7 @@ def test_llamacpp_runs_on_a_host_under_both_names(runtime):
     assert plan(runtime).digest == plan("llamacpp").digest
 
 
-@pytest.mark.parametrize("runtime", sorted({*POD_RUNTIMES, *HOST_RUNTIMES} - {*LLAMACPP_NAMES}))
+@pytest.mark.parametrize("runtime", sorted({*POD_RUNTIMES, *HOST_RUNTIMES} - {*HOST_ENGINES}))
 def test_every_other_runtime_is_refused_by_name(runtime):
     """A runtime that the schema admits and no host can run is refused with its field, before and after the download."""
     for refuse in (lambda: check(service(runtime), MODEL), lambda: plan(runtime)):
@@ -48,11 +49,18 @@ def test_every_other_runtime_is_refused_by_name(runtime):
 @pytest.mark.parametrize(
     ("runtime", "of", "field", "said"),
     [
-        ("llamacpp", model("metal", "mlx"), "spec.runtime", "mlx weights on metal are for omlx, which"),
         ("llama-server", model("metal", "mlx"), "Model.spec.format", "llama-server reads gguf, not mlx"),
-        ("omlx", model("metal", "mlx"), "spec.runtime", "omlx is not supported on a host yet"),
+        (
+            "omlx",
+            model("metal", "mlx"),
+            "spec.runtime",
+            "omlx is not supported on a host yet: use mlx-lm or vllm-metal",
+        ),
         ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
-        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "an agent on a Mac serves gguf"),
+        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to mlx-lm or vllm-metal"),
+        ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
+        ("mlx-lm", model("cpu"), "Model.spec.format", "mlx-lm reads mlx or safetensors, not gguf"),
+        ("ollama", model(), "spec.runtime", "use llamacpp or llama-server"),
     ],
 )
 def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):

@@ -46,6 +46,7 @@ class TransferRequest:
         hub: Whether it comes from a Hugging Face repository.
         bucket: Whether it is an object in a bucket.
         registry: Whether it is a blob of a registry.
+        name: What it is called in the folder that an engine is given; "" where that is a file.
     """
 
     shown: str
@@ -59,6 +60,7 @@ class TransferRequest:
     hub: bool = False
     bucket: bool = False
     registry: bool = False
+    name: str = ""
 
 
 @attrs.frozen
@@ -281,7 +283,8 @@ class Transfer:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
-        intake = BodyReceiver(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, limits, ring)
+        have, is_gguf = self.partial.size_bytes, not self.wanted.name
+        intake = BodyReceiver(self.wanted.url, self.wanted.shown, have, limit, limits, ring, is_gguf=is_gguf)
         writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._counted, total))
         disk_failure: FetchError | None = None
 
