@@ -1,4 +1,4 @@
-"""An Ollama as its API is documented (docs/api.md, server/routes.go, 0.17.4), with the faults that were seen or reported.
+"""An Ollama as its API is documented (docs/api.md, server/routes.go, 0.17.4), with the faults that were seen of it.
 
 It has a store, a library, a process for each loaded model, and what a machine shows of them. Time is Trio's.
 """
@@ -149,39 +149,39 @@ class FakeDaemon:
     # -- what it answers ----------------------------------------------------------------------------------------------
 
     async def handle(self, exchange):
-        request = exchange.request
+        request, path = exchange.request, exchange.request.path
         self._expire()
         if self.hangs:
             await trio.sleep_forever()
-        if request.path not in ("/api/version", "/api/ps"):
-            self.calls.append(request.path.partition("/sha256:")[0])
-        if self.faults.get(request.path):
-            await self.faults[request.path].pop(0)(exchange)
-            return
-        said = json.loads(request.body) if request.path not in ("/api/version", "/api/ps") and request.path.count("/") == 2 else {}
-        match request.path:
-            case "/api/version":
-                await exchange.respond(Response.json(200, {"version": self.version}))
-            case "/api/ps":
-                models = [{"name": full(name), "model": full(name), "size": 1} for name in self.loaded]
-                await exchange.respond(Response.json(200, {"models": models}))
-            case "/api/show":
-                await self._show(exchange, said["model"])
-            case "/api/create":
-                await self._create(exchange, said)
-            case "/api/pull":
-                await self._pull(exchange, said["model"])
-            case "/api/generate":
-                await self._generate(exchange, said)
-            case "/v1/chat/completions":
-                await self._chat(exchange, said)
-            case path if path.startswith("/api/blobs/sha256:"):
-                await self._blob(exchange, request, path.rpartition(":")[2])
-            case path:
-                await exchange.respond(Response.json(404, {"error": path}))
+        looks = {"/api/version": {"version": self.version}, "/api/ps": {"models": self._listed()}}
+        if path not in looks:
+            self.calls.append(path.partition("/sha256:")[0])
+        posts = {
+            "/api/show": self._show,
+            "/api/create": self._create,
+            "/api/pull": self._pull,
+            "/api/generate": self._generate,
+            "/v1/chat/completions": self._chat,
+        }
+        if self.faults.get(path):
+            await self.faults[path].pop(0)(exchange)
+        elif path in looks:
+            await exchange.respond(Response.json(200, looks[path]))
+        elif path in posts:
+            await posts[path](exchange, json.loads(request.body))
+        elif path.startswith("/api/blobs/sha256:"):
+            await self._blob(exchange, request, path.rpartition(":")[2])
+        else:
+            await exchange.respond(Response.json(404, {"error": path}))
 
-    async def _show(self, exchange, name):
-        blob = self.store.get(name) or (self.library[name] if name in self.library and self.library[name] in self.blobs else None)
+    def _listed(self):
+        return [{"name": full(name), "model": full(name), "size": 1} for name in self.loaded]
+
+    async def _show(self, exchange, said):
+        name = said["model"]
+        blob = self.store.get(name) or (
+            self.library[name] if name in self.library and self.library[name] in self.blobs else None
+        )
         if blob is None:
             await exchange.respond(Response.json(404, {"error": f"model '{name}' not found"}))
         else:
@@ -207,7 +207,8 @@ class FakeDaemon:
         self.parameters[said["model"]] = said.get("parameters", {})
         await lines(exchange, {"status": "parsing GGUF"}, {"status": "success"})
 
-    async def _pull(self, exchange, name):
+    async def _pull(self, exchange, said):
+        name = said["model"]
         if name not in self.library:
             await lines(exchange, {"status": "pulling manifest"}, {"error": "pull model manifest: file does not exist"})
             return
@@ -335,5 +336,11 @@ async def staged(fake, *, path=None, owned=False):
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(run_server, fake.handle, [listener], limits=limits))
         nursery.start_soon(run)
-        yield stage
+        failed = None
+        try:
+            yield stage
+        except (AssertionError, ValueError, trio.TooSlowError) as error:
+            failed = error  # raised in here it would come as a group
         nursery.cancel_scope.cancel(reason="the play is over")
+    if failed is not None:
+        raise failed

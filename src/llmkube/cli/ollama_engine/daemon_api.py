@@ -6,7 +6,7 @@ comes as one JSON object a line; an error in the middle of it comes as a line to
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 

@@ -112,8 +112,17 @@ class Keeper:
     async def _load(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell_load)
+            error = await self._load_error()
+            nursery.cancel_scope.cancel(reason="the load has ended")
+        if error is not None:  # raised in there it would come as a group
+            raise error
+
+    async def _load_error(self) -> DaemonError | None:
+        try:
             await self.witness.api.load(self.witness.name, KEEP_ALIVE)
-            nursery.cancel_scope.cancel(reason="it has been loaded")
+        except DaemonError as error:
+            return error
+        return None
 
     async def _tell_load(self) -> None:
         """Write a line whenever the process that loads has moved."""

@@ -47,7 +47,7 @@ MOST_FAILURES: Final = 3
 
 LONGEST_PAUSE_SECONDS: Final = 60.0
 
-UNLOAD_SECONDS: Final = 7.0
+UNLOAD_SECONDS: Final = 6.0
 """For all of an unload: the agent gives an engine ten seconds between TERM and KILL."""
 
 UNLOAD_AGAIN_SECONDS: Final = 2.0
@@ -216,7 +216,8 @@ def unload(seen: Seen, since: float, asked_at: float | None, now: float) -> Step
         return Step(Act.DONE, "Ollama does not run any more" if seen.visible else "Ollama does not answer any more")
     if now - since >= UNLOAD_SECONDS:
         if seen.owned and left:
-            return Step(Act.END_RUNNERS, f"it holds the model {UNLOAD_SECONDS:g} s after it was told to unload it")
+            why = f"{_processes(left)} {UNLOAD_SECONDS:g} s after Ollama was told to unload the model"
+            return Step(Act.END_RUNNERS, why, 0.1)
         return Step(Act.GIVE_UP, _kept(seen, left))
     if seen.answers != "gone" and (asked_at is None or now - asked_at >= UNLOAD_AGAIN_SECONDS):
         return Step(Act.UNLOAD, wait_seconds=0.1)
@@ -296,7 +297,9 @@ def _held(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     if now - state.odd_since < STALE_SECONDS:
         return state, Step(Act.NOTHING, wait_seconds=CLOSE_SECONDS)
     if seen.owned:
-        return attrs.evolve(state, odd=""), Step(Act.END_RUNNERS, f"Ollama lists no such model, and {_processes(pids)}")
+        return attrs.evolve(state, odd=""), Step(
+            Act.END_RUNNERS, f"Ollama lists no such model, and {_processes(pids)}", CLOSE_SECONDS
+        )
     fix = f"end it: kill {' '.join(map(str, pids))}" if seen.orphans else "quit Ollama and start it again"
     return state, Step(Act.GIVE_UP, f"Ollama lists no such model, and {_processes(pids)} still; {fix}")
 

@@ -1,6 +1,7 @@
 """One look at a model: what the server says, and which processes the kernel shows."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
 import attrs
@@ -56,7 +57,7 @@ class ThisMachine:
 
     async def end(self, pids: Sequence[int]) -> None:
         """Kill these processes."""
-        await _in_thread(lambda: [_kill(pid) for pid in pids])
+        await _in_thread(lambda: _kill(pids))
 
 
 @attrs.define(eq=False)
@@ -135,8 +136,7 @@ def _cpu_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
-def _kill(pid: int) -> None:
-    try:
-        psutil.Process(pid).kill()
-    except (psutil.Error, SystemError):  # it has ended
-        return
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(psutil.Error, SystemError):  # it has ended
+            psutil.Process(pid).kill()

@@ -1,7 +1,8 @@
 """What an Ollama beside our engines has in memory, and what that means. Pure.
 
 Its server is one witness, and the kernel the other. They differ where a model's process has outlived its server, or
-is there although the server says that the model is unloaded (ollama issue 17792). `llmkube doctor` starts and ends none of them.
+is there although the server says that the model is unloaded (ollama issue 17792). `llmkube doctor` starts and ends
+none of them.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from llmkube.cli.commands.doctor.findings import Finding, passed, warned
 from llmkube.cli.ollama_engine.runners import Runners
 
 NAME: Final = "Ollama"
+
 
 @attrs.frozen(kw_only=True)
 class Ollama:
