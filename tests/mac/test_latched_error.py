@@ -46,7 +46,7 @@ async def test_an_engine_that_computes_no_token_is_not_loaded(autojump_clock, mo
 async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
     """Without the token such an engine is Ready."""
     monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
-    monkeypatch.setattr(metal, "failure_of", lambda lines, refused="", real=metal.failure_of: real(lines))
+    monkeypatch.setattr(metal, "failure_of", lambda lines, words, refused="", real=metal.failure_of: real(lines, words))
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
         async with open_world(settings=agent_settings(metal=True)) as world:
             await never_ready(world)

@@ -35,7 +35,7 @@ def lines_of_metal_ignored(patch):
     patch.setattr(exits, "_METAL", NEVER)
 
     def seen():
-        assert test_metal.failure_of((test_metal.FAILED,)) is not None
+        assert test_metal.failure_of((test_metal.FAILED,), test_metal.LLAMA) is not None
 
     return seen
 

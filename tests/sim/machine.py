@@ -279,9 +279,9 @@ class Machine:
             trap.hit.set()
             await trap.released.wait()
 
-    async def info(self):
+    async def info(self, runtime="llamacpp"):
         await trio.lowlevel.checkpoint()
-        if self.no_engine:
+        if self.no_engine or runtime != "llamacpp":
             raise NetworkDownError("the engine program is not there")
         return EngineInfo("/sim/llama-server", *self.build)
 

@@ -88,7 +88,7 @@ async def test_mutant_esrch_is_taken_for_the_end(autojump_clock, monkeypatch):
 
 
 def failed_gpu_is_not_seen(patch):
-    patch.setattr(metal, "failure_of", lambda lines, refused="": None)
+    patch.setattr(metal, "failure_of", lambda lines, words, refused="": None)
 
 
 def refused_count_is_not_repeated(patch):

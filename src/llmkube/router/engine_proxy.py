@@ -35,14 +35,15 @@ Wherever it stands in a path: an engine's server may drop `#…`, `;…` or what
 """
 
 
-def proxy_judge(api_key: str, allowed: Sequence[Network]) -> Judge:
+def proxy_judge(api_key: str, allowed: Sequence[Network], client_keys: Collection[str] = ()) -> Judge:
     """Return what lets requests in by their heads and by the address from which they come.
 
     Args:
         api_key: What a client from anywhere may show.
         allowed: The networks whose requests need no key.
+        client_keys: What else a client from anywhere may show.
     """
-    digests = frozenset({digest_of_key(api_key)})
+    digests = frozenset(map(digest_of_key, (api_key, *client_keys)))
 
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (head.path in OPEN_PATHS and only_reads(head)) or shows_key(head, digests):
@@ -83,7 +84,7 @@ def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[
     return judge
 
 
-def proxy_handler(backend: Origin, api_key: str, client: HttpClient) -> StreamHandler:
+def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_path: str = "") -> StreamHandler:
     """Pass every request that was let in to the engine, and each byte of its answer back as it comes.
 
     That the engine does not answer is said once, until it does: probes ask every second while a model is loaded.
@@ -92,13 +93,20 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient) -> StreamHa
         backend: Where the engine listens.
         api_key: What the engine asks for; "" when it asks for nothing.
         client: Reaches it.
+        count_path: GET it from a client that shows the engine's key: how many requests were passed on and are not
+            answered; "" answers it nowhere.
     """
+    digests = frozenset({digest_of_key(api_key)})
     credentials = f"Authorization: Bearer {api_key}\r\n".encode("ascii") if api_key else b""
 
-    told = False
+    told, passing = False, 0
 
     async def handle(exchange: StreamExchange) -> None:
-        nonlocal told
+        nonlocal told, passing
+        if count_path and exchange.head.path == count_path and shows_key(exchange.head, digests):
+            await exchange.respond(Response.json(200, passing))
+            return
+        passing += 1
         try:
             await forward(exchange, client, backend, exchange.body, credentials=credentials)
             told = False
@@ -110,6 +118,8 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient) -> StreamHa
             told = True
             said = {"message": "the engine did not answer", "type": "server_error", "code": "engine_failed"}
             await exchange.respond(Response.json(502, {"error": said}))
+        finally:
+            passing -= 1
 
     return handle
 

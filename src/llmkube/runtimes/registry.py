@@ -12,7 +12,7 @@ import attrs
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.crd.pairing import METAL, READS, mismatch, resolve_runtime
+from llmkube.k8s.crd.pairing import METAL, READS, mismatch
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flags_in, texts_in
@@ -23,11 +23,13 @@ from llmkube.runtimes.container.container_plan import ContainerPlan, literal
 from llmkube.runtimes.container.gpu import resources_of
 from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
-from llmkube.runtimes.process import llamacpp
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, host_runtime_of
 from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
-LLAMACPP_NAMES: Final = ("llamacpp", "llama-server")
+_LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
+LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.further_names)
 """Values of spec.runtime that mean llama.cpp's server; only the first is a default."""
 
 BUILT_IN: Final[Mapping[str, Runtime]] = {
@@ -73,33 +75,14 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
     Raises:
         PlanError: Its `field` is the path that stands in the way.
     """
-    _check_runtime(isvc, model)
-    llamacpp.check(isvc, model, allowances)
-
-
-def _check_runtime(isvc: InferenceService, model: Model) -> None:
-    asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
-    runtime = resolve_runtime(asked, weights, hardware)
-    if isvc.spec.multi_node is not None:
-        raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
-    names = " or ".join(LLAMACPP_NAMES)
-    if runtime != asked:
-        raise PlanError(
-            f"{weights} weights on {hardware} are for {runtime}, which is not supported on a host yet: "
-            f"use weights in gguf and {names}",
-            field=_RUNTIME_FIELD,
-        )
-    if runtime not in LLAMACPP_NAMES:
-        raise PlanError(f"{runtime} is not supported on a host yet: use {names}", field=_RUNTIME_FIELD)
-    if problem := mismatch(runtime, weights, hardware):
-        raise PlanError(problem, field=_FORMAT_FIELD)
+    host_runtime_of(isvc, model).check(isvc, model, allowances)
 
 
 def plan_for(
     isvc: InferenceService,
     model: Model,
     weights: WeightsFile,
-    gguf: GGUFFacts,
+    header: ModelHeader,
     engine: EngineInfo,
     *,
     alias: str,
@@ -113,8 +96,8 @@ def plan_for(
     Args:
         isvc: The service.
         model: The Model that it refers to.
-        weights: The Model's file on this host.
-        gguf: What the file's header says.
+        weights: The Model's file or folder on this host.
+        header: What they say of the model.
         engine: The program that will run, as it describes itself.
         alias: The model id that the engine shall answer to.
         draft: The file of the model that guesses ahead, where the service asks for one (`llama_fields.draft_of`).
@@ -125,12 +108,11 @@ def plan_for(
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
     """
-    _check_runtime(isvc, model)
-    return llamacpp.plan(
+    return host_runtime_of(isvc, model).plan(
         isvc,
         model,
         weights,
-        gguf,
+        header,
         engine,
         alias=alias,
         draft=draft,

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.exits import LLAMA_RULES
 from llmkube.supervisor.nouns.lifecycle import Exit, Failure
 from llmkube.supervisor.service.ending import Outcome, failure_of
 
@@ -39,14 +40,16 @@ KILLED = Exit(-signal.SIGKILL)
 )
 def test_what_ended_it_is_told(outcome, lines, reason, begins, seconds):
     """An exit is told before what it was to be ended for; a port that is taken is one only of an engine that loads."""
-    told = failure_of(outcome, lines, now=100.0, memory_kills=0, memory_short=False)
+    told = failure_of(outcome, lines, rules=LLAMA_RULES, now=100.0, memory_kills=0, memory_short=False)
     assert (told.reason, told.ready_seconds) == (reason, seconds)
     assert told.message.startswith(begins)
 
 
 def test_its_last_words_stand_below():
     """Each of the engine's lines is a line of the message, after the sentence about the end."""
-    told = failure_of(Outcome(exit=Exit(7)), ["one", "two"], now=0.0, memory_kills=0, memory_short=False)
+    told = failure_of(
+        Outcome(exit=Exit(7)), ["one", "two"], rules=LLAMA_RULES, now=0.0, memory_kills=0, memory_short=False
+    )
     assert told.message.splitlines()[1:] == ["one", "two"]
 
 
@@ -60,5 +63,7 @@ def test_its_last_words_stand_below():
 )
 def test_a_lack_of_memory_is_told(kills, short, why):
     """A SIGKILL is put down to memory where the kernel counted a kill, or the host was short when last looked at."""
-    told = failure_of(Outcome(exit=KILLED, ready_at=1.0), [], now=2.0, memory_kills=kills, memory_short=short)
+    told = failure_of(
+        Outcome(exit=KILLED, ready_at=1.0), [], rules=LLAMA_RULES, now=2.0, memory_kills=kills, memory_short=short
+    )
     assert told.message.startswith(f"the engine ended while serving: killed by SIGKILL: {why}")

@@ -2,6 +2,7 @@ import attrs
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.service.load_progress import LoadLine
 
@@ -31,7 +32,11 @@ class Child:
 async def test_progress_is_said_when_it_is_news_and_seldom(autojump_clock):
     """A phase or a per cent that changed is told after five seconds, and the time alone after thirty."""
     status, child = EngineStatus(), Child()
-    line, look, start = LoadLine(child, status, 8 * GIGABYTE), EngineStats("S", 1.0), trio.current_time()
+    line, look, start = (
+        LoadLine(child, status, 8 * GIGABYTE, words_of("llamacpp")),
+        EngineStats("S", 1.0),
+        trio.current_time(),
+    )
     for tick in range(40):
         await trio.sleep(2)
         if tick == 10:
@@ -50,7 +55,7 @@ async def test_an_engine_of_few_words_is_loading_the_model(autojump_clock):
     """Without known words and with a small file the line still says what is going on."""
     status, child = EngineStatus(), Child()
     child.line = "hello"
-    line = LoadLine(child, status, 1000)
+    line = LoadLine(child, status, 1000, words_of("llamacpp"))
     await trio.sleep(7)
     await line.write(EngineStats("S", 1.0))
     assert status.said[0][2] == "loading the model, for 7 s so far"

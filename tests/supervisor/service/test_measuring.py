@@ -57,7 +57,8 @@ def world(monkeypatch):
 
     monkeypatch.setattr(room, "key_of", key_of)
     ports = SimpleNamespace(learned=learned, engines=None)
-    measuring = Measuring(child, read, lambda: shown["stats"], None, allocation, ports)
+    launch = SimpleNamespace(plan=SimpleNamespace(runtime="llamacpp"))
+    measuring = Measuring(child, read, lambda: shown["stats"], launch, allocation, ports)
     return SimpleNamespace(shown=shown, allocation=allocation, child=child, learned=learned, measuring=measuring)
 
 

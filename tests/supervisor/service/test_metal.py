@@ -4,6 +4,8 @@ import pytest
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.host_runtime import LogWords
+from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.nouns.liveness import EngineStats, Limits
 from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.metal import MetalLook, failure_of, without_gpu
@@ -11,6 +13,7 @@ from llmkube.supervisor.service.metal import MetalLook, failure_of, without_gpu
 # ggml-metal-context.m and llama-server, as in llama.cpp issues 20306 and 22214
 FAILED = "ggml_metal_synchronize: error: command buffer 0 failed with status 5"
 MEMORY = "error: Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)"
+LLAMA = words_of("llamacpp")
 LATCHED = "ggml_metal_graph_compute: error: backend is in error state from a previous command buffer failure"
 
 
@@ -38,8 +41,8 @@ class Engine:
         return self.refused
 
 
-def look(child, *, mac=True, layers=999):
-    launch = SimpleNamespace(plan=SimpleNamespace(demand=SimpleNamespace(device_layers=layers)))
+def look(child, *, mac=True, layers=999, runtime="llamacpp"):
+    launch = SimpleNamespace(plan=SimpleNamespace(runtime=runtime, demand=SimpleNamespace(device_layers=layers)))
     return MetalLook(child, launch, SimpleNamespace(metal=mac, limits=Limits()))
 
 
@@ -53,7 +56,7 @@ def look(child, *, mac=True, layers=999):
 )
 def test_lines_of_a_gpu_that_has_failed(lines, words):
     """Ggml's words are a failure, and those of want of memory say what needs less."""
-    failure = failure_of(lines)
+    failure = failure_of(lines, LLAMA)
     assert failure.reason is Reason.METAL_ERROR
     assert words in failure.message
     assert ("spec.contextSize" in failure.message) is (MEMORY in lines)
@@ -62,7 +65,7 @@ def test_lines_of_a_gpu_that_has_failed(lines, words):
 @pytest.mark.parametrize("line", ["command buffer 0 done", "error: request failed with status 500", MEMORY])
 def test_other_lines_are_no_failure_of_the_gpu(line):
     """A failed request is none, nor is a word about memory without a failed command."""
-    assert failure_of((line,)) is None
+    assert failure_of((line,), LLAMA) is None
 
 
 async def test_an_engine_that_cannot_compute_is_not_ready():
@@ -91,7 +94,7 @@ async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
 
 async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
     """Without a look at new lines an engine whose GPU has failed serves for ever."""
-    monkeypatch.setattr(metal, "metal_error", lambda lines: None)
+    monkeypatch.setattr(metal, "words_of", lambda runtime: LogWords())
     child = Child()
     child.lines.append(LATCHED)
     with trio.move_on_after(86400) as day:
@@ -113,4 +116,14 @@ async def test_an_engine_without_a_buffer_on_metal_is_told():
     assert limits == []
     await look(child).load_told(limits.append)
     assert limits == [115_448_730_000]
-    assert not without_gpu(())  # one that says nothing of buffers is not accused
+    assert not without_gpu((), LLAMA)  # one that says nothing of buffers is not accused
+
+
+async def test_the_words_of_llamacpp_mean_nothing_in_another_log(autojump_clock):
+    """A line that an engine of another runtime happens to write ends it not, and no buffer is missed in its log."""
+    child, limits = Child(), []
+    child.lines = ["load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB", LATCHED]
+    assert await look(child, runtime="of-a-newer-agent").load_told(limits.append) == ""
+    with trio.move_on_after(86400) as day:
+        await look(child, runtime="of-a-newer-agent").failed(child.read)
+    assert day.cancelled_caught

@@ -1,8 +1,8 @@
 """Which engine reads which format: what a Model and a service have to agree on, and no schema of one can say.
 
-gguf goes with llama.cpp, mlx with oMLX, the rest with vLLM, TGI and their like. A generic container reads what it
-reads; only mlx is nothing for it. gguf is also the default of `spec.format`, so the user may not have chosen it: an
-engine that brings its own weights is not held to it.
+gguf goes with llama.cpp, mlx with the engines built on MLX, the rest with vLLM, TGI and their like. A generic
+container reads what it reads; only mlx is nothing for it. gguf is also the default of `spec.format`, so the user may not
+have chosen it: an engine that brings its own weights is not held to it.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,10 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 HOST_ENGINES: Final = ("llamacpp", "llama-server")
-"""What agents run today."""
+"""What agents run today, in the order in which they are proposed."""
+
+_ON_METAL_ALONE: Final = frozenset({MLX_RUNTIME})
+"""Runtimes that are no way out for other hardware."""
 
 
 def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
@@ -64,7 +67,7 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     readable = READS.get(engine, FORMATS)
     if model_format in readable or (model_format == GGUF and brings_weights):
         return ""
-    others = " or ".join(name for name, formats in READS.items() if model_format in formats)
+    others = " or ".join(n for n, formats in READS.items() if model_format in formats and n not in _ON_METAL_ALONE)
     said = f"{engine} reads {' or '.join(readable)}, not {model_format}"
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
         fitting = [name for name in HOST_ENGINES if model_format in READS[name]]

@@ -1,4 +1,6 @@
-"""Why an engine ended, from how it ended and what it said last. Pure; the words are llama.cpp's own.
+"""Why an engine ended, from how it ended and what it said last. Pure.
+
+Each runtime has words of its own: `LLAMA_RULES`, the phases of a load and `metal_error` are llama.cpp's.
 
 The words move between llama.cpp versions, so each cause is known by several, and an exit whose words say nothing is
 told as it is: code, signal, last lines. The first rule that matches wins; they are ordered from the particular to the
@@ -52,52 +54,60 @@ class Diagnosis:
 
 
 @attrs.frozen
-class _Rule:
+class Rule:
+    """Words of a line, and what they mean; `{said}` of the summary is that line."""
+
     cause: ExitCause
     words: re.Pattern[str]
     summary: str
     next_step: str = ""
 
 
-def _rule(cause: ExitCause, words: str, summary: str, next_step: str = "") -> _Rule:
-    return _Rule(cause, re.compile(words, re.IGNORECASE), summary, next_step)
+def rule(cause: ExitCause, words: str, summary: str, next_step: str = "") -> Rule:
+    """Return a rule whose words are a pattern; case does not count."""
+    return Rule(cause, re.compile(words, re.IGNORECASE), summary, next_step)
 
 
 _LESS_MEMORY: Final = "a smaller spec.contextSize, fewer spec.parallelSlots or a smaller quantization needs less"
 
-_RULES: Final = (
-    _rule(
-        ExitCause.MISSING_LIBRARY,
-        r"error while loading shared libraries: (?P<what>[^:]+)|library not loaded: (?P<lib>\S+)|symbol not found",
-        "a library that the engine needs is missing: {said}",
-        "install the engine again, or give another one with --llama-server",
-    ),
-    _rule(
+GENERAL_RULES: Final = (
+    rule(
         ExitCause.PORT_TAKEN,
         r"address already in use|couldn't bind .*socket|cannot bind",
         "another process took its port: {said}",
     ),
-    _rule(
+    rule(
         ExitCause.BAD_ADDRESS,
         r"cannot assign requested address|can't assign requested address",
         "this host does not have the address that it should listen on: {said}",
         "check --host-ip and the bind address of the agent",
     ),
-    _rule(
+)
+"""What programs of every kind say."""
+
+LLAMA_RULES: Final = (
+    rule(
+        ExitCause.MISSING_LIBRARY,
+        r"error while loading shared libraries: (?P<what>[^:]+)|library not loaded: (?P<lib>\S+)|symbol not found",
+        "a library that the engine needs is missing: {said}",
+        "install the engine again, or give another one with --llama-server",
+    ),
+    *GENERAL_RULES,
+    rule(
         ExitCause.BAD_FLAG,
         r"unknown argument|invalid argument: |unrecognized arguments|is not honoured by the engine"
         r"|: error: argument |error while handling argument|expected value for argument|no such argument",
         "it does not accept its command line: {said}",
         "change spec.extraArgs",
     ),
-    _rule(
+    rule(
         ExitCause.OUT_OF_MEMORY,
         r"failed to allocate|insufficient memory|bad_alloc|out of memory|cannot allocate memory|unable to allocate"
         r"|OutOfMemory|kIOGPUCommandBufferCallbackErrorOutOfMemory|ErrorDeviceLost.*memory",
         "there was not enough memory: {said}",
         _LESS_MEMORY,
     ),
-    _rule(
+    rule(
         ExitCause.BAD_MODEL,
         r"not within the file bounds|corrupted or incomplete|invalid magic|is not a GGUF file|cannot read the model"
         r"|failed to read key-value|failed to read tensor|unknown model architecture|unknown pre-tokenizer"
@@ -106,19 +116,19 @@ _RULES: Final = (
         "it cannot use the model file: {said}",
         "check the Model's spec.source; a truncated file is fetched again when spec.sha256 is given",
     ),
-    _rule(
+    rule(
         ExitCause.BAD_SETTING,
         r"requires flash_attn|failed to create.?context|failed to initialize the context|invalid cache type",
         "it cannot run this model with these settings: {said}",
         "change the fields of the spec that the message names",
     ),
-    _rule(
+    rule(
         ExitCause.BAD_MODEL,
         r"error loading model|failed to load model",
         "it cannot load the model: {said}",
         "check the Model's spec.source",
     ),
-    _rule(
+    rule(
         ExitCause.CRASH,
         r"GGML_ASSERT|GGML_ABORT|assertion .*failed|terminate called|what\(\):|panic|segmentation fault|fatal error",
         "it crashed: {said}",
@@ -151,6 +161,7 @@ def classify(
     memory_kills: int = 0,
     memory_short: bool = False,
     for_signature: bool = False,
+    rules: Sequence[Rule] = LLAMA_RULES,
 ) -> Diagnosis:
     """Say why an engine ended by itself.
 
@@ -160,6 +171,7 @@ def classify(
         memory_kills: How many processes the kernel has killed for lack of memory where the engine ran, while it ran.
         memory_short: Whether the host was short of memory when it was last looked at; macOS counts no such kills.
         for_signature: Whether the kernel has said that it ended it because of its code signature; only macOS does.
+        rules: What the lines of engines of its runtime mean; the first that matches wins.
     """
     if for_signature:
         said = "macOS has killed it, as the code signature of its program or of a library is not valid"
@@ -169,10 +181,10 @@ def classify(
         return killed or Diagnosis(
             ExitCause.SIGNAL, "LLMKube did not send it; the kernel does on a host that is short of memory"
         )
-    for rule in _RULES:
+    for each in rules:
         for line in lines:
-            if rule.words.search(line):
-                return Diagnosis(rule.cause, rule.summary.format(said=_shown(line)), rule.next_step)
+            if each.words.search(line):
+                return Diagnosis(each.cause, each.summary.format(said=_shown(line)), each.next_step)
     if code is None and killed is not None:  # an adopted one, which has said nothing of an end
         return killed
     if code is not None and -code in _CRASHES:

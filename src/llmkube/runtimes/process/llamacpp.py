@@ -4,7 +4,8 @@ Flags move between llama.cpp versions, so a field's flag is written only if the 
 was given but found no flag is reported in `LaunchPlan.not_honoured`, as is every field that means nothing on a host.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
@@ -46,11 +47,13 @@ from llmkube.runtimes.llama_flags import (
     render_extra_args,
 )
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.process.buffers import device_limit, reported
 from llmkube.runtimes.process.environment import plan_environment
+from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
+from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
-from llmkube.weights.formats.gguf import GGUFFacts
-from llmkube.weights.formats.shape import Shape
+from llmkube.weights.formats.shape import ModelHeader, Shape
 from llmkube.weights.store.blobs import WeightsFile
 
 __all__ = ["DEFAULT_CONTEXT", "check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
@@ -120,7 +123,7 @@ def plan(
     isvc: InferenceService,
     model: Model,
     weights: WeightsFile,
-    gguf: GGUFFacts,
+    header: ModelHeader,
     engine: EngineInfo,
     *,
     alias: str,
@@ -136,7 +139,7 @@ def plan(
     """
     isvc, model, said, env = _read(isvc, model, allowances)
     spec = isvc.spec
-    context = context_of(spec, gguf.context_length)
+    context = context_of(spec, header.context_length)
     given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
     names, unheard = _names(alias, spec, engine)
@@ -166,9 +169,9 @@ def plan(
     add_rope(line, spec)
     add_answers(line, spec)
     _add_speculation(line, spec, draft)
-    add_mode(line, spec, context, pools=bool(gguf.pooling_type))
+    add_mode(line, spec, context, pools=bool(header.pooling_type))
     _add_ours(line, engine)
-    _limit_prompt_cache(line, engine, gguf.shape)
+    _limit_prompt_cache(line, engine, header.shape)
     line.argv += render_extra_args([each for each in said if each.flag not in _WRITTEN], engine)
     return LaunchPlan(
         argv=tuple(line.argv),
@@ -179,7 +182,7 @@ def plan(
         not_honoured=(
             *(path for path in _given(isvc, model) if path not in line.honoured | _HONOURED_ELSEWHERE),
             *unheard,
-            *vain_context(spec, gguf.context_length),
+            *vain_context(spec, header.context_length),
         ),
         demand=demand_of(line.argv, engine),
         keys_digest=keys_digest,
@@ -256,3 +259,37 @@ def _limit_prompt_cache(line: CommandLine, engine: EngineInfo, shape: Shape | No
     if shape is not None and "--cache-ram" not in line.argv:
         size_bytes = default_cache_ram_bytes(shape, demand_of(line.argv, engine))
         line.default("--cache-ram", "-cram", value=size_bytes >> 20)
+
+
+def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+    """Return what a llama-server is, from what `--help` and `--version` answer.
+
+    Raises:
+        ProgramError: It cannot ask for a key.
+    """
+    text, version = answers
+    flags = parse_help(text)
+    if "--api-key-file" not in flags:
+        raise ProgramError(
+            f"{program} has no --api-key-file, without which every user and every web page of this machine could "
+            "use an engine; install a newer llama-server"
+        )
+    return EngineInfo(program, parse_version(version), flags, parse_switches(text))
+
+
+SERVER: Final = HostRuntime(
+    name=RUNTIME,
+    further_names=("llama-server",),
+    program=Program("llama-server", "--llama-server", "give --llama-server or install one", describe),
+    check=check,
+    plan=plan,
+    questions=Questions(
+        metrics_path="/metrics",
+        metric=re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
+        work=frozenset({"requests_processing", "requests_deferred"}),
+        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
+        slots_path="/slots",
+        names_path="/v1/models",
+    ),
+    log=LogWords(LLAMA_RULES, loading_phase, reported, device_limit, metal_error),
+)

@@ -46,6 +46,7 @@ from llmkube.k8s.wire.names import (
 )
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.cluster.sleep_detection import Reading, slept_seconds
 from llmkube.supervisor.memory.view import Room
 from llmkube.supervisor.nouns.host_addresses import Reach, settle
@@ -324,18 +325,21 @@ class HostLease:
             manifest["metadata"].pop("resourceVersion", None)
 
     async def _run_engine_look(self) -> None:
-        known: EngineInfo | None = None
+        known: dict[str, EngineInfo] = {}
         while True:
-            try:
-                engine = await self.ports.engines.info()
-            except WorldError:
-                self._engine = ""  # the attempt that starts one reports why
-            else:
-                if known not in (None, engine):
+            said = []
+            for runtime in HOST_RUNTIMES:
+                try:
+                    engine = await self.ports.engines.info(runtime)
+                except WorldError:
+                    continue  # the attempt that starts one reports why
+                before = known.get(runtime)
+                known[runtime] = engine
+                if before not in (None, engine):
                     log.info("the engine program has changed", program=engine.program, version=engine.version)
                     self.on_engine_upgrade()
-                known = engine
-                self._engine = f"{Path(engine.program).name} {engine.version}".strip()
+                said.append(f"{Path(engine.program).name} {engine.version}".strip())
+            self._engine = ", ".join(said)
             await wait_tick(ENGINE_LOOK_SECONDS)
 
     def _reading(self) -> Reading:

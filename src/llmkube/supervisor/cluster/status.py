@@ -16,6 +16,7 @@ from llmkube.k8s.wire.conditions import Statement, settled
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
 Conditions = tuple[dict[str, Any], ...]
@@ -74,7 +75,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
 
 
 def model_status(
-    model: Model, conditions: Conditions, weights: WeightsFile | None, facts: GGUFFacts | None
+    model: Model, conditions: Conditions, weights: WeightsFile | None, facts: ModelHeader | None
 ) -> dict[str, Any]:
     """Return the status patch of one Model on this host: whether its file is here, and what its header says."""
     status: dict[str, Any] = {"conditions": list(conditions)}
@@ -82,7 +83,7 @@ def model_status(
         status |= {"path": str(weights.path), "size": format_bytes(weights.size_bytes)}
         if weights.sha256:
             status["sha256"] = weights.sha256
-    if facts is not None:
+    if isinstance(facts, GGUFFacts):
         status["gguf"] = gguf_status(facts)
     return _patch(Model, model.key, status)
 

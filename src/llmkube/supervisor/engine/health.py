@@ -4,7 +4,6 @@ The watches gather what `progress` decides on: what the kernel sees each tick, w
 """
 
 import json
-import re
 import zlib
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal
@@ -18,7 +17,10 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.runtimes.plan import LaunchPlan
+from llmkube.runtimes.process.host_runtime import Questions
+from llmkube.runtimes.process.host_runtimes import questions_of
 from llmkube.supervisor.nouns.liveness import FINE, Answer, Ask, EngineStats, Limits, Load, Watch, step, step_load
+from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH
 
 FIRST_POLL_SECONDS = 0.02
 POLL_CAP_SECONDS = 0.25
@@ -38,10 +40,6 @@ ReadStatsNowait = Callable[[], EngineStats | None]
 
 NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
 """An answer all the same: a process listens there."""
-
-_METRIC = re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE)
-_WORK: Final = frozenset({"requests_processing", "requests_deferred"})
-_PROGRESS: Final = ("n_decode_total", "prompt_tokens_total", "tokens_predicted_total")
 
 
 def bearer(api_key: str) -> Headers:
@@ -78,12 +76,19 @@ class Engine:
         url: Scheme, host and port.
         plan: What it was started with.
         credentials: What lets a request in; `/health` answers without.
+        proxy_url: Where its proxy is asked how many requests are in flight, if the engine says it of none; "" without.
     """
 
     http: HttpClient
     url: str
     plan: LaunchPlan
     credentials: Headers = attrs.field(default=NO_HEADERS, repr=False)
+    proxy_url: str = ""
+
+    @property
+    def questions(self) -> Questions:
+        """What engines of its runtime can be asked."""
+        return questions_of(self.plan.runtime)
 
     @property
     def ready_url(self) -> str:
@@ -92,27 +97,43 @@ class Engine:
 
     async def counters(self) -> Answer | None:
         """Ask what it is at and how far it is; each question has `ANSWER_SECONDS`. None: this host could not ask."""
-        got = await self._get("/metrics")
+        asked = self.questions
+        got = await self._get(asked.metrics_path or self.plan.ready_path)
         if got == "unasked":
             return None
         if got == "gone":
             return Answer("gone")
-        metrics = _numbers(got)
+        metrics = _numbers(got, asked) if asked.metrics_path else {}
         work: int | None = None
-        if metrics.keys() & _WORK:
-            work = int(sum(metrics.get(name, 0.0) for name in _WORK))
+        if metrics.keys() & asked.work:
+            work = int(sum(metrics.get(name, 0.0) for name in asked.work))
         if work == 0:
-            return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in _PROGRESS))
+            return Answer("ok", work=0, counters=tuple(metrics.get(name, 0.0) for name in asked.progress))
         late = got == "late"
-        slots = b"" if late or "--no-slots" in self.plan.argv else _body(await self._get("/slots"))
+        slots = b"" if late else await self._slots()
         if work is None:
             work = _busy_slots(slots)
         counters = None
-        if work is not None:
+        if work is not None and (metrics or slots):
             # Not every build counts batches; the slots say how much of a prompt is done, in fields that move about.
-            counters = (*(metrics.get(name, 0.0) for name in _PROGRESS), float(zlib.crc32(slots)))
+            counters = (*(metrics.get(name, 0.0) for name in asked.progress), float(zlib.crc32(slots)))
+        if work is None:
+            work = await self._passing()
         health = "ok" if metrics else await ask(self.http, self.ready_url)
         return Answer(health, late=late, work=work, counters=counters)
+
+    async def _slots(self) -> bytes:
+        path = self.questions.slots_path
+        return _body(await self._get(path)) if path and "--no-slots" not in self.plan.argv else b""
+
+    async def _passing(self) -> int | None:
+        """Return how many requests its proxy has passed on and not answered; None where nothing says."""
+        if not self.proxy_url:
+            return None
+        try:
+            return int(json.loads(_body(await _get(self.http, self.proxy_url + IN_FLIGHT_PATH, self.credentials))))
+        except (ValueError, TypeError):
+            return None
 
     async def one_token(self) -> Answer | None:
         """Ask for the least that it can compute; any answer that is not an error of its own will do.
@@ -156,14 +177,16 @@ class Engine:
 
     async def in_flight(self) -> int:
         """Return how many requests it works on or has queued; 0 when it does not say."""
-        metrics = _numbers(await self._get("/metrics"))
-        if metrics.keys() & _WORK:
-            return int(sum(metrics.get(name, 0.0) for name in _WORK))
-        return _busy_slots(_body(await self._get("/slots"))) or 0
+        asked = self.questions
+        metrics = _numbers(await self._get(asked.metrics_path), asked) if asked.metrics_path else {}
+        if metrics.keys() & asked.work:
+            return int(sum(metrics.get(name, 0.0) for name in asked.work))
+        return _busy_slots(await self._slots()) or await self._passing() or 0
 
     async def model_names(self) -> frozenset[str]:
         """Return the names of the models that it says it serves; empty when it does not say."""
-        body = _body(await self._get("/v1/models"))
+        path = self.questions.names_path
+        body = _body(await self._get(path)) if path else b""
         try:
             return frozenset(str(model["id"]) for model in json.loads(body)["data"])
         except (ValueError, KeyError, TypeError):
@@ -278,14 +301,14 @@ async def watch_load(read_stats: ReadStats, say: Callable[[EngineStats], Awaitab
     return stalled
 
 
-def _numbers(got: _Got) -> dict[str, float]:
-    """llama.cpp's metrics by their names; none of anything but a 200."""
+def _numbers(got: _Got, asked: Questions) -> dict[str, float]:
+    """The metrics of an engine by their names; none of anything but a 200."""
     if not isinstance(got, Response) or got.status != 200:
         return {}
-    numbers = {}
-    for name, value in _METRIC.findall(got.body):
+    numbers: dict[str, float] = {}
+    for name, value in asked.metric.findall(got.body):
         try:
-            numbers[name.decode("ascii")] = float(value)
+            numbers[name.decode("ascii")] = float(value) + numbers.get(name.decode("ascii"), 0.0)
         except ValueError:
             continue
     return numbers

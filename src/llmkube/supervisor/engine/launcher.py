@@ -1,4 +1,4 @@
-"""The engine program on this machine: what it is, and how it is started in a small environment of its own."""
+"""The engine programs on this machine: what they are, and how they are started in a small environment of their own."""
 
 import os
 import signal
@@ -14,16 +14,19 @@ import attrs
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.environment import OURS
 from llmkube.runtimes.process.exits import SIGN_AGAIN
-from llmkube.runtimes.process.llamacpp import parse_help, parse_switches, parse_version
+from llmkube.runtimes.process.host_runtime import Program, ProgramError
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine.child import Ending, OwnedProcess, adopt_child, open_child
 from llmkube.supervisor.engine.cookie_scan import CookieScan
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, keeping_awake
-from llmkube.supervisor.engine.key_file import kept_while_running, key_path
+from llmkube.supervisor.engine.key_file import kept_while_running, key_path, read_keys
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.process_stats import Sampler
+from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
@@ -40,12 +43,6 @@ _PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
 
 HELP_SECONDS = 30.0
 """How long `--help` may take; macOS checks a new binary's signature online at its first start."""
-
-
-class EngineNotFoundError(WorldError):
-    """The engine program is missing, or is not what it should be."""
-
-    reason = "EngineNotFound"
 
 
 class EngineStuckError(WorldError):
@@ -77,7 +74,7 @@ class _Question:
 
 @attrs.define(eq=False)
 class LocalEngines:
-    """Start llama-server on this machine.
+    """Start engines on this machine.
 
     Attributes:
         settings: The agent's.
@@ -87,7 +84,7 @@ class LocalEngines:
     settings: AgentSettings
     awake: Callable[[int], Awaitable[None]] | None = attrs.field()
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
-    _question: _Question | None = None
+    _questions: dict[str, _Question] = attrs.field(factory=dict)  # by runtime
     _sampler: Sampler = attrs.field(factory=Sampler)
     _scan: CookieScan = attrs.field(factory=CookieScan)
 
@@ -95,50 +92,54 @@ class LocalEngines:
     def _awake(self) -> Callable[[int], Awaitable[None]] | None:
         return caffeinate if sys.platform == "darwin" or self.settings.keep_awake else None
 
-    async def info(self) -> EngineInfo:
-        """Ask the program for its flags, once per binary: a replaced file is asked again."""
-        program = self.settings.llama_server
+    async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
+        """Ask the program of a runtime what it is, once per binary: a replaced file is asked again."""
+        known = HOST_RUNTIMES.get(runtime)
+        if known is None:
+            raise EngineNotFoundError(f"this agent does not run {runtime}: a newer one may have started its engine")
+        path = find_program(self.settings, known)
         try:
-            found = Path(program).stat()
+            found = Path(path).stat()
         except OSError as error:
-            raise EngineNotFoundError(
-                f"no llama-server at {program} ({error.strerror}); give --llama-server or install one"
-            ) from error
+            told = f"no {known.program.command} at {path} ({error.strerror}); {known.program.remedy}"
+            raise EngineNotFoundError(told) from error
         # Not the time alone: some package managers give every file the same one.
-        identity = (program, found.st_ino, found.st_size, found.st_mtime_ns)
+        identity = (path, found.st_ino, found.st_size, found.st_mtime_ns)
         while identity not in self._known:
-            if (question := self._question) is not None:
+            if (question := self._questions.get(runtime)) is not None:
                 await question.over.wait()
                 if question.error is not None:
                     raise EngineNotFoundError(str(question.error)) from question.error
                 continue  # it was answered, or the task that asked was cancelled
-            self._question = question = _Question()
+            self._questions[runtime] = question = _Question()
             try:
-                self._known[identity] = await self._ask(program)
+                self._known[identity] = await self._ask(path, known.program)
             except EngineNotFoundError as error:
                 question.error = error
                 raise
             finally:
-                self._question = None
+                del self._questions[runtime]
                 question.over.set()
         return self._known[identity]
 
-    async def _ask(self, program: str) -> EngineInfo:
-        text = await self._output(program, "--help")
-        version = parse_version(await self._output(program, "--version"))
-        flags = parse_help(text)
-        if "--api-key-file" not in flags:
-            raise EngineNotFoundError(
-                f"{program} has no --api-key-file, without which every user and every web page of this machine could "
-                "use an engine; install a newer llama-server"
-            )
-        return EngineInfo(program, version, flags, parse_switches(text))
+    async def _ask(self, path: str, program: Program) -> EngineInfo:
+        fill = {"{program}": path, "{folder}": str(Path(path).resolve().parent)}
+        answers = []
+        for first, *rest in program.questions:
+            for slot, text in fill.items():
+                first = first.replace(slot, text)
+            answers.append(await self._output(first, *rest))
+        try:
+            return program.describe(path, answers)
+        except ProgramError as error:
+            raise EngineNotFoundError(str(error)) from error
 
-    async def _output(self, program: str, flag: str) -> str:
+    async def _output(self, program: str, *flags: str) -> str:
+        asked = " ".join((program, *flags))
         try:
             with trio.fail_after(HELP_SECONDS):
                 done = await trio.run_process(
-                    [program, flag],
+                    [program, *flags],
                     capture_stdout=True,
                     stderr=subprocess.STDOUT,
                     check=False,
@@ -147,11 +148,11 @@ class LocalEngines:
         except OSError as error:
             raise EngineNotFoundError(f"cannot run {program}: {error.strerror or error}") from error
         except trio.TooSlowError as error:
-            raise EngineNotFoundError(f"{program} {flag} gave no answer in {HELP_SECONDS:g} s") from error
+            raise EngineNotFoundError(f"{asked} gave no answer in {HELP_SECONDS:g} s") from error
         text: str = done.stdout.decode("utf-8", "replace")
         if done.returncode != 0:
             said = text[-500:].strip() or killed_at_once(done.returncode, sys.platform)
-            raise EngineNotFoundError(f"{program} {flag} failed with exit code {done.returncode}: {said}")
+            raise EngineNotFoundError(f"{asked} failed with exit code {done.returncode}: {said}")
         return text
 
     def free_port(self, host: str) -> int:
@@ -198,7 +199,9 @@ class LocalEngines:
             child = await stack.enter_async_context(
                 adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
             )
-            await self._add_proxy(stack, proxy_of(record, self.settings.allow_from), child, record.cookie, shutdown)
+            keys = read_keys(key_path(self.settings.state_dir, record.cookie)) if record.public_host else ()
+            proxy = proxy_of(record, self.settings.let_in, keys[1:])  # ours is the first
+            await self._add_proxy(stack, proxy, child, record.cookie, shutdown)
             await self._keep_awake(stack, child)
             yield child
 

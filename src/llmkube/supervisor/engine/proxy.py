@@ -54,11 +54,18 @@ def config_path(state_dir: Path, cookie: str) -> Path:
     return state_dir / _FOLDER / f"{cookie}.json"
 
 
-def proxy_of(record: EngineRecord, allowed: tuple[str, ...]) -> ProxyConfig | None:
-    """Return what the proxy of an engine does; None for an engine that clients reach without one."""
+def proxy_of(record: EngineRecord, allowed: tuple[str, ...], client_keys: tuple[str, ...] = ()) -> ProxyConfig | None:
+    """Return what the proxy of an engine does; None for an engine that clients reach without one.
+
+    Args:
+        record: The engine.
+        allowed: The networks (CIDR) from which requests need no key, unless clients have keys.
+        client_keys: The keys of the service's clients, which the proxy asks for where the engine asks for none.
+    """
     if not record.public_host:
         return None
-    return ProxyConfig((record.public_host, record.public_port), (record.host, record.port), record.api_key, allowed)
+    listen, backend = (record.public_host, record.public_port), (record.host, record.port)
+    return ProxyConfig(listen, backend, record.api_key, () if client_keys else allowed, keys=client_keys)
 
 
 def remove_config_files(state_dir: Path, left: frozenset[str]) -> None:

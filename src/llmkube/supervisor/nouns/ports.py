@@ -14,6 +14,7 @@ from llmkube.base.errors import WorldError
 from llmkube.base.http.client import HttpClient
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.host.sample import HostMemory
@@ -25,7 +26,7 @@ from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.weights.download.fetch import Progress, WeightsFile
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import ModelHeader
 
 
 @attrs.frozen
@@ -139,11 +140,11 @@ class Child(Protocol):
 class Engines(Protocol):
     """Start engines on this host."""
 
-    async def info(self) -> EngineInfo:
-        """What the engine program is and which flags it knows.
+    async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
+        """What the program of a runtime is and which flags it knows.
 
         Raises:
-            WorldError: The program is missing or does not answer `--help`.
+            WorldError: The program is missing or does not answer.
         """
         ...
 
@@ -179,7 +180,7 @@ class Engines(Protocol):
 class Weights(Protocol):
     """Model files on this host."""
 
-    async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
+    async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, ModelHeader]:
         """Make a Model's file present and read its header.
 
         Raises:
@@ -188,7 +189,7 @@ class Weights(Protocol):
         """
         ...
 
-    async def preview(self, model: Model) -> GGUFFacts | None:
+    async def preview(self, model: Model) -> ModelHeader | None:
         """What the header of a Model's file says that is not here yet; None when it is, or its place does not tell.
 
         Raises:

@@ -1,9 +1,12 @@
 """What the proxy of one engine is told, as a value and as the text of a private file."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import attrs
+
+IN_FLIGHT_PATH: Final = "/llmkube/in-flight"
+"""GET it from a proxy, with the engine's key, for the number of requests that it has passed on and not answered."""
 
 
 @attrs.frozen
@@ -15,6 +18,7 @@ class ProxyConfig:
         backend: Where its engine listens.
         api_key: What the engine asks for; a client that shows the same one is let in, too.
         allowed: The networks (CIDR) whose requests need no key.
+        keys: Keys of clients that let a request in as well.
         engine: The engine's pid, and what tells it from a later process (`processes.start_of`): the proxy ends with it.
     """
 
@@ -22,6 +26,7 @@ class ProxyConfig:
     backend: tuple[str, int]
     api_key: str = attrs.field(repr=False)
     allowed: tuple[str, ...] = ()
+    keys: tuple[str, ...] = attrs.field(default=(), repr=False, kw_only=True)
     engine: tuple[int, str] = (0, "")
 
     def dump(self) -> str:
@@ -40,6 +45,7 @@ class ProxyConfig:
             listen, backend = ((str(host), int(port)) for host, port in (data["listen"], data["backend"]))
             pid, started = data["engine"]
             allowed = tuple(map(str, data["allowed"]))
-            return cls(listen, backend, str(data["api_key"]), allowed, (int(pid), str(started)))
+            keys = tuple(map(str, data["keys"]))
+            return cls(listen, backend, str(data["api_key"]), allowed, (int(pid), str(started)), keys=keys)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the file of a proxy: {error!r}") from error

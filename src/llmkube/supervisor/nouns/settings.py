@@ -1,6 +1,7 @@
 """What an operator may tune about one host's agent; every number says its unit."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,9 @@ METAL_GRACE_SECONDS = 30.0
 and to give back 373 GiB took one that ended by itself 4 s."""
 
 
+EVERYWHERE = ("0.0.0.0/0", "::/0")
+
+
 @attrs.frozen
 class AgentSettings:
     """One host's agent, fully decided: nothing in here is looked up again later.
@@ -37,6 +41,7 @@ class AgentSettings:
         hub_endpoint: The address of Hugging Face, or of a mirror of it.
         allowances: Flags and variables that services may use although LLMKube lets none use them.
         llama_server: Path of the llama-server program.
+        programs: Paths of the programs of other runtimes, by runtime; one without is looked for by its name.
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
             (one machine, reached through the local gateway).
         bind_address: The address that engines listen on; never a wildcard.
@@ -109,11 +114,17 @@ class AgentSettings:
     hub_token_file: Path | None = None
     hub_endpoint: str = ENDPOINT
     allowances: Allowances = NO_ALLOWANCES
+    programs: Mapping[str, str] = attrs.field(factory=dict)
 
     @property
     def publishes(self) -> bool:
         """Whether engines are reached from outside this host."""
         return self.advertise_address is not None or bool(self.api_server)
+
+    @property
+    def let_in(self) -> tuple[str, ...]:
+        """The networks (CIDR) from which a proxy lets requests in without a key."""
+        return EVERYWHERE if self.insecure_lan else self.allow_from
 
     @property
     def limits(self) -> Limits:

@@ -11,7 +11,6 @@
 Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
 """
 
-import ipaddress
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -26,13 +25,13 @@ from llmkube.base.http.message import netloc
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.engine.key_file import key_path, new_key
+from llmkube.supervisor.engine.key_file import key_path
 from llmkube.supervisor.engine.logfile import next_log, old_log
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
-from llmkube.supervisor.nouns.host_addresses import LOOPBACK
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
@@ -42,6 +41,7 @@ from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.ending import LAST_LINES, Outcome, failure_of
 from llmkube.supervisor.service.engine_journal import EngineJournal
+from llmkube.supervisor.service.engine_record import new_record
 from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.events import cut_short
 from llmkube.supervisor.service.loading import Loading
@@ -199,12 +199,12 @@ class Attempt:
         Not of one beside another: the next agent goes on with the one that serves, and ends this one as an orphan.
         """
         context, launch = self.context, self.launch
-        engine = await context.ports.engines.info()
+        engine = await context.ports.engines.info(launch.plan.runtime)
         if launch.plan.keys_digest and not launch.client_keys:
             raise KeysUnknownError(
                 "the keys of its clients are not known until the API server answers for their Secret"
             )
-        key, plan, record = context.status_manager.key, launch.plan, self._new_record()
+        key, plan, record = context.status_manager.key, launch.plan, new_record(context, launch.plan)
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
@@ -217,7 +217,7 @@ class Attempt:
             cookie=record.cookie,
             keys_path=keys if record.api_key else None,
             api_keys=(record.api_key, *launch.client_keys),
-            proxy=proxy_of(record, context.settings.allow_from),
+            proxy=proxy_of(record, context.settings.let_in, launch.client_keys),
         )
         if alone:
             await self.journal.note(record)
@@ -226,25 +226,6 @@ class Attempt:
             if alone:
                 await self.journal.note(record)
             yield child, record
-
-    def _new_record(self) -> EngineRecord:
-        """Choose where an engine listens: itself, or where it is published, its proxy."""
-        settings, engines = self.context.settings, self.context.ports.engines
-        cookie, host = f"{self.context.ports.rng.getrandbits(64):016x}", self.context.status_manager.reach.value.bind
-        clients_have_keys = bool(self.launch.plan.keys_digest)
-        if settings.insecure_lan and not clients_have_keys:
-            return EngineRecord(cookie, host, engines.free_port(host))
-        if clients_have_keys or not settings.publishes:
-            return EngineRecord(cookie, host, engines.free_port(host), api_key=new_key())
-        inside = LOOPBACK[ipaddress.ip_address(host).version]
-        return EngineRecord(
-            cookie,
-            inside,
-            engines.free_port(inside),
-            api_key=new_key(),
-            public_host=host,
-            public_port=engines.free_port(host),
-        )
 
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
@@ -278,7 +259,11 @@ class Attempt:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         context, launch = self.context, self.launch
         engine = health.Engine(
-            context.ports.http, _url(record.host, record.port), launch.plan, health.bearer(record.api_key)
+            context.ports.http,
+            _url(record.host, record.port),
+            launch.plan,
+            health.bearer(record.api_key),
+            proxy_url=_url(*record.address) if record.public_host else "",
         )
         entrance = attrs.evolve(engine, url=_url(*record.address))
         loading = Loading(
@@ -323,6 +308,7 @@ class Attempt:
         return failure_of(
             outcome,
             await child.last_lines(LAST_LINES),
+            rules=words_of(launch.plan.runtime).rules,
             now=trio.current_time(),
             memory_kills=child.memory_kills(),
             memory_short=context.ledger.book.is_short,

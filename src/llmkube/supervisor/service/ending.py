@@ -6,7 +6,7 @@ from typing import Final
 import attrs
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.exits import ExitCause, classify
+from llmkube.runtimes.process.exits import ExitCause, Rule, classify
 from llmkube.supervisor.nouns.lifecycle import Exit, Failure
 
 LAST_LINES: Final = 20
@@ -30,12 +30,21 @@ class Outcome:
     failure: Failure | None = None
 
 
-def failure_of(outcome: Outcome, lines: Sequence[str], *, now: float, memory_kills: int, memory_short: bool) -> Failure:
+def failure_of(
+    outcome: Outcome,
+    lines: Sequence[str],
+    *,
+    rules: Sequence[Rule],
+    now: float,
+    memory_kills: int,
+    memory_short: bool,
+) -> Failure:
     """Say why an engine has ended.
 
     Args:
         outcome: How far it came, and what ended it.
         lines: Its last lines, oldest first.
+        rules: What lines of its runtime mean.
         now: The time on Trio's clock.
         memory_kills: How many processes the kernel has killed for lack of memory where the engine ran.
         memory_short: Whether the host was short of memory at the last look.
@@ -48,6 +57,7 @@ def failure_of(outcome: Outcome, lines: Sequence[str], *, now: float, memory_kil
     why = classify(
         code,
         lines,
+        rules=rules,
         memory_kills=memory_kills,
         memory_short=memory_short,
         for_signature=outcome.exit is not None and outcome.exit.for_signature,

@@ -23,7 +23,7 @@ from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
 from llmkube.supervisor.nouns.slot import Slot
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class Fetch:
     reason: str
     message: str
     weights: WeightsFile | None = None
-    header: GGUFFacts | None = None
+    header: ModelHeader | None = None
 
 
 @attrs.frozen
@@ -198,7 +198,7 @@ class Facts:
         fetch = _observed(self.wish.model, Fetch(False, "Fetching", message))
         return attrs.evolve(late, fetch=fetch, fetch_delay=delay)
 
-    def with_file(self, weights: WeightsFile, header: GGUFFacts) -> "Facts":
+    def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":
         """The file is here, and this is what it says of itself."""
         chosen = f": {weights.choice}" if weights.choice else ""
         fetch = Fetch(True, "Fetched", f"the file is on host {self.host}{chosen}", weights, header)

@@ -6,7 +6,7 @@ import attrs
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.exits import loading_phase
+from llmkube.runtimes.process.host_runtime import LogWords
 from llmkube.supervisor.nouns.liveness import EngineStats, percent_loaded
 from llmkube.supervisor.nouns.ports import Child
 from llmkube.supervisor.service.engine_status import EngineStatus
@@ -27,6 +27,7 @@ class LoadLine:
     _child: Child
     _status: EngineStatus
     _weights_bytes: int
+    _words: LogWords
     _started_at: float = attrs.field(factory=trio.current_time)
     _written_at: float = attrs.field(factory=trio.current_time)
     _log_bytes: int = -1
@@ -38,7 +39,7 @@ class LoadLine:
         now = trio.current_time()
         if stats.log_bytes != self._log_bytes:
             self._log_bytes = stats.log_bytes
-            self._phase = loading_phase(await self._child.last_lines(LINES)) or self._phase
+            self._phase = self._words.phase(await self._child.last_lines(LINES)) or self._phase
         percent = percent_loaded(stats.resident_bytes, self._weights_bytes)
         what = self._phase or "loading the model"
         if percent is not None:

@@ -7,6 +7,7 @@ import attrs
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure
@@ -59,7 +60,7 @@ class Loading:
 
     async def _loaded(self) -> Failure | None:
         record, stalled = self.record, ""
-        line = LoadLine(self.child, self.status, self.weights_bytes)
+        line = LoadLine(self.child, self.status, self.weights_bytes, words_of(self.engine.plan.runtime))
         async with trio.open_nursery() as nursery:
 
             async def notice_stall() -> None:

@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.runtimes.process.buffers import reported
+from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.memory.learned import Figure, figure_key
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, EngineStats
@@ -29,7 +29,7 @@ LOAD_LINES: Final = 5000
 async def key_of(launch: Launch, engines: Engines) -> str:
     """Return what the figures of a launch are kept under, on this host's engine."""
     try:
-        version = (await engines.info()).version
+        version = (await engines.info(launch.plan.runtime)).version
     except WorldError:
         version = ""  # an adopted engine goes on without its program; who wants to start one is told
     return figure_key(launch.plan, version)
@@ -90,7 +90,7 @@ class Measuring:
     async def _learn(self) -> None:
         """Keep what it holds at most, and once what it says that it has allocated."""
         lines = () if self._learned_bytes else await self.child.last_lines(LOAD_LINES)
-        buffers = reported(lines)
+        buffers = words_of(self.launch.plan.runtime).buffers(lines)
         held = self.allocation.reservation
         self._learned_bytes = measured = held.peak_bytes
         estimated, said = held.need.estimated_bytes, sum(each.size_bytes for each in buffers)

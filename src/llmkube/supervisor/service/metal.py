@@ -11,8 +11,8 @@ import attrs
 
 from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.buffers import device_limit, reported
-from llmkube.runtimes.process.exits import metal_error
+from llmkube.runtimes.process.host_runtime import LogWords
+from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.engine.health import Engine
 from llmkube.supervisor.nouns.lifecycle import Failure
 from llmkube.supervisor.nouns.liveness import EngineStats
@@ -40,17 +40,17 @@ def grace_of(launch: Launch, settings: AgentSettings, urgent: Callable[[], Await
     return Grace(seconds, settings.grace_seconds, urgent)
 
 
-def failure_of(lines: tuple[str, ...], refused: str = "") -> Failure | None:
+def failure_of(lines: tuple[str, ...], words: LogWords, refused: str = "") -> Failure | None:
     """Return what follows from an engine's lines, and from its answer to a request for a token; pure."""
-    found = metal_error(lines)
+    found = words.gpu_failure(lines)
     if found is not None:
-        return Failure(Reason.METAL_ERROR, f"{found}; llama.cpp answers no request after that")
+        return Failure(Reason.METAL_ERROR, f"{found}; it answers no request after that")
     return Failure(Reason.METAL_ERROR, f"the model is loaded, and cannot be computed: {refused}") if refused else None
 
 
-def without_gpu(lines: tuple[str, ...]) -> bool:
+def without_gpu(lines: tuple[str, ...], words: LogWords) -> bool:
     """Whether an engine has told of its buffers, and none of them is the GPU's; pure."""
-    buffers = reported(lines)
+    buffers = words.buffers(lines)
     return bool(buffers) and all(each.place is Place.HOST for each in buffers)
 
 
@@ -68,12 +68,17 @@ class MetalLook:
     launch: Launch
     settings: AgentSettings
 
+    @property
+    def words(self) -> LogWords:
+        """What the lines of its runtime mean."""
+        return words_of(self.launch.plan.runtime)
+
     async def first_failure(self, engine: Engine) -> Failure | None:
         """Return why an engine that says that it is ready cannot compute; None when it can."""
         if not on_metal(self.launch, self.settings):
             return None
         refused = await engine.token_error()
-        return failure_of(await self.child.last_lines(LINES), refused)
+        return failure_of(await self.child.last_lines(LINES), self.words, refused)
 
     async def load_told(self, note_limit: Callable[[int], None]) -> str:
         """Say of one that has no buffer on Metal what that means, and "" of others.
@@ -84,9 +89,9 @@ class MetalLook:
         if not on_metal(self.launch, self.settings):
             return ""
         lines = await self.child.last_lines(LOAD_LINES)
-        if (limit_bytes := device_limit(lines)) is not None:
+        if (limit_bytes := self.words.device_limit(lines)) is not None:
             note_limit(limit_bytes)
-        if not without_gpu(lines):
+        if not without_gpu(lines, self.words):
             return ""
         return "; it computes on the CPU, as Metal gave it no buffer: its log says which GPU it has looked for"
 
@@ -101,6 +106,6 @@ class MetalLook:
             seen = await read()
             if seen is not None and seen.log_bytes != log_bytes:
                 log_bytes = seen.log_bytes
-                if (failure := failure_of(await self.child.last_lines(LINES))) is not None:
+                if (failure := failure_of(await self.child.last_lines(LINES), self.words)) is not None:
                     return failure
             await wait_tick(self.settings.limits.tick_seconds)

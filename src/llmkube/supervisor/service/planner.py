@@ -20,6 +20,7 @@ from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import draft_of
+from llmkube.runtimes.process.host_runtimes import host_runtime_of
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.ledger import Ledger
@@ -35,8 +36,7 @@ from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
-from llmkube.weights.formats.gguf import GGUFFacts
-from llmkube.weights.formats.shape import Shape
+from llmkube.weights.formats.shape import ModelHeader, Shape
 
 BEAT_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""
@@ -191,12 +191,12 @@ async def _launch(
     settings: AgentSettings,
     ports: Ports,
     weights: WeightsFile,
-    facts: GGUFFacts,
+    facts: ModelHeader,
     *,
     draft: "_Draft | None" = None,
     keys: tuple[str, ...] = (),
 ) -> Launch:
-    engine = await ports.engines.info()
+    engine = await ports.engines.info(host_runtime_of(wish.service, wish.model).name)
     plan = plan_for(
         wish.service,
         wish.model,

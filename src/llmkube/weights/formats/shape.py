@@ -5,7 +5,7 @@ a value, and a few hundred kilobytes for the largest models.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import attrs
 
@@ -59,3 +59,45 @@ class Shape:
         if len(found) == self.layer_count:
             return found
         return (found[0] if len(found) == 1 else default,) * self.layer_count
+
+
+class ModelHeader(Protocol):
+    """What weights of every format say of their model; `GGUFFacts` of a file, `FolderFacts` of a folder."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the file, or of all files of weights of the folder."""
+        ...
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens that the model was trained for."""
+        ...
+
+    @property
+    def pooling_type(self) -> int | None:
+        """How an embedding model joins its tokens' vectors, in llama.cpp's numbers."""
+        ...
+
+    @property
+    def shape(self) -> Shape | None:
+        """What decides how much memory it takes."""
+        ...
+
+
+@attrs.frozen
+class FolderFacts:
+    """What the files of a folder of safetensors say about its model."""
+
+    shape: Shape
+    pooling_type: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its files of weights."""
+        return self.shape.size_bytes
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens that the model was trained for; None where its configuration does not say."""
+        return self.shape.trained_context or None

@@ -21,7 +21,7 @@ from llmkube.base.log import configure_logging
 from llmkube.cli.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
 from llmkube.router.engine_proxy import proxy_handler, proxy_judge
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH, ProxyConfig
 from llmkube.weights.address_policy import parse_networks
 
 log = structlog.get_logger()
@@ -35,8 +35,8 @@ async def serve(config: ProxyConfig, stop: Stop) -> None:
         open_http_client(sockets.connect, max_idle_per_origin=256) as client,
         open_service_nursery() as servers,
     ):
-        handler = proxy_handler(config.backend, config.api_key, client)
-        judge = proxy_judge(config.api_key, parse_networks(config.allowed))
+        handler = proxy_handler(config.backend, config.api_key, client, count_path=IN_FLIGHT_PATH)
+        judge = proxy_judge(config.api_key, parse_networks(config.allowed), config.keys)
         with stop.here():
             await servers.start(partial(run_server, handler, sockets.listen(listeners), judge=judge))
             settle_heap()

@@ -1,0 +1,148 @@
+"""What a runtime is on a host: a row with its program, its plan, and how one asks its engines and reads their logs.
+
+What an engine does not tell is not known: its row then has nothing in that place, and no other engine's words are read
+into its log or its answers.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan
+from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, Rule
+from llmkube.weights.estimate.sizing import Component
+from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.store.blobs import WeightsFile
+
+
+class ProgramError(ValueError):
+    """A program is not what it should be; the sentence says what is wrong and what to do."""
+
+
+@attrs.frozen
+class Program:
+    """The program of a runtime.
+
+    Attributes:
+        command: Its name, as it is looked for on PATH.
+        setting: The agent's setting that names another one.
+        remedy: What brings it to a host that does not have it.
+        describe: Returns what it is, from its path and its answers to `questions`; raises `ProgramError`.
+        questions: The command lines that it is asked for itself with; `{program}` in the first word is its path, and
+            `{folder}` the folder that it is in.
+    """
+
+    command: str
+    setting: str
+    remedy: str
+    describe: Callable[[str, Sequence[str]], EngineInfo]
+    questions: tuple[tuple[str, ...], ...] = (("{program}", "--help"), ("{program}", "--version"))
+
+
+@attrs.frozen
+class Questions:
+    """What the engines of a runtime are asked while they serve, and how their answers read.
+
+    Attributes:
+        metrics_path: GET it for numbers as Prometheus reads them; "" where there are none.
+        metric: Finds one of them: its name and its number.
+        work: Those that count requests, in flight or queued.
+        progress: Those that change with every batch.
+        slots_path: GET it for who is at work; "" where nothing says.
+        names_path: GET it for the names that it answers to; "" where that says something else.
+    """
+
+    metrics_path: str = ""
+    metric: re.Pattern[bytes] = re.compile(rb"(?!)()()")
+    work: frozenset[str] = frozenset()
+    progress: tuple[str, ...] = ()
+    slots_path: str = ""
+    names_path: str = ""
+
+
+def _nothing(_lines: Sequence[str]) -> None:
+    return None
+
+
+@attrs.frozen
+class LogWords:
+    """What lines mean that the engines of a runtime write.
+
+    Attributes:
+        rules: Why one has ended.
+        phase: What one that loads does; "" where no line says so.
+        buffers: What one has allocated; nothing where no line says so.
+        device_limit: What its GPU may hold, in bytes.
+        gpu_failure: What has failed on its GPU, for good.
+        load_failure: Why one that goes on running will never serve.
+    """
+
+    rules: tuple[Rule, ...] = GENERAL_RULES
+    phase: Callable[[Sequence[str]], str] = lambda _lines: ""
+    buffers: Callable[[Iterable[str]], tuple[Component, ...]] = lambda _lines: ()
+    device_limit: Callable[[Sequence[str]], int | None] = _nothing
+    gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
+    load_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
+
+
+class Check(Protocol):
+    """Refuse what the objects alone show to be impossible, before anything is downloaded."""
+
+    def __call__(self, isvc: InferenceService, model: Model, allowances: Allowances) -> None:
+        """Raise `PlanError` with the field that stands in the way."""
+        ...
+
+
+class Planning(Protocol):
+    """Write the command line of one engine."""
+
+    def __call__(
+        self,
+        isvc: InferenceService,
+        model: Model,
+        weights: WeightsFile,
+        header: ModelHeader,
+        engine: EngineInfo,
+        *,
+        alias: str,
+        draft: WeightsFile | None,
+        allowances: Allowances,
+        asks_key: bool,
+        keys_digest: str,
+    ) -> LaunchPlan:
+        """Return the plan, or raise `PlanError`."""
+        ...
+
+
+@attrs.frozen(kw_only=True)
+class HostRuntime:
+    """One runtime of hosts, as a row of the table in `host_runtimes`.
+
+    Attributes:
+        name: Its name in `spec.runtime`, in plans and in the status.
+        further_names: Other values of `spec.runtime` that mean it.
+        program: What runs.
+        check: Refuses what it cannot serve.
+        plan: Writes its command line.
+        questions: What its engines are asked.
+        log: What their lines mean.
+        takes_keys: Its engines ask clients for keys by themselves. Before the others the agent puts a proxy that does.
+    """
+
+    name: str
+    further_names: tuple[str, ...] = ()
+    program: Program
+    check: Check
+    plan: Planning
+    questions: Questions = Questions()
+    log: LogWords = LogWords()
+    takes_keys: bool = True
+
+
+NO_WORDS: Final = LogWords()
+NO_QUESTIONS: Final = Questions()

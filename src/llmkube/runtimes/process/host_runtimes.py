@@ -1,0 +1,58 @@
+"""The table of the runtimes that hosts run, and the way from a service to its row."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES, READS, mismatch, resolve_runtime
+from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.process import llamacpp
+from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
+
+HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {runtime.name: runtime for runtime in (llamacpp.SERVER,)}
+
+_NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.further_names)}
+
+
+def host_runtime_of(isvc: InferenceService, model: Model) -> HostRuntime:
+    """Return the runtime that serves this service on a host.
+
+    Raises:
+        PlanError: No host runs what is asked for, or it cannot read the weights; `field` says where.
+    """
+    asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
+    named = resolve_runtime(asked, weights, hardware)
+    runtime = _NAMED.get(named)
+    if isvc.spec.multi_node is not None:
+        raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
+    if runtime is None:
+        raise PlanError(f"{named} is not supported on a host yet: {_way_out(weights)}", field="spec.runtime")
+    if problem := mismatch(named, weights, hardware):
+        raise PlanError(problem, field="Model.spec.format")
+    return runtime
+
+
+def _way_out(weights: str) -> str:
+    """Name what a host runs: what reads these weights, else what reads the usual ones."""
+    fitting = [name for name in HOST_ENGINES if weights in READS[name]]
+    if fitting:
+        return f"use {' or '.join(fitting)}"
+    return f"use weights in gguf and {' or '.join(_names(DEFAULT_RUNTIME))}"
+
+
+def _names(name: str) -> tuple[str, ...]:
+    runtime = HOST_RUNTIMES[name]
+    return (runtime.name, *runtime.further_names)
+
+
+def questions_of(runtime: str) -> Questions:
+    """Return what an engine of a plan is asked: nothing, where a newer agent has left one of an unknown runtime."""
+    known = HOST_RUNTIMES.get(runtime)
+    return known.questions if known is not None else NO_QUESTIONS
+
+
+def words_of(runtime: str) -> LogWords:
+    """Return what the lines of a plan's engine mean: nothing is known of an unknown runtime's."""
+    known = HOST_RUNTIMES.get(runtime)
+    return known.log if known is not None else NO_WORDS

@@ -1,0 +1,49 @@
+"""The table of runtimes: every row is whole, and nothing of one is read into another."""
+
+import pytest
+
+from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES as VALUES
+from llmkube.k8s.crd.inferenceservice import POD_RUNTIMES
+from llmkube.k8s.crd.pairing import HOST_ENGINES, READS
+from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, questions_of, words_of
+
+# What llama-server writes: a buffer, a phase of its load, a failed GPU, an end
+LLAMA_LINES = (
+    "load_tensors:   CPU_Mapped model buffer size =  4685.30 MiB",
+    "ggml_metal_device_init: recommendedMaxWorkingSetSize  = 115448.73 MB",
+    "ggml_metal_synchronize: error: command buffer 0 failed with status 5",
+)
+
+
+def test_each_value_of_the_schema_has_one_row_at_most():
+    """The names of all rows are values of spec.runtime, are said to be what hosts run, and are nobody else's."""
+    names = [name for row in HOST_RUNTIMES.values() for name in (row.name, *row.further_names)]
+    assert len(names) == len(set(names))
+    assert set(names) <= {*VALUES, *POD_RUNTIMES}
+    assert set(names) == set(HOST_ENGINES)
+
+
+@pytest.mark.parametrize("name", HOST_RUNTIMES)
+def test_each_row_reads_something(name):
+    """A runtime of hosts has formats, a program, and a setting that names another one."""
+    row = HOST_RUNTIMES[name]
+    assert READS[name]
+    assert row.program.setting.startswith("--")
+    assert row.program.command in row.program.remedy or row.program.setting in row.program.remedy
+
+
+@pytest.mark.parametrize("name", [*(set(HOST_RUNTIMES) - {"llamacpp"}), "of-a-newer-agent"])
+def test_the_words_of_llamacpp_are_its_own(name):
+    """What llama-server writes of buffers, phases and its GPU says nothing in the log of another engine."""
+    words = words_of(name)
+    assert not words.buffers(LLAMA_LINES)
+    assert words.phase(LLAMA_LINES) == ""
+    assert words.device_limit(LLAMA_LINES) is None
+    assert words.gpu_failure(LLAMA_LINES) is None
+
+
+def test_an_engine_of_an_unknown_runtime_is_asked_nothing():
+    """One that a newer agent has left is watched by what the kernel sees, and by nothing else."""
+    assert questions_of("of-a-newer-agent") is NO_QUESTIONS
+    assert words_of("of-a-newer-agent") is NO_WORDS
