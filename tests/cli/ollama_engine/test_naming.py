@@ -65,11 +65,14 @@ def test_what_looks_like_the_beginning_of_a_name_at_the_end_is_not_lost():
 @pytest.mark.parametrize(
     ("namespace", "name", "stored"),
     [
-        ("default", "chat", "llmkube/default_chat"),
-        ("a", "b" * 253, "llmkube/a_" + "b" * 78),
-        ("team-a", "llama3.1", "llmkube/team-a_llama3.1"),
+        ("default", "chat", "llmkube/default_chat:"),
+        ("a", "b" * 253, "llmkube/a_" + "b" * 78 + ":"),
+        ("team-a", "llama3.1", "llmkube/team-a_llama3.1:"),
     ],
 )
 def test_a_service_has_one_name_in_the_store(namespace, name, stored):
-    """It is one that Ollama takes."""
-    assert store_name(namespace, name) == stored
+    """It is one that Ollama takes; with other weights, or another context, it is another one."""
+    first = store_name(namespace, name, "/m/a.gguf", 512)
+    assert first.startswith(stored)
+    assert len(first) == len(stored) + 8
+    assert first != store_name(namespace, name, "/m/a.gguf", 1024)

@@ -106,7 +106,8 @@ class OllamaProgram:
         """Run one during the block; afterwards TERM, then KILL for its whole group."""
         where = f"127.0.0.1:{self.port}"
         # NOPRUNE: at its start it would remove blobs that no model names yet, and its store may be shared.
-        ours = {"OLLAMA_HOST": where, "OLLAMA_NOPRUNE": "1"}
+        # NUM_PARALLEL: each further one would take a context's memory more than the agent has promised.
+        ours = {"OLLAMA_HOST": where, "OLLAMA_NOPRUNE": "1", "OLLAMA_NUM_PARALLEL": "1"}
         try:
             process = await trio.lowlevel.open_process(
                 [self.program, "serve"],

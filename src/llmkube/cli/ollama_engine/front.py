@@ -27,6 +27,8 @@ PROXIED: Final = frozenset(
 )
 """What of Ollama's server is passed on."""
 
+EMBEDDINGS: Final = frozenset({"/v1/embeddings"})
+
 THREAD_BYTES: Final = 256 * 1024
 """A larger body is read and written anew in a thread."""
 
@@ -45,7 +47,9 @@ def judge_of(keys: frozenset[str]) -> Judge:
     return judge
 
 
-def handler_of(keeper: Keeper, client: HttpClient, alias: str, counters: Counters) -> StreamHandler:
+def handler_of(
+    keeper: Keeper, client: HttpClient, alias: str, counters: Counters, *, embeds: bool = False
+) -> StreamHandler:
     """Return what answers requests.
 
     Args:
@@ -53,7 +57,9 @@ def handler_of(keeper: Keeper, client: HttpClient, alias: str, counters: Counter
         client: Reaches Ollama.
         alias: The name that clients know the model by.
         counters: What is counted.
+        embeds: Whether embeddings alone are served.
     """
+    proxied = EMBEDDINGS if embeds else PROXIED
     said: dict[str, Callable[[], Response]] = {
         "/metrics": lambda: Response(200, Headers.of({"Content-Type": TYPE}), counters.metrics()),
         "/slots": lambda: Response(200, Headers.of({"Content-Type": "application/json"}), counters.slots()),
@@ -67,7 +73,7 @@ def handler_of(keeper: Keeper, client: HttpClient, alias: str, counters: Counter
         path, method = exchange.head.path, exchange.head.method
         if path in said and method in ("GET", "HEAD"):
             await exchange.respond(said[path]())
-        elif path not in PROXIED or method != "POST":
+        elif path not in proxied or method != "POST":
             await exchange.respond(_error(404, "File Not Found", "not_found_error"))
         elif not keeper.ready:
             await exchange.respond(_loading())

@@ -4,6 +4,7 @@ A client can reach one model alone, whatever it asks for. Go's JSON reader takes
 of several: so no key that it would take is left beside ours.
 """
 
+import hashlib
 import re
 from typing import Any, Final
 
@@ -22,9 +23,18 @@ class RequestBodyError(Exception):
     """A request's body is no JSON object; says so to the client."""
 
 
-def store_name(namespace: str, name: str) -> str:
-    """Return what a service's model is called in Ollama's store."""
-    return PREFIX + _ALLOWED.sub("-", f"{namespace}_{name}".lower())[:_LONGEST]
+def store_name(namespace: str, name: str, *what: object) -> str:
+    """Return what a service's model is called in Ollama's store.
+
+    While a service is given other weights or another context, the models of both have to have names.
+
+    Args:
+        namespace: The service's.
+        name: The service's.
+        what: The weights, and what they are served with.
+    """
+    tag = hashlib.sha256(repr(what).encode()).hexdigest()[:8]
+    return f"{PREFIX}{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"
 
 
 def with_model(body: bytes, name: str) -> bytes:

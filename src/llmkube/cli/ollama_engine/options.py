@@ -33,6 +33,7 @@ class Options:
         keys: The file with the keys that clients show; None when none is asked for.
         context: Tokens of context; 0 for what Ollama takes.
         gpu_layers: Layers on the GPU; None for what Ollama takes.
+        embeds: Whether it serves embeddings, and nothing else.
         program: Ollama's own program, which is started where no server answers.
         daemon: Where the server is that is borrowed.
     """
@@ -45,6 +46,7 @@ class Options:
     keys: Path | None = None
     context: int = 0
     gpu_layers: int | None = None
+    embeds: bool = False
     program: str = "ollama"
     daemon: str = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -75,6 +77,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     parser.add_argument("--api-key-file", type=Path, help="keys that clients must show, one per line", metavar="FILE")
     parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: Ollama's own default)")
     parser.add_argument("--n-gpu-layers", type=int, help="layers on the GPU (default: Ollama's own)")
+    parser.add_argument("--embedding", action="store_true", help="serve embeddings and nothing else")
     parser.add_argument("--ollama", default="ollama", help="program to start where no server answers")
     said = parser.parse_args(argv)
     namespace, slash, name = said.service.partition("/")
@@ -90,12 +93,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     return Options(
         model=said.model,
         alias=said.alias,
-        store_name=store_name(namespace, name),
+        store_name=store_name(namespace, name, said.model, said.ctx_size, said.n_gpu_layers),
         host=said.host,
         port=said.port,
         keys=said.api_key_file,
         context=said.ctx_size,
         gpu_layers=said.n_gpu_layers,
+        embeds=said.embedding,
         program=said.ollama,
         daemon=daemon,
     )

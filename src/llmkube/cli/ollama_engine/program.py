@@ -93,7 +93,7 @@ async def serve(
         back = False
         try:
             async with open_sockets() as sockets, open_service_nursery() as servers:
-                handler = handler_of(keeper, outside.client, options.alias, counters)
+                handler = handler_of(keeper, outside.client, options.alias, counters, embeds=options.embeds)
                 run = partial(
                     run_server, handler, sockets.listen(listeners), limits=Limits(drain_seconds=DRAIN_SECONDS)
                 )
@@ -133,8 +133,7 @@ def main() -> None:
     try:
         back = trio.run(run_until_signal, partial(_run, options, keys), log.info)
     except* LLMKubeError as group:
-        log.error("this engine ends", why=str(innermost(group)))  # noqa: TRY400 - a sentence, not a bug
-        sys.exit(1)
+        sys.exit(f"ollama: {innermost(group)}")  # a line of its own: the agent reads why an engine has ended
     sys.exit(1 if back is False else 0)
 
 

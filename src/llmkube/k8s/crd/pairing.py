@@ -34,7 +34,7 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 """By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
 
 
-HOST_ENGINES: Final = ("llamacpp", "llama-server")
+HOST_ENGINES: Final = ("llamacpp", "llama-server", "ollama")
 """What agents run today, in the order in which they are proposed."""
 
 _ON_METAL_ALONE: Final = frozenset({MLX_RUNTIME})

@@ -7,10 +7,10 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES, READS, mismatch, resolve_runtime
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.process import llamacpp
+from llmkube.runtimes.process import llamacpp, ollama
 from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
 
-HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {runtime.name: runtime for runtime in (llamacpp.SERVER,)}
+HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {runtime.name: runtime for runtime in (llamacpp.SERVER, ollama.RUNTIME)}
 
 _NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.further_names)}
 
