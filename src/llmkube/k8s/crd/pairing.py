@@ -41,6 +41,11 @@ _ON_METAL_ALONE: Final = frozenset({MLX_RUNTIME})
 """Runtimes that are no way out for other hardware."""
 
 
+def host_engines_for(model_format: str) -> list[str]:
+    """Return what agents run with weights of this format; of Ollama's formats a host gives it files in gguf alone."""
+    return [name for name in HOST_ENGINES if model_format in (READS[name] if name != "ollama" else (GGUF,))]
+
+
 def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
     """Return the engine that a service gets: the default one, on metal and with mlx weights, is oMLX.
 
@@ -70,7 +75,7 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     others = " or ".join(n for n, formats in READS.items() if model_format in formats and n not in _ON_METAL_ALONE)
     said = f"{engine} reads {' or '.join(readable)}, not {model_format}"
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
-        fitting = [name for name in HOST_ENGINES if model_format in READS[name]]
+        fitting = host_engines_for(model_format)
         if not fitting:
             return f"{said}: an agent on a Mac serves gguf: name a file of that format"
         others = " or ".join(fitting)

@@ -19,7 +19,6 @@ from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
@@ -46,7 +45,6 @@ _HONOURED: Final = frozenset(
         "spec.endpoint.path",
         "spec.apiKeySecretRef.name",
         "spec.apiKeySecretRef.key",
-        "spec.env",
         "Model.spec.source",
         "Model.spec.sha256",
         "Model.spec.sourceSecretRef.name",
@@ -105,7 +103,10 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         raise PlanError("ollama takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
     if spec.speculative_decoding is not None:
         raise PlanError("ollama takes no draft model: leave it out, or use llamacpp", field="spec.speculativeDecoding")
-    plan_environment(spec.env, allowances)
+    if spec.env:
+        raise PlanError(
+            "the environment of Ollama is its owner's: leave it out, or use llamacpp", field="spec.env"
+        )
 
 
 def plan(
@@ -154,7 +155,7 @@ def plan(
     ]
     return LaunchPlan(
         argv=tuple(argv),
-        env=plan_environment(spec.env, allowances),
+        env=(),
         runtime=NAME,
         alias=alias,
         weights_identity=weights.identity,
