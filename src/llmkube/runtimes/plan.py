@@ -18,7 +18,8 @@ class Placeholder(StrEnum):
     """A place in argv that is filled at launch. A plain string of a user's with the same text is none.
 
     On a host the supervisor fills program, model, host, port and keys (the file with the keys that clients have to
-    show). In a pod the renderer fills model (the file, or the
+    show) and
+    wrapper (a file of ours that the program reads). In a pod the renderer fills model (the file, or the
     folder, that the engine is given), folder (the one that model lies in), draft (the model of a second Model, for
     guessing ahead) and cache (a folder that the engine may write to).
     """
@@ -31,16 +32,26 @@ class Placeholder(StrEnum):
     FOLDER = "{folder}"
     DRAFT = "{draft}"
     CACHE = "{cache}"
+    WRAPPER = "{wrapper}"
 
 
 @attrs.frozen
 class EngineInfo:
-    """One engine binary as its own `--help` describes it; `switches` are those of its flags that take no value."""
+    """One engine program as it describes itself.
+
+    Attributes:
+        program: What is run.
+        version: Its build.
+        flags: Those that it knows, as far as it has been asked.
+        switches: Those of them that take no value.
+        wrapper: A file of ours that goes before its own arguments; "" where it needs none.
+    """
 
     program: str
     version: str
     flags: frozenset[str]
     switches: frozenset[str] = frozenset()
+    wrapper: str = ""
 
     def first_known(self, *flags: str) -> str | None:
         """Return the first of these spellings that the engine understands."""
@@ -75,7 +86,9 @@ class LaunchPlan:
     keys_digest: str = ""
     restarted_at: str = ""
 
-    def render(self, *, program: str, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
+    def render(
+        self, *, program: str, model: str, host: str, port: int, keys: str, wrapper: str = ""
+    ) -> tuple[str, ...]:
         """Return argv with every slot filled."""
         fill = {
             Placeholder.PROGRAM: program,
@@ -83,6 +96,7 @@ class LaunchPlan:
             Placeholder.HOST: host,
             Placeholder.PORT: str(port),
             Placeholder.KEYS: keys,
+            Placeholder.WRAPPER: wrapper,
         }
         return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in self.argv)
 

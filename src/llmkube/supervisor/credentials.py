@@ -23,7 +23,7 @@ from llmkube.k8s.errors import ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.weights.download.buckets import VARIABLES, BucketAccess
 from llmkube.weights.download.registry import CONFIG_KEY, RegistryAccess
-from llmkube.weights.source import ImageSource, Source
+from llmkube.weights.source import Given, ImageSource
 
 KEY: Final = "HF_TOKEN"
 """The key of the Secret."""
@@ -95,7 +95,7 @@ class SourceCredentials:
             raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=_FIELD) from exc
         return BucketAccess.read(values, where=f"Secret {key.name} in namespace {key.namespace}")
 
-    async def find_registry(self, model: Model, source: Source) -> RegistryAccess:
+    async def find_registry(self, model: Model, source: Given) -> RegistryAccess:
         """Return who asks for a Model's source in a registry; no user, where the Model names no Secret.
 
         Raises:

@@ -45,9 +45,21 @@ from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import DigestMismatchError, WeightsNotFoundError
+from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
-from llmkube.weights.picked_files import pick
-from llmkube.weights.source import BucketFile, Builtin, LocalFile, Remote, RemoteFile, parse_source
+from llmkube.weights.formats.shape import FolderFacts, ModelHeader
+from llmkube.weights.picked_files import given_to_engine
+from llmkube.weights.source import (
+    BucketFile,
+    Builtin,
+    Given,
+    HubFolder,
+    LocalFile,
+    LocalFolder,
+    Remote,
+    RemoteFile,
+    parse_source,
+)
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.disk import RunSync, in_threads
 from llmkube.weights.store.index import find_weights, name_of
@@ -84,11 +96,11 @@ class LocalWeights:
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
     _previews: dict[tuple[str, str, RemoteFile], tuple[float, GGUFFacts]] = attrs.field(factory=dict)  # and since when
-    _headers: WeakValueDictionary[str, GGUFFacts] = attrs.field(factory=WeakValueDictionary)  # of files in use
+    _headers: WeakValueDictionary[str, ModelHeader] = attrs.field(factory=WeakValueDictionary)  # of files in use
 
-    async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, GGUFFacts]:
+    async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, ModelHeader]:
         """Make the file present, then read its header; services of one file share what it says, hundreds of tensors."""
-        source = pick(parse_source(model.spec.source), model.spec.files)
+        source = _source_of(model)
         sha256 = model.spec.sha256.lower() if model.spec.sha256 else None
         bound = partial(
             fetch,
@@ -111,13 +123,17 @@ class LocalWeights:
                 weights = await bound(sha256=sha256)
             facts = self._headers.get(weights.identity)
             if facts is None:
-                opened = self.local.open if isinstance(source, LocalFile) else open_file
-                facts = await self.read(partial(read_header, weights.path, opened))
+                facts = await self.read(partial(self._read_header, source, weights.path))
                 facts = self._headers.setdefault(weights.identity, facts)
         except WeightsNotFoundError as error:
             self._tell(model.spec.source, error.detail)
             raise
         return weights, facts
+
+    def _read_header(self, source: Given, path: Path) -> ModelHeader:
+        if isinstance(source, LocalFolder | HubFolder):
+            return FolderFacts(read_folder(path))
+        return read_header(path, self.local.open if isinstance(source, LocalFile) else open_file)
 
     def _tell(self, source: str, detail: str) -> None:
         """Say once in this host's own log why a path leads to no weights; who writes Models does not read it."""
@@ -129,7 +145,7 @@ class LocalWeights:
 
     async def preview(self, model: Model) -> GGUFFacts | None:
         """Read the header of a file that is elsewhere, or return what it said not long ago; of no image."""
-        source = pick(parse_source(model.spec.source), model.spec.files)
+        source = _source_of(model)
         if not isinstance(source, RemoteFile) or await self.has(model):
             return None
         now = trio.current_time()
@@ -155,11 +171,13 @@ class LocalWeights:
     async def has(self, model: Model) -> bool:
         """Whether the file is in the store, in place, or part of the program."""
         try:
-            source = pick(parse_source(model.spec.source), model.spec.files)
+            source = _source_of(model)
         except UserError:
             return False
         if isinstance(source, LocalFile):
             return await trio.to_thread.run_sync(self.local.admits, Path(source.path), abandon_on_cancel=True)
+        if isinstance(source, LocalFolder):
+            return await trio.to_thread.run_sync(self.local.admits_folder, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, Remote):
             name = await self.read(partial(name_of, self.store, source))
             found = await self.read(partial(find_weights, self.store, name))
@@ -168,8 +186,11 @@ class LocalWeights:
 
     async def keeps(self, file: WeightsFile) -> bool:
         """Whether it has not been removed meanwhile, and may still be served."""
-        kept = self.local.admits if file.identity.startswith("/") else _is_file  # a blob is known by its digest
+        kept = self._admits if file.identity.startswith("/") else _is_there  # a blob is known by its digest
         return await trio.to_thread.run_sync(kept, file.path, abandon_on_cancel=True)
+
+    def _admits(self, path: Path) -> bool:
+        return self.local.admits_folder(path) if path.is_dir() else self.local.admits(path)
 
     async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""
@@ -272,8 +293,12 @@ def _utcnow() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def _is_file(path: Path) -> bool:
+def _source_of(model: Model) -> Given:
+    return given_to_engine(parse_source(model.spec.source), model.spec.files, model.spec.format)
+
+
+def _is_there(path: Path) -> bool:
     try:
-        return path.is_file()
+        return path.is_file() or path.is_dir()
     except OSError:
         return False

@@ -1,9 +1,48 @@
 """`spec.files` names what the engine is given of a source that holds several files."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from llmkube.weights.errors import FileSetError, SourceError
-from llmkube.weights.source import BucketFile, HubFile, HubRepository, ImageSource, Source
+from llmkube.weights.source import (
+    BucketFile,
+    Given,
+    HubFile,
+    HubFolder,
+    HubRepository,
+    ImageSource,
+    LocalFile,
+    LocalFolder,
+    Source,
+)
+
+FOLDER_FORMATS: Final = frozenset({"mlx", "safetensors"})
+"""The values of `spec.format` whose engines are given a folder, and not a file."""
+
+
+def given_to_engine(source: Source, files: Sequence[str], weights_format: str) -> Given:
+    """Return what an engine of a host is given of a source: a file, or for formats that are folders a folder.
+
+    Args:
+        source: What `spec.source` names.
+        files: `spec.files`.
+        weights_format: `spec.format`.
+
+    Raises:
+        FileSetError: As `pick`, or the source is no folder with files of that format.
+    """
+    if weights_format not in FOLDER_FORMATS:
+        return pick(source, files)
+    if files:
+        raise FileSetError(f"a host fetches all files of a model in {weights_format}: leave spec.files out")
+    if isinstance(source, LocalFile):
+        return LocalFolder(source.path)
+    if isinstance(source, HubRepository) and not source.quantization:
+        return HubFolder(source.name, source.revision)
+    raise SourceError(
+        f"spec.source names no folder of {weights_format} for a host: write hf://ORG/REPO[@REVISION], or the absolute "
+        "path of a folder below one that the host's owner lists (--allow-local-sources)"
+    )
 
 
 def pick(source: Source, files: Sequence[str]) -> Source:

@@ -51,6 +51,13 @@ class LocalFile:
 
 
 @attrs.frozen
+class LocalFolder:
+    """A folder on this host with a model's safetensors, used where it lies; the path is absolute."""
+
+    path: str
+
+
+@attrs.frozen
 class WebFile:
     """A file on a web server, and perhaps the user and password that its URL held.
 
@@ -137,6 +144,29 @@ class HubRepository:
             SourceError: No file can have that name.
         """
         return _hub_file(repr(path), self.name, path, self.revision)
+
+
+@attrs.frozen
+class HubFolder:
+    """The files of a Hugging Face repository that an engine is given as one folder: safetensors and what explains them.
+
+    Attributes:
+        name: `ORG/REPO`.
+        revision: A branch, a tag or a commit.
+    """
+
+    name: str
+    revision: str = DEFAULT_REVISION
+
+    @property
+    def identity(self) -> str:
+        """What the store knows it by; the repository as GGUF is another source."""
+        return f"hf://{self.name}@{self.revision}#folder"
+
+    @property
+    def redacted(self) -> str:
+        """The source, for messages; nothing in it is secret."""
+        return f"hf://{self.name}@{self.revision}".removesuffix(f"@{DEFAULT_REVISION}")
 
 
 @attrs.frozen
@@ -232,8 +262,10 @@ class ImageSource:
 
 
 RemoteFile = WebFile | HubFile | HubRepository | BucketFile
-Remote = RemoteFile | ImageSource
-Source = Builtin | LocalFile | Remote | VolumeSource
+Remote = RemoteFile | ImageSource | HubFolder
+Source = Builtin | LocalFile | RemoteFile | ImageSource | VolumeSource
+Given = Source | LocalFolder | HubFolder
+"""What an engine is given of a source: the format of the weights makes a folder of some."""
 
 
 @functools.lru_cache(maxsize=1024)

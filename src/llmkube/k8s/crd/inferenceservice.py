@@ -31,7 +31,7 @@ from llmkube.k8s.resource import Keyed, Resource
 POD_RUNTIMES: Final = (
     "llamacpp", "vllm", "tgi", "personaplex", "generic", "sglang", "triton", "llamacpp-router"
 )  # fmt: skip
-HOST_RUNTIMES: Final = ("llama-server", "omlx", "ollama")
+HOST_RUNTIMES: Final = ("llama-server", "omlx", "ollama", "mlx-lm", "vllm-metal")
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
 MODES: Final = ("chat", "embedding", "rerank")
 SERVICE_PHASES: Final = (

@@ -1,8 +1,8 @@
 """Which engine reads which format: what a Model and a service have to agree on, and no schema of one can say.
 
 gguf goes with llama.cpp, mlx with the engines built on MLX, the rest with vLLM, TGI and their like. A generic
-container reads what it reads; only mlx is nothing for it. gguf is also the default of `spec.format`, so the user may not
-have chosen it: an engine that brings its own weights is not held to it.
+container reads what it reads; only mlx is nothing for it. gguf is also the default of `spec.format`, so the user may
+not have chosen it: an engine that brings its own weights is not held to it.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ GGUF: Final = "gguf"
 MLX: Final = "mlx"
 METAL: Final = "metal"
 DEFAULT_RUNTIME: Final = "llamacpp"
-MLX_RUNTIME: Final = "omlx"
+MLX_RUNTIME: Final = "mlx-lm"
 
 _TENSORS: Final = ("safetensors", "pytorch", "custom")
 
@@ -22,7 +22,9 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
     DEFAULT_RUNTIME: (GGUF,),
     "llamacpp-router": (GGUF,),
     "llama-server": (GGUF,),
-    MLX_RUNTIME: (MLX,),
+    "omlx": (MLX,),
+    MLX_RUNTIME: (MLX, "safetensors"),
+    "vllm-metal": (MLX, "safetensors"),
     "ollama": (GGUF, "safetensors", "custom"),
     "vllm": _TENSORS,
     "tgi": _TENSORS,
@@ -34,10 +36,10 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 """By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
 
 
-HOST_ENGINES: Final = ("llamacpp", "llama-server", "ollama")
+HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", "vllm-metal", "ollama")
 """What agents run today, in the order in which they are proposed."""
 
-_ON_METAL_ALONE: Final = frozenset({MLX_RUNTIME})
+_ON_METAL_ALONE: Final = frozenset({"omlx", "vllm-metal"})
 """Runtimes that are no way out for other hardware."""
 
 
@@ -47,7 +49,7 @@ def host_engines_for(model_format: str) -> list[str]:
 
 
 def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
-    """Return the engine that a service gets: the default one, on metal and with mlx weights, is oMLX.
+    """Return the engine that a service gets: the default one, on metal and with mlx weights, is mlx-lm.
 
     The API server writes the default runtime into every object, so `llamacpp` may not be the user's choice;
     `llama-server` is, and stays.
@@ -77,6 +79,6 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
         fitting = host_engines_for(model_format)
         if not fitting:
-            return f"{said}: an agent on a Mac serves gguf: name a file of that format"
+            return f"{said}: an agent on a Mac serves gguf, mlx and safetensors: name weights of one of them"
         others = " or ".join(fitting)
     return f"{said}: set that format, or spec.runtime to {others}"

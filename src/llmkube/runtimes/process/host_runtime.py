@@ -33,8 +33,9 @@ class Program:
         setting: The agent's setting that names another one.
         remedy: What brings it to a host that does not have it.
         describe: Returns what it is, from its path and its answers to `questions`; raises `ProgramError`.
-        questions: The command lines that it is asked for itself with; `{program}` in the first word is its path, and
-            `{folder}` the folder that it is in.
+        questions: The command lines that it is asked for itself with; `{program}` is what runs.
+        runs_by: Returns what runs of a script, such as its Python, from its first lines; raises `ProgramError`. None
+            where the program itself runs.
     """
 
     command: str
@@ -42,6 +43,7 @@ class Program:
     remedy: str
     describe: Callable[[str, Sequence[str]], EngineInfo]
     questions: tuple[tuple[str, ...], ...] = (("{program}", "--help"), ("{program}", "--version"))
+    runs_by: Callable[[str], str] | None = None
 
 
 @attrs.frozen
@@ -79,7 +81,6 @@ class LogWords:
         buffers: What one has allocated; nothing where no line says so.
         device_limit: What its GPU may hold, in bytes.
         gpu_failure: What has failed on its GPU, for good.
-        load_failure: Why one that goes on running will never serve.
     """
 
     rules: tuple[Rule, ...] = GENERAL_RULES
@@ -87,7 +88,6 @@ class LogWords:
     buffers: Callable[[Iterable[str]], tuple[Component, ...]] = lambda _lines: ()
     device_limit: Callable[[Sequence[str]], int | None] = _nothing
     gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
-    load_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
 
 
 class Check(Protocol):

@@ -7,11 +7,12 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, host_engines_for, mismatch, resolve_runtime
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.process import llamacpp, ollama
+from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, vllm_metal
 from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
 
-_ROWS: Final = (llamacpp.SERVER, ollama.RUNTIME)
-HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {runtime.name: runtime for runtime in _ROWS}
+HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
+    runtime.name: runtime for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME)
+}
 
 _NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.further_names)}
 

@@ -5,14 +5,11 @@ was given but found no flag is reported in `LaunchPlan.not_honoured`, as is ever
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flag_of
@@ -50,6 +47,7 @@ from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.buffers import device_limit, reported
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
@@ -66,37 +64,7 @@ _LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock
 """Who sets one of these decides how the file gets into memory."""
 
 _WRITTEN: Final = WRITTEN_FLAGS | DRAFT_FLAGS
-
-# Fields that take effect on a host without reaching the command line
-_HONOURED_ELSEWHERE: Final = frozenset(
-    {
-        "spec.modelRef",
-        "spec.runtime",
-        "spec.hosts.modelRef",
-        "spec.hosts.replicas",
-        "spec.replicas",
-        "spec.suspend",
-        "spec.priority",
-        "spec.evictionProtection",
-        "spec.aliases",
-        "spec.mode",
-        "spec.endpoint.path",
-        "spec.apiKeySecretRef.name",
-        "spec.apiKeySecretRef.key",
-        "spec.env",
-        "spec.extraArgs",
-        "Model.spec.source",
-        "Model.spec.sha256",
-        "Model.spec.sourceSecretRef.name",
-        "Model.spec.files",
-        "Model.spec.format",
-        "Model.spec.quantization",
-        "Model.spec.hardware.accelerator",
-        "Model.spec.hardware.memoryBudget",
-        "Model.spec.hardware.memoryFraction",
-        "Model.spec.hardware.gpu.enabled",
-    }
-)
+_HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.extraArgs"}
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES) -> None:
@@ -180,7 +148,7 @@ def plan(
         alias=alias,
         weights_identity=weights.identity if draft is None else f"{weights.identity} {draft.identity}",
         not_honoured=(
-            *(path for path in _given(isvc, model) if path not in line.honoured | _HONOURED_ELSEWHERE),
+            *(path for path in given_paths(isvc, model) if path not in line.honoured | _HONOURED),
             *unheard,
             *vain_context(spec, header.context_length),
         ),
@@ -209,14 +177,6 @@ def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[
         said = any(flag_of(word) in ALIAS_FLAGS for word in spec.extra_args)
         return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if said else ()))
     return ",".join((alias, *further)), ()
-
-
-def _given(isvc: InferenceService, model: Model) -> Iterator[str]:
-    spec = isvc.spec
-    if spec.pod_annotations.keys() == {RESTARTED_AT}:  # it has its effect; others are for pods alone
-        spec = attrs.evolve(spec, pod_annotations={})
-    yield from changed_paths(spec, "spec")
-    yield from changed_paths(model.spec, "Model.spec")
 
 
 def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> None:
@@ -271,7 +231,7 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     flags = parse_help(text)
     if "--api-key-file" not in flags:
         raise ProgramError(
-            f"{program} has no --api-key-file, without which every user and every web page of this machine could "
+            "it has no --api-key-file, without which every user and every web page of this machine could "
             "use an engine; install a newer llama-server"
         )
     return EngineInfo(program, parse_version(version), flags, parse_switches(text))

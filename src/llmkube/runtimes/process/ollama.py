@@ -6,20 +6,18 @@ llama.cpp does, and with its code: what they take is estimated by the same figur
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
-
-import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import GGUF
-from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.weights.formats.shape import ModelHeader
@@ -29,35 +27,12 @@ NAME: Final = "ollama"
 MODULE: Final = "llmkube.cli.ollama_engine.program"
 """What runs for each service; nothing of it is imported here."""
 
-_HONOURED: Final = frozenset(
-    {
-        "spec.modelRef",
-        "spec.runtime",
-        "spec.hosts.modelRef",
-        "spec.hosts.replicas",
-        "spec.replicas",
-        "spec.suspend",
-        "spec.priority",
-        "spec.evictionProtection",
-        "spec.aliases",
-        "spec.mode",
-        "spec.contextSize",
-        "spec.endpoint.path",
-        "spec.apiKeySecretRef.name",
-        "spec.apiKeySecretRef.key",
-        "Model.spec.source",
-        "Model.spec.sha256",
-        "Model.spec.sourceSecretRef.name",
-        "Model.spec.files",
-        "Model.spec.format",
-        "Model.spec.quantization",
-        "Model.spec.hardware.accelerator",
-        "Model.spec.hardware.memoryBudget",
-        "Model.spec.hardware.memoryFraction",
-        "Model.spec.hardware.gpu.enabled",
-        "Model.spec.hardware.gpu.layers",
-    }
-)
+_HONOURED: Final = HONOURED_BY_THE_HOST | {
+    "spec.aliases",
+    "spec.mode",
+    "spec.contextSize",
+    "Model.spec.hardware.gpu.layers",
+}
 
 _VERSION: Final = re.compile(r"version is v?(\d[\w.+-]*)")
 _OURS: Final = r"^ollama: "
@@ -104,9 +79,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
     if spec.speculative_decoding is not None:
         raise PlanError("ollama takes no draft model: leave it out, or use llamacpp", field="spec.speculativeDecoding")
     if spec.env:
-        raise PlanError(
-            "the environment of Ollama is its owner's: leave it out, or use llamacpp", field="spec.env"
-        )
+        raise PlanError("the environment of Ollama is its owner's: leave it out, or use llamacpp", field="spec.env")
 
 
 def plan(
@@ -160,21 +133,13 @@ def plan(
         alias=alias,
         weights_identity=weights.identity,
         not_honoured=(
-            *(path for path in _given(isvc, model) if path not in _HONOURED),
+            *(path for path in given_paths(isvc, model) if path not in _HONOURED),
             *vain_context(spec, header.context_length),
         ),
         demand=demand_of([*size, *layers], engine),
         keys_digest=keys_digest,
         restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
     )
-
-
-def _given(isvc: InferenceService, model: Model) -> Iterator[str]:
-    spec = isvc.spec
-    if spec.pod_annotations.keys() == {RESTARTED_AT}:  # it has its effect; others are for pods alone
-        spec = attrs.evolve(spec, pod_annotations={})
-    yield from changed_paths(spec, "spec")
-    yield from changed_paths(model.spec, "Model.spec")
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:

@@ -26,7 +26,7 @@ from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, kee
 from llmkube.supervisor.engine.key_file import kept_while_running, key_path, read_keys
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.process_stats import Sampler
-from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program
+from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program, read_head
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
@@ -126,16 +126,14 @@ class LocalEngines:
         return self._known[identity]
 
     async def _ask(self, path: str, program: Program) -> EngineInfo:
-        fill = {"{program}": path, "{folder}": str(Path(path).resolve().parent)}
-        answers = []
-        for first, *rest in program.questions:
-            for slot, text in fill.items():
-                first = first.replace(slot, text)
-            answers.append(await self._output(first, *rest))
         try:
-            return program.describe(path, answers)
+            runs = path
+            if program.runs_by is not None:
+                runs = program.runs_by(await trio.to_thread.run_sync(read_head, path))
+            asked = [[word.replace("{program}", runs) for word in words] for words in program.questions]
+            return program.describe(runs, [await self._output(*words) for words in asked])
         except ProgramError as error:
-            raise EngineNotFoundError(str(error)) from error
+            raise EngineNotFoundError(f"{path}: {error}") from error
 
     async def _output(self, program: str, *flags: str) -> str:
         asked = " ".join((program, *flags))

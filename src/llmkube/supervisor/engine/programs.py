@@ -1,7 +1,8 @@
-"""Where the program of a runtime is on this host: where the owner says, else on PATH or where Homebrew puts programs."""
+"""Where the program of a runtime is: where the host's owner says, else on PATH or where Homebrew puts programs."""
 
 import os
 import shutil
+from pathlib import Path
 from typing import Final
 
 from llmkube.base.errors import WorldError
@@ -33,4 +34,17 @@ def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
     found = shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW]))
     if found is None:
         raise EngineNotFoundError(f"no {command} on this host; {runtime.program.remedy}")
-    return os.path.abspath(found)
+    return str(Path(found).absolute())
+
+
+def read_head(path: str) -> str:
+    """Return the first lines of a script; blocks.
+
+    Raises:
+        EngineNotFoundError: It cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4096).decode("utf-8", "replace")
+    except OSError as error:
+        raise EngineNotFoundError(f"cannot read {path}: {error.strerror or error}") from error

@@ -208,9 +208,15 @@ class Attempt:
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
-        model = str(launch.weights.path)
         command = Command(
-            argv=plan.render(program=engine.program, model=model, host=record.host, port=record.port, keys=str(keys)),
+            argv=plan.render(
+                program=engine.program,
+                model=str(launch.weights.path),
+                host=record.host,
+                port=record.port,
+                keys=str(keys),
+                wrapper=engine.wrapper,
+            ),
             env=dict(plan.env),
             work_dir=context.settings.state_dir / "work" / key.namespace / file_stem(key.name),
             log_path=context.log_path if alone else next_log(context.log_path),

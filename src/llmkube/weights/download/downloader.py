@@ -222,7 +222,15 @@ class Downloader:
             public = not job.credential and all([await self._is_public(part) for part in parts])
             audience = Audience(public=public, credentials=(job.credential,) if job.credential else ())
             kept = bind(commit_record, self._store, name, source.redacted, parts, now)
-            record = bind(kept, server=job.access.server, versions=versions, audience=audience, choice=meter.chosen)
+            names = tuple(one.name for one in wanted if one.name)
+            record = bind(
+                kept,
+                server=job.access.server,
+                versions=versions,
+                audience=audience,
+                choice=meter.chosen,
+                names=names,
+            )
             return await run_sync(record)
 
     async def _is_public(self, part: Partial | BlobInfo) -> bool:

@@ -12,7 +12,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import Downloader, GetAccess, GetRegistry, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
-from llmkube.weights.source import Builtin, LocalFile, Source, VolumeSource
+from llmkube.weights.source import Builtin, Given, LocalFile, LocalFolder, VolumeSource
 from llmkube.weights.store import local_files
 from llmkube.weights.store.audience import PUBLIC
 from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
@@ -28,7 +28,7 @@ _CLOSE_SECONDS: Final = 10.0  # dropping an incomplete file of many gigabytes ta
 
 
 async def fetch(
-    source: Source,
+    source: Given,
     store: Store,
     *,
     sha256: str | None = None,
@@ -73,6 +73,8 @@ async def fetch(
         return await _copy_in(source, store, sha256, progress, limiter)
     if isinstance(source, LocalFile):
         return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
+    if isinstance(source, LocalFolder):
+        return await _use_folder(Path(source.path), local, sha256, limiter)
     if isinstance(source, VolumeSource) or downloader is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
@@ -136,6 +138,15 @@ async def _use_in_place(
         digest = await local_files.hash_file(seen, verifying, reading, local.open)
         _compare(path, digest, sha256)
     return WeightsFile(seen.path, seen.size_bytes, digest, f"{seen.path}:{seen.size_bytes}:{seen.mtime_ns}")
+
+
+async def _use_folder(
+    path: Path, local: LocalSources, sha256: str | None, limiter: trio.CapacityLimiter
+) -> WeightsFile:
+    if sha256 is not None:
+        raise DigestMismatchError(f"one digest cannot describe the files of the folder {path}; leave spec.sha256 out")
+    seen = await in_threads(limiter, abandon=True)(partial(local.admit_folder, path))
+    return WeightsFile(seen.path, seen.size_bytes, None, seen.identity)
 
 
 def _compare(path: Path, digest: str, wanted: str | None) -> None:

@@ -10,7 +10,7 @@ import attrs
 
 from llmkube.base.units import format_bytes
 from llmkube.weights.errors import AmbiguousSourceError, FetchError, SourceError, SourceNotFoundError
-from llmkube.weights.source import HubFile, HubRepository
+from llmkube.weights.source import HubFile, HubFolder, HubRepository
 from llmkube.weights.urls import BadUrlError, WebUrl, parse_url
 
 ENDPOINT: Final = "https://huggingface.co"
@@ -22,6 +22,12 @@ _PART: Final = re.compile(r"-\d{5}-of-\d{5}$")
 _QUANTIZATION: Final = re.compile(  # at the end of a file's name: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, BF16, MXFP4
     r"(?P<model>.*?)[-._](?P<quantization>(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|BF16|F16|F32|MXFP4\w*))", re.ASCII | re.IGNORECASE
 )
+
+_OF_FOLDER: Final = re.compile(
+    r"(?:model[\w.-]*\.safetensors|[\w][\w.-]*\.(?:json|jinja|model|tiktoken)|(?:merges|vocab)\.txt)", re.ASCII
+)
+MOST_FILES: Final = 160
+"""Files of one folder; each is an open file while they are downloaded."""
 
 USUAL: Final = "Q4_K_M"
 """The quantization that llama.cpp, Ollama and the hub's own pages take when none is named."""
@@ -163,6 +169,34 @@ def entries_of(file: HubFile, listing: Listing) -> tuple[HubEntry, ...]:
         there = f", of {len(file.parts)} parts" if len(file.parts) > 1 else ""
         raise SourceNotFoundError(f"{file.redacted}: the repository has no {', '.join(missing[:5])}{there}")
     return tuple(listing.files[path] for path in file.parts)
+
+
+def folder_entries(source: HubFolder, listing: Listing) -> tuple[HubEntry, ...]:
+    """Return the files of a repository that make a folder for an engine, by name.
+
+    Those at its top: weights in safetensors, configuration, tokenizer and chat template. Code is not among them.
+
+    Raises:
+        SourceNotFoundError: It is no such folder.
+        AmbiguousSourceError: It has too many files.
+    """
+    files = {
+        path: entry for path, entry in listing.files.items() if _OF_FOLDER.fullmatch(path) and entry.size_bytes != 0
+    }
+    if not any(path.endswith(".safetensors") for path in files) or "config.json" not in files:
+        hint = (
+            "; it has weights in gguf: set Model.spec.format gguf"
+            if any(path.lower().endswith(".gguf") for path in listing.files)
+            else ""
+        )
+        raise SourceNotFoundError(
+            f"{source.redacted} is no folder of safetensors: it needs config.json and model*.safetensors{hint}"
+        )
+    if len(files) > MOST_FILES:
+        raise AmbiguousSourceError(
+            f"{source.redacted} has {len(files)} files; more than {MOST_FILES} are not supported"
+        )
+    return tuple(files[path] for path in sorted(files))
 
 
 def _below(endpoint: WebUrl, path: str) -> WebUrl:

@@ -17,7 +17,7 @@ from llmkube.weights.download.retry import Dependencies, retry
 from llmkube.weights.download.transfer import TransferRequest
 from llmkube.weights.errors import AccessDeniedError, DigestMismatchError, FetchError, SourceError, StalledError
 from llmkube.weights.http_responses import REGISTRY_ADVICE, RangeRequest, Validator, linked_digest, range_total, refusal
-from llmkube.weights.source import BucketFile, HubFile, HubRepository, ImageSource, Remote, WebFile
+from llmkube.weights.source import BucketFile, HubFile, HubFolder, HubRepository, ImageSource, Remote, WebFile
 from llmkube.weights.store.audience import Audience
 from llmkube.weights.store.index import key_of
 from llmkube.weights.urls import UserInfo, WebUrl
@@ -92,6 +92,8 @@ class Resolver:
             return await self._plan_bucket(job, source, meter)
         if isinstance(source, ImageSource):
             return await self._plan_image(job, source, meter)
+        if isinstance(source, HubFolder):
+            return await self._plan_folder(job, source, meter)
         if isinstance(source, HubFile) and len(source.parts) == 1:
             return [self._wanted_hub(job, source, hugging_face.HubEntry(source.path))]
         name = source.repository if isinstance(source, HubFile) else source.name
@@ -106,6 +108,23 @@ class Resolver:
         # Pinned to one commit: the parts of a model that is just being replaced must not be mixed.
         pinned = attrs.evolve(file, revision=listing.commit or file.revision)
         return [self._wanted_hub(job, attrs.evolve(pinned, path=entry.path), entry) for entry in entries]
+
+    async def _plan_folder(self, job: DownloadJob, source: HubFolder, meter: Meter) -> Sequence[TransferRequest]:
+        if job.sha256 is not None:
+            raise DigestMismatchError(
+                f"one digest cannot describe the files of {source.redacted}; leave spec.sha256 out, and name a commit "
+                "(hf://ORG/REPO@COMMIT) to have the same files for ever"
+            )
+        listing = await self._listing(job, source.name, source.revision, meter)
+        entries = hugging_face.folder_entries(source, listing)
+        revision = (
+            listing.commit or source.revision
+        )  # the files of a model that is just being replaced must not be mixed
+        files = [HubFile(source.name, entry.path, revision) for entry in entries]
+        return [
+            attrs.evolve(self._wanted_hub(job, file, entry), name=entry.path)
+            for file, entry in zip(files, entries, strict=True)
+        ]
 
     def _wanted_hub(self, job: DownloadJob, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
         if job.sha256 is not None and entry.sha256 not in (None, job.sha256):

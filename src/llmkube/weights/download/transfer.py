@@ -46,6 +46,7 @@ class TransferRequest:
         hub: Whether it comes from a Hugging Face repository.
         bucket: Whether it is an object in a bucket.
         registry: Whether it is a blob of a registry.
+        name: What it is called in the folder that an engine is given; "" where that is a file.
     """
 
     shown: str
@@ -59,6 +60,7 @@ class TransferRequest:
     hub: bool = False
     bucket: bool = False
     registry: bool = False
+    name: str = ""
 
 
 @attrs.frozen

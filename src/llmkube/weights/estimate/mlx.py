@@ -58,17 +58,22 @@ def read_folder(path: Path) -> Shape:
     return _shape(path, config, tensors, size_bytes)
 
 
+def cache_size(shape: Shape, demand: Demand) -> int:
+    """Return the bytes of the KV cache when each slot has used its whole context."""
+    context, slots = demand.context or shape.trained_context or 4096, max(1, demand.slots)
+    room = cells(context, 1, unified=True, ubatch=0, full_windows=False)
+    return slots * sum(cache_bytes(layer, room, "f16", "f16") for layer in layers_of(shape))
+
+
 def estimate(shape: Shape, demand: Demand) -> Estimate:
-    """Return what an MLX engine needs for this model, with the whole context in use."""
+    """Return what an MLX engine needs for this model, with the whole context in use in each slot."""
     context = demand.context or shape.trained_context or 4096
-    room = cells(context, max(1, demand.slots), unified=True, ubatch=0, full_windows=False)
-    cache = sum(cache_bytes(layer, room, "f16", "f16") for layer in layers_of(shape))
     widest = max(shape.number("feed_forward_length"), 4 * shape.embedding_size)
     work = 2 * (min(context, PREFILL_TOKENS) * 4 * widest + 2 * shape.vocabulary_size)
     return Estimate(
         components=(
             Component("weights", Place.DEVICE, sum(tensor.size_bytes for tensor in shape.tensors)),
-            Component("KV cache", Place.DEVICE, cache),
+            Component("KV cache", Place.DEVICE, cache_size(shape, demand)),
             Component("compute buffer", Place.DEVICE, work),
             Component("process", Place.HOST, PROCESS_BYTES),
         ),

@@ -85,7 +85,7 @@ class ModelHeader(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class FolderFacts:
     """What the files of a folder of safetensors say about its model."""
 

@@ -110,7 +110,7 @@ def remove_unreferenced(store: Store) -> None:
         with store.locked():
             kept = [record for _, record in records(store)]
             blobs = {piece.sha256 for record in kept for piece in record.pieces}
-            sets = {set_name(record) for record in kept if len(record.pieces) > 1}
+            sets = {set_name(record) for record in kept if len(record.pieces) > 1 or record.names}
             for folder in store.sets.iterdir():
                 if folder.name not in sets:
                     shutil.rmtree(folder, ignore_errors=True)
@@ -126,7 +126,7 @@ def _remove(
 ) -> Pruned:
     kept = [record for key, record in everything.items() if key not in doomed]
     blobs = {piece.sha256 for record in kept for piece in record.pieces}
-    sets = {set_name(record) for record in kept if len(record.pieces) > 1}
+    sets = {set_name(record) for record in kept if len(record.pieces) > 1 or record.names}
     candidates = {piece.sha256 for record in doomed.values() for piece in record.pieces}
     unwanted = [path for path in store.blobs.iterdir() if path.name not in blobs and (tidy or path.name in candidates)]
     folders = [path for path in store.sets.iterdir() if path.name not in sets]

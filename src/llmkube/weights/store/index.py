@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -26,6 +27,7 @@ from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
 from llmkube.weights.store.partial import Partial, cannot_write
 
 _LONGEST_RECORD: Final = 256 * 1024
+_NAME: Final = re.compile(r"[\w][\w.-]{0,254}", re.ASCII)
 
 
 @attrs.frozen
@@ -49,6 +51,7 @@ class Record:
         audience: Who may have it without another question to the source.
         versions: What the server called the version of each piece; empty when it did not say.
         choice: Which of several quantizations it is, for people; empty where there was nothing to choose.
+        names: What the pieces are called in the folder that an engine is given; empty where that is a file.
     """
 
     source: str
@@ -58,6 +61,7 @@ class Record:
     versions: tuple[Validator, ...] = ()
     audience: Audience = OWNER
     choice: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -155,6 +159,7 @@ def commit_record(
     versions: tuple[Validator, ...] = (),
     audience: Audience = OWNER,
     choice: str = "",
+    names: tuple[str, ...] = (),
 ) -> WeightsFile:
     """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
 
@@ -167,7 +172,7 @@ def commit_record(
                 # found before the other parts were downloaded, which may have taken hours
                 raise FetchError("a part of the model has been removed from the model store meanwhile")
             pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
-            record = Record(source, pieces, fetched_at, server, versions, audience, choice=choice)
+            record = Record(source, pieces, fetched_at, server, versions, audience, choice=choice, names=names)
             found = weights_of(store, record)
             save_record(store, key_of(identity), record)
             return found
@@ -194,26 +199,28 @@ def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
         versions=record.versions,
         audience=record.audience,
         choice=record.choice,
+        names=record.names,
     )
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
-    """Return the file that an engine is given: the blob, or the first part among its fellows."""
+    """Return what an engine is given: the blob, the first part among its fellows, or the folder of all files."""
     first = record.pieces[0]
-    if len(record.pieces) == 1:
+    if len(record.pieces) == 1 and not record.names:
         blob, identity = store.blobs / first.sha256, f"sha256:{first.sha256}"
         return WeightsFile(blob, first.size_bytes, first.sha256, identity, record.choice)
     name = set_name(record)
     folder = store.sets / name
-    names = set_names(len(record.pieces))
+    names = record.names or set_names(len(record.pieces))
     if not all(_linked(folder / n, store.blobs / p.sha256) for n, p in zip(names, record.pieces, strict=True)):
         _lay_out(store, folder, dict(zip(names, (piece.sha256 for piece in record.pieces), strict=True)))
-    return WeightsFile(folder / names[0], record.size_bytes, None, f"sha256-set:{name}", record.choice)
+    path = folder if record.names else folder / names[0]
+    return WeightsFile(path, record.size_bytes, None, f"sha256-set:{name}", record.choice)
 
 
 def set_name(record: Record) -> str:
-    """Return the name of the folder in which the parts of a split model lie: the hash of their digests."""
-    digests = "\n".join(piece.sha256 for piece in record.pieces)
+    """Return the name of the folder in which several files lie: the hash of their digests and given names."""
+    digests = "\n".join((*(piece.sha256 for piece in record.pieces), *record.names))
     return hashlib.sha256(digests.encode("ascii")).hexdigest()
 
 
@@ -251,6 +258,8 @@ def save_record(store: Store, key: str, record: Record) -> None:
         data["versions"] = [[version.etag, version.last_modified] for version in record.versions]
     if record.choice:
         data["choice"] = record.choice
+    if record.names:
+        data["names"] = list(record.names)
     text = json.dumps(data)
     write_private(store.index / f"{key}.json", text)
     sync_folder(store.index)
@@ -263,7 +272,11 @@ def _record(data: Any) -> Record:
     versions = tuple(Validator(str(etag), str(moment)) for etag, moment in data.get("versions") or ())
     server, audience = str(data.get("server") or ""), _audience(data.get("audience") or {})
     choice = str(data.get("choice") or "")
-    return Record(str(data["source"]), pieces, str(data["fetchedAt"]), server, versions, audience, choice=choice)
+    names = tuple(map(str, data.get("names") or ()))
+    if names and (len(names) != len(pieces) or not all(map(_NAME.fullmatch, names))):
+        raise ValueError("no names of files")
+    fetched_at = str(data["fetchedAt"])
+    return Record(str(data["source"]), pieces, fetched_at, server, versions, audience, choice=choice, names=names)
 
 
 def _audience(data: Any) -> Audience:

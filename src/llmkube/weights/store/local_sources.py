@@ -8,6 +8,7 @@ What was judged is what is used: a file is opened once it is known that no user 
 could put another in its place (`base.trusted_paths`), and only bytes of that very file are read.
 """
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -21,6 +22,27 @@ from llmkube.weights.split_names import part_names
 from llmkube.weights.store.local_files import FileSnapshot, unreadable
 
 _MAGIC: Final = b"GGUF"
+_OF_FOLDER: Final = (".safetensors", ".json", ".jinja", ".model", ".tiktoken", ".txt")
+_MOST_FILES: Final = 1024
+
+
+@attrs.frozen
+class FolderSnapshot:
+    """A folder, and what a stat says of each of its files that an engine may read, by name."""
+
+    path: Path
+    files: tuple[FileSnapshot, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def identity(self) -> str:
+        """Changes with the name, the size or the time of change of any of them."""
+        said = [f"{file.path.name}:{file.size_bytes}:{file.mtime_ns}" for file in self.files]
+        return f"{self.path}:{hashlib.sha256(chr(0).join(said).encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
 @attrs.frozen
@@ -52,6 +74,39 @@ class LocalSources:
         self._holding(named, path)
         return attrs.evolve(found[path.name], path=named)
 
+    def admit_folder(self, path: Path) -> FolderSnapshot:
+        """Return the folder of safetensors that an object may name by this path; each of its files is judged.
+
+        Raises:
+            SourceNotAllowedError: It lies, or leads, elsewhere.
+            WeightsNotFoundError: There is no such folder, or one of its files is none.
+        """
+        self._check_written(path / "config.json")
+        end = follow(path).end
+        self._holding(end / "config.json", path)
+        try:
+            names = sorted(entry.name for entry in os.scandir(end) if entry.name.endswith(_OF_FOLDER))
+        except OSError as exc:
+            raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
+        if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+            raise WeightsNotFoundError.at(path, "it has no config.json, or no .safetensors file beside it")
+        if len(names) > _MOST_FILES:
+            raise WeightsNotFoundError.at(path, f"it has more than {_MOST_FILES} files")
+        files = []
+        for name in names:
+            descriptor, found = self._open(path / name, magic=b"")
+            os.close(descriptor)
+            files.append(found)
+        return FolderSnapshot(end, tuple(files))
+
+    def admits_folder(self, path: Path) -> bool:
+        """Whether `admit_folder` takes it."""
+        try:
+            self.admit_folder(path)
+        except WeightsError:
+            return False
+        return True
+
     def open(self, path: Path) -> int:
         """Return a descriptor of a file that `admit` takes, after judging it again; the caller closes it.
 
@@ -74,7 +129,7 @@ class LocalSources:
         os.close(descriptor)
         return snapshot
 
-    def _open(self, path: Path) -> tuple[int, FileSnapshot]:
+    def _open(self, path: Path, magic: bytes = _MAGIC) -> tuple[int, FileSnapshot]:
         self._check_written(path)
         way = follow(path)
         folder = self._holding(way.end, path)
@@ -89,7 +144,7 @@ class LocalSources:
                 below = step.folder == folder or folder in step.folder.parents
                 if weakness := step.weakness(trusted if below else None):
                     raise WeightsNotFoundError.at(path, weakness)
-            return _open_regular(path, way.end, found)
+            return _open_regular(path, way.end, found, magic)
         except OSError as exc:
             raise WeightsNotFoundError.at(path, unreadable(exc)) from exc
 
@@ -123,7 +178,7 @@ def _why_not(way: Way) -> str:
     return "there is nothing" if way.error is None else unreadable(way.error)
 
 
-def _open_regular(path: Path, end: Path, found: os.stat_result) -> tuple[int, FileSnapshot]:
+def _open_regular(path: Path, end: Path, found: os.stat_result, magic: bytes) -> tuple[int, FileSnapshot]:
     """Open what was found, unless it is no file of weights: opening a device or a pipe may already do something."""
     if stat.S_ISDIR(found.st_mode):
         raise WeightsNotFoundError.at(path, "it is a folder; name the .gguf file in it")
@@ -135,7 +190,7 @@ def _open_regular(path: Path, end: Path, found: os.stat_result) -> tuple[int, Fi
         now = os.fstat(descriptor)
         if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
             raise WeightsNotFoundError.at(path, "it was replaced while it was looked at")
-        if os.pread(descriptor, len(_MAGIC), 0) != _MAGIC:
+        if os.pread(descriptor, len(magic), 0) != magic:
             raise WeightsNotFoundError.at(path, "it is not a GGUF file" if now.st_size else "it is empty")
         kept = True
         return descriptor, FileSnapshot.at(end, now)

@@ -39,7 +39,7 @@ from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.picked_files import pick
+from llmkube.weights.picked_files import given_to_engine, pick
 from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
@@ -238,7 +238,7 @@ def _running(store: Store, state_dir: Path) -> dict[str, str]:
 
 def _name(store: Store, model: Model) -> str:
     try:
-        source = pick(parse_source(model.spec.source), model.spec.files)
+        source = given_to_engine(parse_source(model.spec.source), model.spec.files, model.spec.format)
     except UserError:
         return ""  # it never fetched anything by this name
     return name_of(store, source) if isinstance(source, Remote | Builtin) else ""

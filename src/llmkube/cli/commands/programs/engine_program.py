@@ -1,4 +1,4 @@
-"""Which llama-server runs: the one that was named, else an installed one, else the bundled one."""
+"""Which programs serve: llama-server that was named, is installed or bundled, and others that were named."""
 
 import importlib.util
 import os
@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 from llmkube.base.errors import UserError
+from llmkube.cli.config import HostConfig
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
+from llmkube.runtimes.process.host_runtime import Program
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 
 _PROGRAM = "llama-server"
 _BUNDLED = "llmkube-llama-server"
@@ -26,7 +30,7 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, be
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
     if chosen is not None:
-        return _chosen(chosen, path)
+        return _chosen(chosen, path, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
     found = shutil.which(_PROGRAM, path=os.pathsep.join([path, *_HOMEBREW]))
     if found is not None:
         return Path(found).absolute()
@@ -39,7 +43,22 @@ def find_llama_server(chosen: Path | None, *, search_path: str | None = None, be
     )
 
 
-def _chosen(chosen: Path, search_path: str) -> Path:
+def further_programs(config: HostConfig, *, search_path: str | None = None) -> dict[str, str]:
+    """Return the programs that the settings name, by runtime; the agent looks for the others when it needs them.
+
+    Raises:
+        UserError: One of them is not there or not executable.
+    """
+    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
+    named = {"mlx-lm": config.mlx_server, "vllm-metal": config.vllm_metal, "ollama": config.ollama}
+    return {
+        runtime: str(_chosen(chosen, path, HOST_RUNTIMES[runtime].program))
+        for runtime, chosen in named.items()
+        if chosen is not None
+    }
+
+
+def _chosen(chosen: Path, search_path: str, program: Program) -> Path:
     # A path first, made absolute: `./llama-server` has lost its dot by now and would read as a name on PATH.
     found = shutil.which(chosen.absolute()) or shutil.which(str(chosen), path=search_path)
     if found is not None:
@@ -50,4 +69,4 @@ def _chosen(chosen: Path, search_path: str) -> Path:
         problem = "is not executable"
     else:
         problem = "does not exist"
-    raise UserError(f"--llama-server: {chosen} {problem}; give the path of a llama-server program")
+    raise UserError(f"{program.setting}: {chosen} {problem}; give the path of a {program.command} program")

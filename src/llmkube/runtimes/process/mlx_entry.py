@@ -1,0 +1,204 @@
+"""Stand before `mlx_lm.server`, in its own Python: ask for keys, serve one model, and say how it does.
+
+PYTHON mlx_entry.py [--llmkube-keys FILE] --llmkube-alias NAME OPTIONS-OF-MLX_LM.SERVER
+
+That Python may be older than ours and knows nothing of this package, so this file imports the standard library alone.
+It replaces methods of `mlx_lm.server` (0.32.2) that it looks for first: where one is missing it ends, and serves none.
+
+* Every path but /health asks for one of the keys in the file, which stand in it one per line.
+* /health is 200 once the model is loaded. When the thread that computes has ended, so does the process: the server by
+  itself would answer 503 for ever.
+* /v1/models lists the model under its name, and /metrics counts requests in flight and tokens.
+* Each request is answered by the model that was loaded, whatever model, adapter or draft it names.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file, whose modules have names of their own
+
+import argparse
+import hmac
+import importlib
+import json
+import os
+import pathlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+NEEDED = {
+    "ModelProvider": ("load", "load_default"),
+    "ResponseGenerator": ("generate", "generation_available"),
+    "APIHandler": ("parse_request", "do_GET", "do_POST", "log_request"),
+}
+DEAD = 70
+"""The exit code when the thread that computes has ended (EX_SOFTWARE of sysexits.h)."""
+
+
+class State:
+    """What one server counts; requests are handled in threads."""
+
+    def __init__(self, keys: Sequence[str], alias: str) -> None:
+        self.keys, self.alias = tuple(keys), alias
+        self.loaded, self.working, self.tokens = False, 0, 0
+        self.lock = threading.Lock()
+
+    def admits(self, path: str, authorization: str) -> bool:
+        """Whether a request is let in; every key is compared, in the same time."""
+        if path == "/health" or not self.keys:
+            return True
+        shown = authorization.encode("utf-8", "replace")
+        fits = [hmac.compare_digest(shown, b"Bearer " + key.encode()) for key in self.keys]
+        return any(fits)
+
+    def add(self, *, working: int = 0, tokens: int = 0) -> None:
+        """Count."""
+        with self.lock:
+            self.working += working
+            self.tokens += tokens
+
+    @property
+    def metrics(self) -> str:
+        """The counts as Prometheus reads them."""
+        return f"llmkube:requests_processing {self.working}\nllmkube:tokens_predicted_total {self.tokens}\n"
+
+    @property
+    def models(self) -> str:
+        """The list of the one model."""
+        return json.dumps({"object": "list", "data": [{"id": self.alias, "object": "model", "owned_by": "llmkube"}]})
+
+
+def missing(server: Any) -> str:
+    """Return what of the server is not as it is known here; "" when all is."""
+    for name, methods in NEEDED.items():
+        for method in methods:
+            if not callable(getattr(getattr(server, name, None), method, None)):
+                return f"{name}.{method}"
+    return ""
+
+
+def guard(server: Any, state: State, end: Callable[[int], Any] = os._exit) -> None:
+    """Replace what has to be replaced; `end` ends the process with an exit code."""
+    _guard_model(server.ModelProvider, state)
+    _guard_generator(server.ResponseGenerator, state)
+    _guard_requests(server.APIHandler, state)
+    _guard_answers(server.APIHandler, state, end)
+
+
+def _guard_model(provider: Any, state: State) -> None:
+    load, load_default = provider.load, provider.load_default
+
+    def load_one(self: Any, *_names: Any, **_more: Any) -> Any:
+        return load(self, "default_model", None, "default_model")
+
+    def load_first(self: Any) -> None:
+        load_default(self)
+        state.loaded = True
+        _say("the model is loaded")
+
+    provider.load, provider.load_default = load_one, load_first
+
+
+def _guard_generator(generator: Any, state: State) -> None:
+    generate = generator.generate
+
+    def count(tokens: Iterable[Any]) -> Iterator[Any]:
+        for token in tokens:
+            state.add(tokens=1)
+            yield token
+
+    def generate_counted(self: Any, *request: Any, **more: Any) -> tuple[Any, Iterator[Any]]:
+        context, tokens = generate(self, *request, **more)
+        return context, count(tokens)
+
+    generator.generate = generate_counted
+
+
+def _guard_requests(handler: Any, state: State) -> None:
+    parse, post = handler.parse_request, handler.do_POST
+
+    def parse_admitted(self: Any) -> bool:
+        if not parse(self):
+            return False
+        if state.admits(_path(self), self.headers.get("Authorization", "")):
+            return True
+        self.close_connection = True
+        self.send_error(401, "this engine asks for a key")
+        return False
+
+    def do_post(self: Any) -> None:
+        state.add(working=1)
+        try:
+            post(self)
+        finally:
+            state.add(working=-1)
+
+    handler.parse_request, handler.do_POST = parse_admitted, do_post
+
+
+def _guard_answers(handler: Any, state: State, end: Callable[[int], Any]) -> None:
+    get, log = handler.do_GET, handler.log_request
+
+    def log_request(self: Any, *what: Any) -> None:
+        if getattr(self, "path", "") not in ("/health", "/metrics"):  # asked every few seconds
+            log(self, *what)
+
+    def do_get(self: Any) -> None:
+        path = _path(self)
+        if path == "/health" and not self.response_generator.generation_available():
+            _say("the thread that computes has ended")
+            end(DEAD)
+        if path == "/health" and not state.loaded:
+            _answer(self, 503, "application/json", '{"status": "loading"}')
+        elif path == "/metrics":
+            _answer(self, 200, "text/plain; version=0.0.4", state.metrics)
+        elif path == "/v1/models":
+            _answer(self, 200, "application/json", state.models)
+        else:
+            get(self)
+
+    handler.do_GET, handler.log_request = do_get, log_request
+
+
+def _path(request: Any) -> str:
+    return str(request.path).partition("?")[0]
+
+
+def _answer(request: Any, status: int, kind: str, text: str) -> None:
+    body = text.encode()
+    request.send_response(status)
+    request.send_header("Content-Type", kind)
+    request.send_header("Content-Length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"llmkube: {text}\n")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Read our own options, and run the server with the rest."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--llmkube-keys", default="")
+    parser.add_argument("--llmkube-alias", required=True)
+    ours, rest = parser.parse_known_args()
+    keys: list[str] = []
+    if ours.llmkube_keys:
+        keys = pathlib.Path(ours.llmkube_keys).read_text("ascii").split()
+        if not keys:
+            sys.exit("the file of keys is empty: nothing would be asked for")
+    server = importlib.import_module("mlx_lm.server")
+    if lacks := missing(server):
+        sys.exit(f"{server.__file__} is not the mlx_lm that llmkube knows: it has no {lacks}")
+    guard(server, State(keys, ours.llmkube_alias))
+    sys.argv[1:] = rest
+    server.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""`mlx_lm.server`, planned: one folder of MLX weights or safetensors, served by a Python of the host's owner.
+
+The server asks for no key, answers pages of every origin, and loads whatever model, adapter or draft a request names
+(mlx_lm 0.32.2, `server.py`). `mlx_entry` stands before it, in its own Python: it asks for the keys of a file, serves
+one model, and counts the requests in flight. A build that it does not fit ends at once, and serves nothing.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.names import RESTARTED_AT
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.llama_fields import mode_of
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.process import mlx_entry
+from llmkube.runtimes.process.environment import plan_environment
+from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
+from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.store.blobs import WeightsFile
+
+NAME: Final = "mlx-lm"
+DEFAULT_CONTEXT: Final = 4096
+ALL_LAYERS: Final = 1 << 16
+PROMPT_CACHES: Final = 2
+"""KV caches that are kept for prompts to come; the server's own default is ten, of any size (mlx-lm issue 883)."""
+
+_HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.mode"}
+_OFFLINE: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"))
+"""The folder is whole: a server that fetches has been asked for something else."""
+
+_RULES: Final = (
+    rule(
+        ExitCause.MISSING_LIBRARY,
+        r"ModuleNotFoundError|ImportError|is not the mlx_lm that llmkube knows",
+        "its Python lacks what it needs: {said}",
+        "install mlx-lm again, or give another one with --mlx-server",
+    ),
+    *GENERAL_RULES,
+    rule(
+        ExitCause.OUT_OF_MEMORY,
+        r"attempting to allocate|insufficient memory|out of memory|MemoryError|\[metal::malloc\]",
+        "there was not enough memory: {said}",
+        "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
+    ),
+    rule(
+        ExitCause.BAD_FLAG,
+        r"error: unrecognized arguments|: error: argument ",
+        "it does not accept its command line: {said}",
+        "install a newer mlx-lm",
+    ),
+    rule(
+        ExitCause.BAD_MODEL,
+        r"^(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|JSONDecode|Safetensor)Error: |generation thread died: ",
+        "it cannot load or compute the model: {said}",
+        "check the Model's spec.source and spec.format",
+    ),
+)
+
+
+def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
+    """Refuse what the server cannot do.
+
+    Raises:
+        PlanError: The field that stands in the way, and what to do about it.
+    """
+    spec = isvc.spec
+    if (mode := mode_of(spec)) != "chat":
+        raise PlanError(
+            f"mlx-lm serves chat and completions, not {mode}: use llamacpp with weights in gguf", field="spec.mode"
+        )
+    if spec.extra_args:
+        raise PlanError("mlx-lm takes no further arguments here: leave it out", field="spec.extraArgs")
+    if spec.speculative_decoding is not None:
+        raise PlanError("a draft model is not supported with mlx-lm: leave it out", field="spec.speculativeDecoding")
+    if spec.aliases:
+        raise PlanError("mlx-lm answers to the name of the service alone: leave it out", field="spec.aliases")
+    plan_environment(spec.env, allowances)
+
+
+def plan(
+    isvc: InferenceService,
+    model: Model,
+    weights: WeightsFile,
+    header: ModelHeader,
+    engine: EngineInfo,
+    *,
+    alias: str,
+    draft: WeightsFile | None,
+    allowances: Allowances,
+    asks_key: bool,
+    keys_digest: str,
+) -> LaunchPlan:
+    """Return the command line for this service.
+
+    Raises:
+        PlanError: As `check`.
+    """
+    check(isvc, model, allowances)
+    spec = isvc.spec
+    context = spec.context_size or min(header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    slots = max(1, spec.parallel_slots)
+    demand = Demand(
+        context=context,
+        slots=slots + PROMPT_CACHES,
+        device_layers=ALL_LAYERS if model.spec.hardware.accelerator == "metal" else 0,
+        cache_ram_bytes=0,
+    )
+    argv: list[str] = [
+        Placeholder.PROGRAM,
+        Placeholder.WRAPPER,
+        *(("--llmkube-keys", Placeholder.KEYS) if asks_key or keys_digest else ()),
+        "--llmkube-alias",
+        alias,
+        "--model",
+        Placeholder.MODEL,
+        "--host",
+        Placeholder.HOST,
+        "--port",
+        Placeholder.PORT,
+        "--allowed-origins",
+        "http://localhost",
+        "--decode-concurrency",
+        str(slots),
+        "--prompt-concurrency",
+        "1",
+        "--prompt-cache-size",
+        str(PROMPT_CACHES),
+    ]
+    return LaunchPlan(
+        argv=tuple(argv),
+        env=(*_OFFLINE, *plan_environment(spec.env, allowances)),
+        runtime=NAME,
+        alias=alias,
+        weights_identity=weights.identity,
+        not_honoured=tuple(path for path in given_paths(isvc, model) if path not in _HONOURED),
+        demand=demand,
+        keys_digest=keys_digest,
+        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
+    )
+
+
+def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+    """Return the Python that runs the server, and which mlx_lm it has.
+
+    Raises:
+        ProgramError: It does not say.
+    """
+    version = next(iter(answers[0].split()[-1:]), "")
+    if not re.fullmatch(r"\d+(\.\w+)+", version):
+        raise ProgramError(f"{program} has no mlx_lm that says its version: install mlx-lm again (pip install mlx-lm)")
+    return EngineInfo(program, version, frozenset(), wrapper=mlx_entry.__file__)
+
+
+def interpreter_of(head: str) -> str:
+    """Return the Python that a script of pip, pipx, uv or Homebrew names in its first lines.
+
+    Raises:
+        ProgramError: It names none.
+    """
+    found = _SHEBANG.match(head)
+    if found is None:
+        raise ProgramError("it does not say which Python runs it; name pip's mlx_lm.server with --mlx-server")
+    return found["quoted"] or found["plain"]
+
+
+_SHEBANG: Final = re.compile(
+    # the second form is pip's for paths that are long or have spaces in them
+    r"#!(?:(?P<plain>/\S*python[\w.]*)[ \t]*(?:-\S+)?\n|/bin/sh\n'''exec' \"?(?P<quoted>/[^\"\n]*?python[\w.]*)\"? )"
+)
+
+
+RUNTIME: Final = HostRuntime(
+    name=NAME,
+    program=Program(
+        command="mlx_lm.server",
+        setting="--mlx-server",
+        remedy="install it with pip install mlx-lm, and name it with --mlx-server",
+        describe=describe,
+        questions=(("{program}", "-c", "from mlx_lm import __version__; print(__version__)"),),
+        runs_by=interpreter_of,
+    ),
+    check=check,
+    plan=plan,
+    questions=Questions(
+        metrics_path="/metrics",
+        metric=re.compile(rb"^llmkube:(\w+) ([0-9]+)$", re.MULTILINE),
+        work=frozenset({"requests_processing"}),
+        progress=("tokens_predicted_total",),
+        names_path="/v1/models",
+    ),
+    log=LogWords(_RULES),
+)

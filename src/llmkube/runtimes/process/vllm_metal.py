@@ -1,0 +1,179 @@
+"""`vllm serve` with the vllm-metal plug-in, planned: a Mac's own vLLM, for MLX weights and safetensors.
+
+vLLM guards its paths below /v1 alone (`--api-key`), and has others that compute. So it listens on the loopback
+address without a key, and the agent's proxy asks for one; a local user who finds its port is not held off. Its memory is
+a share of the whole GPU (`--gpu-memory-utilization`), which knows no neighbour: the plan says how large its cache is.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.names import RESTARTED_AT
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.llama_fields import mode_of
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.process.environment import plan_environment
+from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
+from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.mlx import cache_size
+from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.store.blobs import WeightsFile
+
+NAME: Final = "vllm-metal"
+DEFAULT_CONTEXT: Final = 4096
+ALL_LAYERS: Final = 1 << 16
+
+_HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.aliases", "spec.mode"}
+_ENV: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"))
+"""The folder is whole, and nothing of this host is told to vLLM's makers."""
+
+_RULES: Final = (
+    rule(
+        ExitCause.MISSING_LIBRARY,
+        r"ModuleNotFoundError|ImportError|No platform detected|Failed to infer device type",
+        "its Python lacks what it needs: {said}",
+        "install vllm-metal again, or give another one with --vllm-metal",
+    ),
+    *GENERAL_RULES,
+    rule(
+        ExitCause.OUT_OF_MEMORY,
+        r"kv_budget|No available memory for the cache blocks|larger than the (?:available|maximum) .*KV cache"
+        r"|insufficient memory|out of memory|MemoryError",
+        "there was not enough memory: {said}",
+        "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
+    ),
+    rule(
+        ExitCause.BAD_FLAG,
+        r"error: unrecognized arguments|: error: argument ",
+        "it does not accept its command line: {said}",
+        "install a newer vllm-metal",
+    ),
+    rule(
+        ExitCause.BAD_MODEL,
+        r"(?:^|\s)(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|Validation|Safetensor)Error: "
+        r"|are not supported for now",
+        "it cannot load the model: {said}",
+        "check the Model's spec.source and spec.format",
+    ),
+)
+
+
+def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
+    """Refuse what cannot be served so.
+
+    Raises:
+        PlanError: The field that stands in the way, and what to do about it.
+    """
+    spec = isvc.spec
+    if model.spec.hardware.accelerator != "metal":
+        raise PlanError(
+            "vllm-metal computes on a Mac's GPU alone: set metal, or serve the model by pods (vllm)",
+            field="Model.spec.hardware.accelerator",
+        )
+    if (mode := mode_of(spec)) != "chat":
+        raise PlanError(
+            f"vllm-metal serves chat and completions here, not {mode}: use llamacpp with weights in gguf",
+            field="spec.mode",
+        )
+    if spec.extra_args:
+        raise PlanError("vllm-metal takes no further arguments here: leave it out", field="spec.extraArgs")
+    if spec.speculative_decoding is not None:
+        raise PlanError("vllm-metal has no draft model here: leave it out", field="spec.speculativeDecoding")
+    plan_environment(spec.env, allowances)
+
+
+def plan(
+    isvc: InferenceService,
+    model: Model,
+    weights: WeightsFile,
+    header: ModelHeader,
+    engine: EngineInfo,
+    *,
+    alias: str,
+    draft: WeightsFile | None,
+    allowances: Allowances,
+    asks_key: bool,
+    keys_digest: str,
+) -> LaunchPlan:
+    """Return the command line for this service.
+
+    Raises:
+        PlanError: As `check`.
+    """
+    check(isvc, model, allowances)
+    spec = isvc.spec
+    context = spec.context_size or min(header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    slots = max(1, spec.parallel_slots)
+    demand = Demand(context=context, slots=slots, device_layers=ALL_LAYERS, cache_ram_bytes=0)
+    argv: list[str] = [
+        Placeholder.PROGRAM,
+        "serve",
+        Placeholder.MODEL,
+        "--served-model-name",
+        alias,
+        *(name for name in spec.aliases if name != alias),
+        "--host",
+        Placeholder.HOST,
+        "--port",
+        Placeholder.PORT,
+        "--max-model-len",
+        str(context),
+        "--max-num-seqs",
+        str(slots),
+        "--allowed-origins",
+        '["http://localhost"]',
+        "--disable-uvicorn-access-log",
+    ]
+    if header.shape is not None:
+        argv += ["--kv-cache-memory-bytes", str(cache_size(header.shape, demand))]
+    return LaunchPlan(
+        argv=tuple(argv),
+        env=(*_ENV, *plan_environment(spec.env, allowances)),
+        runtime=NAME,
+        alias=alias,
+        weights_identity=weights.identity,
+        not_honoured=tuple(path for path in given_paths(isvc, model) if path not in _HONOURED),
+        demand=demand,
+        keys_digest=keys_digest,
+        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
+    )
+
+
+def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+    """Return which vLLM it is; its last word is the version, warnings may stand before it.
+
+    Raises:
+        ProgramError: It does not say.
+    """
+    version = next(iter(answers[0].split()[-1:]), "")
+    if not re.fullmatch(r"\d+(\.\w+)+(?:\+[\w.]+)?", version):
+        raise ProgramError("it does not say its version: install vllm-metal again")
+    return EngineInfo(program, version, frozenset())
+
+
+RUNTIME: Final = HostRuntime(
+    name=NAME,
+    program=Program(
+        command="vllm",
+        setting="--vllm-metal",
+        remedy="install vllm-metal, and name its vllm with --vllm-metal",
+        describe=describe,
+        questions=(("{program}", "--version"),),
+    ),
+    check=check,
+    plan=plan,
+    questions=Questions(
+        metrics_path="/metrics",
+        metric=re.compile(rb"^vllm:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
+        work=frozenset({"num_requests_running", "num_requests_waiting"}),
+        progress=("prompt_tokens_total", "generation_tokens_total"),
+        names_path="/v1/models",
+    ),
+    log=LogWords(_RULES),
+    takes_keys=False,
+)
