@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import trio
 
 import llmkube.weights
 from e2e import ollama_program
+from e2e.up_process import FREE_PORTS, open_up, run_program
 from free_ports import free_port
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
@@ -70,8 +72,8 @@ async def engine(ollama, environ, tmp_path):
     keys, port = tmp_path / "keys", free_port()
     keys.write_text(f"{KEY}\n")
     command = (
-        sys.executable, "-m", program.__name__, "--ollama", ollama, "--model", DEMO, "--service", "default/demo", "--port", port,
-        "--alias", "demo", "--api-key-file", keys, "--ctx-size", 512, "--n-gpu-layers", 0,
+        sys.executable, "-m", program.__name__, "--ollama", ollama, "--model", DEMO, "--service", "default/demo",
+        "--port", port, "--alias", "demo", "--api-key-file", keys, "--ctx-size", 512, "--n-gpu-layers", 0,
     )  # fmt: skip
     log = tmp_path / "engine.log"
     async with running(*command, environ=environ, log=log) as process, open_http_client() as http:
@@ -96,12 +98,12 @@ async def ready(ask, log):
     raise AssertionError(f"it is not ready:\n{log.read_text()}")
 
 
-def runners(environ):
-    """The processes of this test's Ollama that hold a model."""
+def runners(folder):
+    """The processes of Ollama that hold a model of a store in this folder."""
     found = []
     for each in psutil.process_iter(["pid", "cmdline"]):
         argv = tuple(each.info["cmdline"] or ())
-        if kind_of(argv) == "runner" and any(environ["OLLAMA_MODELS"] in word for word in argv):
+        if kind_of(argv) == "runner" and any(str(folder) in word for word in argv):
             found.append(each.info["pid"])
     return found
 
@@ -119,7 +121,7 @@ async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, 
     """Loaded, asked with and without its key, ended by TERM: no process and no server is left."""
     async with engine(ollama, environ, tmp_path) as (process, ask, log):
         await ready(ask, log)
-        assert len(runners(environ)) == 1
+        assert len(runners(tmp_path)) == 1
         answer = await ask("POST", "/v1/chat/completions", ASK)
         said = json.loads(answer.body)
         assert answer.status == 200, answer
@@ -130,7 +132,7 @@ async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, 
         with trio.fail_after(30):
             assert await process.wait() == 0, log.read_text()
         assert "the model is unloaded, and its process is gone" in log.read_text()
-        assert runners(environ) == []
+        assert runners(tmp_path) == []
     assert not [
         one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == environ["HOME"]
     ]
@@ -141,19 +143,19 @@ async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_pat
     log = tmp_path / "server.log"
     async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
         await ready(ask, engine_log)
-        [runner] = runners(environ)
+        [runner] = runners(tmp_path)
         server.terminate()  # TERM takes its models along
         await server.wait()
         async with running(ollama, "serve", environ=environ, log=log):
             with trio.fail_after(LOAD_SECONDS):
-                while runner in runners(environ) or not runners(environ):
+                while runner in runners(tmp_path) or not runners(tmp_path):
                     await trio.sleep(0.2)
             await ready(ask, engine_log)
             assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
             process.send_signal(signal.SIGTERM)
             with trio.fail_after(30):
                 assert await process.wait() == 0, engine_log.read_text()
-            assert runners(environ) == []
+            assert runners(tmp_path) == []
             assert await server_answers(environ)
 
 
@@ -162,19 +164,41 @@ async def test_what_a_killed_server_leaves_is_told_and_not_doubled(ollama, envir
     log = tmp_path / "server.log"
     async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
         await ready(ask, engine_log)
-        [runner] = runners(environ)
+        [runner] = runners(tmp_path)
         server.kill()
         await server.wait()
         async with running(ollama, "serve", environ=environ, log=log):
             try:
                 with trio.fail_after(LOAD_SECONDS):
                     assert await process.wait() == 1
-                assert runners(environ) == [runner]
+                assert runners(tmp_path) == [runner]
                 assert f"kill {runner}" in engine_log.read_text()
                 assert await server_answers(environ)
             finally:
-                for pid in runners(environ):
+                for pid in runners(tmp_path):
                     psutil.Process(pid).kill()
+
+
+async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
+    """From `deploy` to an answer of the gateway, with the name of the service; `delete` gives the memory back."""
+    home = tmp_path / "home"
+    home.mkdir()
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), "--ollama", str(ollama), *FREE_PORTS) as up:
+        _, gateway, _ = await up.urls()
+        code, _, err = await run("deploy", "demo", "--source", "builtin://demo", "--runtime", "ollama")
+        assert code == 0, err
+        assert len(runners(tmp_path)) == 1
+        async with open_http_client() as http:
+            answer = await http.request("POST", f"{gateway}/v1/chat/completions", body=ASK)
+        assert answer.status == 200, answer
+        assert json.loads(answer.body)["model"] == "demo"
+        assert "runtime      ollama" in (await run("status", "demo"))[1]
+        code, _, err = await run("delete", "demo", "--with-model", "--wait")
+        assert code == 0, err
+        with trio.fail_after(60):
+            while runners(tmp_path):
+                await trio.sleep(0.2)
 
 
 @asynccontextmanager

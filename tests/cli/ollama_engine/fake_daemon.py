@@ -21,7 +21,7 @@ from llmkube.cli.ollama_engine.counters import Counters
 from llmkube.cli.ollama_engine.daemon_api import DaemonApi
 from llmkube.cli.ollama_engine.keeper import GivenUpError, Keeper
 from llmkube.cli.ollama_engine.runners import Process
-from llmkube.cli.ollama_engine.weights import LibraryModel, ModelFile
+from llmkube.cli.ollama_engine.weights import LibraryModel
 from llmkube.cli.ollama_engine.witness import Witness
 
 URL = "http://127.0.0.1:11434"
@@ -58,6 +58,7 @@ class FakeDaemon:
         lies: Whether a process stays after an unload.
         hollow: Whether it says that it has loaded, and starts no process.
         hidden: Whether the kernel shows its processes.
+        embeds: Whether its models compute embeddings alone.
         faults: What the next requests of a path get instead of an answer.
         calls: The requests that have come, without looks.
         ended: Processes that were killed from outside.
@@ -79,6 +80,7 @@ class FakeDaemon:
     lies: bool = False
     hollow: bool = False
     hidden: bool = False
+    embeds: bool = False
     faults: dict = attrs.field(factory=dict)
     calls: list = attrs.field(factory=list)
     ended: list = attrs.field(factory=list)
@@ -132,6 +134,13 @@ class FakeDaemon:
             shown.append(Process(pid, parent, ("/usr/local/bin/ollama", "runner", "--model", path, "--port", "1")))
         return shown[:1] if self.hidden else shown
 
+    async def starts(self, pids):
+        await trio.lowlevel.checkpoint()
+        self._expire()
+        alive = {SERVER_PID} if self.answers else set()
+        alive |= {pid for pid, (_, parent) in self.held.items() if parent == SERVER_PID}
+        return tuple(f"start of {pid}" if pid in alive else "" for pid in pids)
+
     async def listener(self, servers, port):
         await trio.lowlevel.checkpoint()
         return SERVER_PID if SERVER_PID in servers else None
@@ -161,6 +170,7 @@ class FakeDaemon:
             "/api/create": self._create,
             "/api/pull": self._pull,
             "/api/generate": self._generate,
+            "/api/embed": self._generate,
             "/v1/chat/completions": self._chat,
         }
         if self.faults.get(path):
@@ -223,6 +233,9 @@ class FakeDaemon:
         name, keep = said["model"], said["keep_alive"]
         if name not in self.store:
             await exchange.respond(Response.json(404, {"error": f"model '{name}' not found"}))
+            return
+        if keep != 0 and self.embeds is ("input" not in said):
+            await exchange.respond(Response.json(400, {"error": f'"{name}" does not support generate'}))
             return
         if keep == 0:
             if name in self.loaded:
@@ -310,8 +323,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(fake, *, path=None, owned=False):
-    """Keep a model of this server loaded during the block: a file's, or one of its library."""
+async def staged(fake, *, owned=False):
+    """Keep a model of this server's library loaded during the block."""
     listener = MemoryListener()
 
     async def connect(host, port):
@@ -321,9 +334,9 @@ async def staged(fake, *, path=None, owned=False):
         return await listener.connect(host, port)
 
     client = HttpClient(connect, max_idle=0, max_idle_per_origin=0)
-    weights = ModelFile(path, NAME, {"num_ctx": 512}) if path else LibraryModel("tiny:latest", NAME, {"num_ctx": 512})
+    weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512})
     witness = Witness(DaemonApi(client, URL), 11434, NAME, fake, SERVER_PID if owned else None)
-    stage = Stage(Keeper(witness, weights, Counters()), client, trio.CancelScope())
+    stage = Stage(Keeper(witness, weights, Counters(), fake.embeds), client, trio.CancelScope())
 
     async def run():
         with stage.scope:

@@ -29,6 +29,16 @@ async def test_a_model_is_loaded_kept_and_given_back(autojump_clock):
         assert not fake.ended
 
 
+async def test_a_model_of_embeddings_is_loaded_by_what_it_can_do(autojump_clock):
+    """Ollama refuses to generate with it; loading and renewing ask for an embedding of nothing."""
+    fake = FakeDaemon(embeds=True)
+    async with staged(fake) as stage:
+        await trio.sleep(600)
+        assert stage.keeper.ready
+        assert await stage.unload()
+        assert fake.holders() == []
+
+
 async def test_a_library_model_is_pulled_once_however_long_that_takes(autojump_clock):
     """A pull that says something every eight minutes is none that has stopped."""
     fake = FakeDaemon(pull_seconds=480)

@@ -161,23 +161,26 @@ class DaemonApi:
         """
         await self._follow("/api/pull", {"model": name}, tell)
 
-    async def load(self, name: str, keep_alive: str) -> None:
+    async def load(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
         """Have it load a model, and keep it for so long.
+
+        Args:
+            name: The model's.
+            keep_alive: How long, as Ollama writes it.
+            embeds: Whether it computes embeddings alone: Ollama then refuses a request for text.
 
         Raises:
             DaemonError: It did not.
         """
-        body = _body({"model": name, "keep_alive": keep_alive, "stream": False})
-        _object(await self._within(LOAD_SECONDS, "POST", "/api/generate", body))
+        await self._stay(LOAD_SECONDS, name, keep_alive, embeds=embeds)
 
-    async def renew(self, name: str, keep_alive: str) -> None:
-        """Prolong the stay of a model that is loaded.
+    async def renew(self, name: str, keep_alive: str, *, embeds: bool = False) -> None:
+        """Prolong the stay of a model that is loaded; the arguments are those of `load`.
 
         Raises:
             DaemonError: It did not, in time.
         """
-        body = _body({"model": name, "keep_alive": keep_alive, "stream": False})
-        _object(await self._within(ASK_SECONDS * 5, "POST", "/api/generate", body))
+        await self._stay(ASK_SECONDS * 5, name, keep_alive, embeds=embeds)
 
     async def unload(self, name: str) -> None:
         """Tell it to unload a model; it answers before that is done.
@@ -187,6 +190,10 @@ class DaemonApi:
         """
         body = _body({"model": name, "keep_alive": 0, "stream": False})
         _object(await self._within(ASK_SECONDS, "POST", "/api/generate", body))
+
+    async def _stay(self, seconds: float, name: str, keep_alive: str, *, embeds: bool) -> None:
+        path, nothing = ("/api/embed", {"input": ""}) if embeds else ("/api/generate", {"stream": False})
+        _object(await self._within(seconds, "POST", path, _body({"model": name, "keep_alive": keep_alive, **nothing})))
 
     async def _ask(self, path: str) -> dict[str, Any]:
         return _object(await self._within(ASK_SECONDS, "GET", path))

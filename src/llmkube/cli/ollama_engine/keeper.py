@@ -38,6 +38,7 @@ class Keeper:
         witness: Looks at it.
         weights: Brings it into the server's store.
         counters: Told what the process that holds it has used.
+        embeds: Whether the model computes embeddings alone.
         state: What is remembered between looks.
         seen: The last look.
     """
@@ -45,6 +46,7 @@ class Keeper:
     witness: Witness
     weights: Weights
     counters: Counters
+    embeds: bool = False
     state: State = attrs.field(factory=State)
     seen: Seen = attrs.field(factory=Seen)
     _poke: trio.Event = attrs.field(factory=trio.Event)
@@ -98,7 +100,7 @@ class Keeper:
             elif act is Act.LOAD:
                 await self._load()
             elif act is Act.RENEW:
-                await api.renew(name, KEEP_ALIVE)
+                await api.renew(name, KEEP_ALIVE, embeds=self.embeds)
             else:
                 await self._end_runners()
         except DaemonError as error:
@@ -119,7 +121,7 @@ class Keeper:
 
     async def _load_error(self) -> DaemonError | None:
         try:
-            await self.witness.api.load(self.witness.name, KEEP_ALIVE)
+            await self.witness.api.load(self.witness.name, KEEP_ALIVE, embeds=self.embeds)
         except DaemonError as error:
             return error
         return None

@@ -89,7 +89,7 @@ async def serve(
         witness = Witness(
             DaemonApi(outside.client, server.url), server.port, options.store_name, outside.table, server.pid
         )
-        keeper = Keeper(witness, weights_of(options), counters)
+        keeper = Keeper(witness, weights_of(options), counters, options.embeds)
         back = False
         try:
             async with open_sockets() as sockets, open_service_nursery() as servers:

@@ -61,7 +61,7 @@ class ModelFile:
         told = _Progress()
         if not await api.has_blob(self._digest):
             await api.upload(self._digest, self.path, told)
-        source: dict[str, Any] = {"files": {self.path.name: f"sha256:{self._digest}"}}
+        source: dict[str, Any] = {"files": {"model.gguf": f"sha256:{self._digest}"}}
         await api.create(self.name, _with(source, self.parameters), told)
         return await _blob(api, self.name)
 

@@ -11,9 +11,12 @@ import trio
 from llmkube.cli.ollama_engine.daemon_api import DaemonApi, DaemonError, DaemonLateError
 from llmkube.cli.ollama_engine.keeping import Seen
 from llmkube.cli.ollama_engine.runners import Holders, Process, holders_of, servers_in
-from llmkube.supervisor.host.processes import listens
+from llmkube.supervisor.host.processes import listens, start_of
 
 T = TypeVar("T")
+
+SCAN_SECONDS: Final = 30.0
+"""Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""
 
 _NO_BLOB: Final = "sha256-"
 """Of a model whose file is not known yet: no process holds it."""
@@ -24,6 +27,10 @@ class ProcessTable(Protocol):
 
     async def read(self) -> Sequence[Process]:
         """Return all that this user may see."""
+        ...
+
+    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
+        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
         ...
 
     async def listener(self, servers: Sequence[int], port: int) -> int | None:
@@ -47,6 +54,10 @@ class ThisMachine:
         """Return all that this user may see."""
         return await _in_thread(lambda: tuple(processes_here()))
 
+    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
+        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
+        return await _in_thread(lambda: tuple(map(start_of, pids)))
+
     async def listener(self, servers: Sequence[int], port: int) -> int | None:
         """Return which of these processes listens on a port; None if none is seen to."""
         return await _in_thread(lambda: next((pid for pid in servers if listens(pid, port)), None))
@@ -58,6 +69,18 @@ class ThisMachine:
     async def end(self, pids: Sequence[int]) -> None:
         """Kill these processes."""
         await _in_thread(lambda: _kill(pids))
+
+
+@attrs.frozen
+class _Scan:
+    """What all processes have shown, and for how long that counts if the few that matter are the same."""
+
+    facts: tuple[str, tuple[str, ...]]
+    holders: Holders
+    server: int
+    pids: tuple[int, ...]
+    starts: tuple[str, ...]
+    until: float
 
 
 @attrs.define(eq=False)
@@ -80,6 +103,7 @@ class Witness:
     server: int | None = None
     blob: str = ""
     _borrowed: int | None = None
+    _before: "_Scan | None" = None
 
     async def look(self) -> Seen:
         """Ask the server, and look at the processes."""
@@ -91,7 +115,7 @@ class Witness:
             answers = "late"
         except DaemonError as error:
             answers = "gone" if error.gone or not version else "late"
-        held, server = await self._holders()
+        held, server = await self._holders(names)
         ours = {self.name, f"{self.name}:latest"}
         listed = sum(name in ours for name in names)
         return Seen(
@@ -107,7 +131,22 @@ class Witness:
             owned=self.server is not None,
         )
 
-    async def _holders(self) -> tuple[Holders, int | None]:
+    async def _holders(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
+        before, facts = self._before, (self.blob, names)
+        recent = before is not None and before.facts == facts and trio.current_time() < before.until
+        if before is not None and recent and await self.table.starts(before.pids) == before.starts:
+            return before.holders, before.server
+        holders, server = await self._scan()
+        self._before = None
+        if server is not None and holders.served and not holders.orphans:
+            pids = (server, *holders.served, *holders.others)
+            starts = await self.table.starts(pids)
+            if all(starts):
+                until = trio.current_time() + SCAN_SECONDS
+                self._before = _Scan(facts, holders, server, pids, starts, until)
+        return holders, server
+
+    async def _scan(self) -> tuple[Holders, int | None]:
         processes = await self.table.read()
         servers = servers_in(processes)
         server = self.server
