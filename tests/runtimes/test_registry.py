@@ -49,11 +49,18 @@ def test_every_other_runtime_is_refused_by_name(runtime):
 @pytest.mark.parametrize(
     ("runtime", "of", "field", "said"),
     [
-        ("llamacpp", model("metal", "mlx"), "spec.runtime", "omlx is not supported on a host yet"),
         ("llama-server", model("metal", "mlx"), "Model.spec.format", "llama-server reads gguf, not mlx"),
-        ("omlx", model("metal", "mlx"), "spec.runtime", "omlx is not supported on a host yet"),
+        (
+            "omlx",
+            model("metal", "mlx"),
+            "spec.runtime",
+            "omlx is not supported on a host yet: use mlx-lm or vllm-metal",
+        ),
         ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
-        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "an agent on a Mac serves gguf"),
+        ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to mlx-lm or vllm-metal"),
+        ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
+        ("mlx-lm", model("cpu"), "Model.spec.format", "mlx-lm reads mlx or safetensors, not gguf"),
+        ("ollama", model(), "spec.runtime", "use llamacpp or llama-server"),
     ],
 )
 def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):

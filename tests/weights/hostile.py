@@ -14,7 +14,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.guarded_transport import open_transport_with
 from llmkube.weights.download.retry import DownloadLimits
-from llmkube.weights.picked_files import pick
+from llmkube.weights.picked_files import given_to_engine
 from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import open_store
 
@@ -179,13 +179,14 @@ class Bench:
         fresh=False,
         files=(),
         namespace=None,
+        weights_format="gguf",
     ):
         async def find_token():
             await trio.lowlevel.checkpoint()
             return token
 
         return await self.downloader.fetch(
-            pick(parse_source(text), files),
+            given_to_engine(parse_source(text), files, weights_format),
             sha256=sha256,
             token=find_token,
             access=access,

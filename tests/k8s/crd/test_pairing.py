@@ -11,7 +11,7 @@ from llmkube.k8s.crd.pairing import READS, mismatch, resolve_runtime
     ("runtime", "model_format", "accelerator", "engine"),
     [
         ("llamacpp", "gguf", "metal", "llamacpp"),
-        ("llamacpp", "mlx", "metal", "omlx"),
+        ("llamacpp", "mlx", "metal", "mlx-lm"),
         ("llamacpp", "mlx", "cuda", "llamacpp"),
         ("llama-server", "mlx", "metal", "llama-server"),
         ("omlx", "mlx", "metal", "omlx"),
@@ -19,7 +19,7 @@ from llmkube.k8s.crd.pairing import READS, mismatch, resolve_runtime
     ],
 )
 def test_only_the_default_runtime_gives_way(runtime: str, model_format: str, accelerator: str, engine: str) -> None:
-    """The engine oMLX takes the place of the default runtime for mlx weights on metal, and of no other anywhere."""
+    """The engine mlx-lm takes the place of the default runtime for mlx weights on metal, and of no other anywhere."""
     assert resolve_runtime(runtime, model_format, accelerator) == engine
 
 
@@ -28,6 +28,8 @@ PAIRS = {
     "llamacpp-router": "gguf",
     "llama-server": "gguf",
     "omlx": "mlx",
+    "mlx-lm": "mlx safetensors",
+    "vllm-metal": "mlx safetensors",
     "ollama": "gguf safetensors custom",
     "vllm": "safetensors pytorch custom",
     "tgi": "safetensors pytorch custom",
@@ -50,11 +52,27 @@ def test_pairs(runtime: str, model_format: str) -> None:
         assert f"not {model_format}: set that format, or spec.runtime to " in said
 
 
-@pytest.mark.parametrize("model_format", ["safetensors", "pytorch", "custom", "mlx"])
+@pytest.mark.parametrize("model_format", ["pytorch", "custom"])
 def test_on_metal_no_engine_is_named_that_no_host_runs(model_format: str) -> None:
-    """D12: the way out on a Mac is a GGUF file, and not a runtime that its agent refuses in the next sentence."""
+    """D12: the way out on a Mac is another format, and not a runtime that its agent refuses in the next sentence."""
     said = mismatch("llama-server", model_format, "metal")
-    assert said.endswith(f"not {model_format}: an agent on a Mac serves gguf: name a file of that format")
+    assert said.endswith("an agent on a Mac serves gguf, mlx and safetensors: name weights of one of them")
+
+
+@pytest.mark.parametrize("model_format", ["mlx", "safetensors"])
+def test_on_metal_the_engines_built_on_mlx_are_the_way_out(model_format: str) -> None:
+    """What an agent on a Mac runs is named for the formats that it reads."""
+    assert mismatch("llama-server", model_format, "metal").endswith("or spec.runtime to mlx-lm or vllm-metal")
+
+
+@pytest.mark.parametrize("runtime", ["llamacpp", "vllm", "generic"])
+@pytest.mark.parametrize("model_format", FORMATS)
+def test_no_hint_names_what_neither_pods_nor_hosts_run(runtime: str, model_format: str) -> None:
+    """Nothing leads to omlx, which no agent runs, nor away from a Mac to what computes on its GPU alone."""
+    for accelerator in ("cpu", "cuda", "metal"):
+        said = mismatch(runtime, model_format, accelerator)
+        assert "omlx" not in said
+        assert accelerator == "metal" or "vllm-metal" not in said
 
 
 def test_the_default_format_binds_nobody_who_fetches_alone() -> None:

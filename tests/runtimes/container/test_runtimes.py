@@ -42,7 +42,7 @@ def test_llama_server_is_llamacpp_in_a_pod():
         (model(), "omlx", "spec.runtime", "does not run in pods"),
         (model(), "nonsense", "spec.runtime", "use one of generic, llamacpp"),
         (model(format="mlx"), "llamacpp", "Model.spec.format", "llamacpp reads gguf, not mlx"),
-        (model(format="mlx"), "generic", "Model.spec.format", "spec.runtime to omlx"),
+        (model(format="mlx"), "generic", "Model.spec.format", "spec.runtime to mlx-lm"),
         (model(source="nonsense"), "llamacpp", "Model.spec.source", "use builtin"),
         (model(source="s3://b/k"), "vllm", "Model.spec.format", "not gguf"),
     ],

@@ -10,6 +10,7 @@ from llmkube.weights.download.hugging_face import (
     choose,
     entries_of,
     file_url,
+    folder_entries,
     listing_url,
     parse_endpoint,
     parse_listing,
@@ -24,7 +25,7 @@ from llmkube.weights.errors import (
     WrongSizeError,
 )
 from llmkube.weights.http_responses import Validator
-from llmkube.weights.source import HubFile, HubRepository, parse_source
+from llmkube.weights.source import HubFile, HubFolder, HubRepository, parse_source
 from llmkube.weights.store.index import key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import append, gguf, open_bench, steps
@@ -355,3 +356,96 @@ async def test_a_listing_is_asked_for_again(tmp_path, autojump_clock):
 
     async with open_bench(tmp_path, steps(limited, cut, hub({"m.gguf": DATA}))) as bench:
         assert (await bench.get("o/r")).path.read_bytes() == DATA
+
+
+FOLDER_FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model-00001-of-00002.safetensors": b"\x08" + bytes(3000),
+    "model-00002-of-00002.safetensors": b"\x09" + bytes(4000),
+    "model.safetensors.index.json": b"{}",
+    "tokenizer.json": b"{ }",
+    "chat_template.jinja": b"<|im_start|>{{ messages }}",
+}
+BESIDES = {
+    "README.md": b"text",
+    "modeling_evil.py": b"import os",
+    "onnx/model.onnx": b"x",
+    "consolidated.safetensors": b"x",
+}
+
+
+def of_folder(files, **more):
+    """What the hub says of a repository of safetensors; it has digests of large files alone."""
+    siblings = [
+        sibling(path, data) if path.endswith(".safetensors") else {"rfilename": path, "size": len(data)}
+        for path, data in files.items()
+    ]
+    return json.dumps({"sha": COMMIT, "siblings": siblings} | more).encode()
+
+
+def folder_hub(files, *, moved=()):
+    """A hub with such a repository; `moved` files break off in the middle."""
+
+    async def script(wire, request):
+        path = request.target.partition("?")[0]
+        if path.startswith("/api/"):
+            return await wire.answer(200, of_folder(files))
+        name = path.partition("/resolve/")[2].partition("/")[2]
+        data = files[name]
+        await wire.head(200, content_length=len(data), etag=f'"{hashlib.sha256(data).hexdigest()}"')
+        await wire.send(data[: len(data) // 2] if name in moved else data)
+        return None
+
+    return script
+
+
+def test_the_files_of_a_folder():
+    """Weights, configuration, tokenizer and template are taken; code, papers and other formats are not."""
+    entries = folder_entries(HubFolder("o/r"), parse_listing("hf://o/r", of_folder(FOLDER_FILES | BESIDES)))
+    assert [entry.path for entry in entries] == sorted(FOLDER_FILES)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model"])
+def test_a_repository_without_safetensors_is_no_folder(missing):
+    """What is missing is named; where there is gguf, that is the way out."""
+    files = {path: data for path, data in FOLDER_FILES.items() if not path.startswith(missing)} | {"m.gguf": b"GGUF"}
+    with pytest.raises(SourceNotFoundError, match=r"config.json and model.*set Model.spec.format gguf"):
+        folder_entries(HubFolder("o/r"), parse_listing("hf://o/r", of_folder(files)))
+
+
+@pytest.mark.parametrize("path", ["../model.safetensors", "sub/model.safetensors", "model\n.safetensors", ".json"])
+def test_no_name_of_a_repository_leaves_the_folder(path):
+    """What the hub says becomes the name of a file on this host: nothing but a plain name is taken."""
+    entries = folder_entries(HubFolder("o/r"), parse_listing("x", of_folder(FOLDER_FILES | {path: b"x"})))
+    assert path not in {entry.path for entry in entries}
+
+
+async def test_a_folder_is_complete_or_not_there(tmp_path, autojump_clock):
+    """One file breaks off for good: nothing is to be seen; what has come is kept, and only the rest is fetched."""
+    lost = "model-00002-of-00002.safetensors"
+    async with open_bench(tmp_path, folder_hub(FOLDER_FILES | BESIDES, moved=[lost])) as bench:
+        with pytest.raises(FetchError):
+            await bench.get("hf://o/r", weights_format="mlx")
+        assert bench.visible() == []
+        bench.network.script = folder_hub(FOLDER_FILES | BESIDES)
+        kept = await bench.get("hf://o/r", weights_format="mlx")
+        assert {path.name: path.read_bytes() for path in kept.path.iterdir()} == FOLDER_FILES
+        assert kept.size_bytes == sum(map(len, FOLDER_FILES.values()))
+        before = len(bench.network.requests)
+        assert await bench.get("hf://o/r", weights_format="mlx") == kept
+        assert len(bench.network.requests) == before  # what was fetched once starts offline
+        with pytest.raises(WeightsError, match="cannot describe the files"):
+            await bench.get("hf://o/other", weights_format="mlx", sha256="0" * 64)
+
+
+async def test_another_name_of_the_same_bytes_is_another_folder(tmp_path, autojump_clock):
+    """The identity that a plan is restarted for covers the names of the files, and not their bytes alone."""
+    renamed = {
+        ("tokenizer_config.json" if path == "tokenizer.json" else path): data for path, data in FOLDER_FILES.items()
+    }
+    async with open_bench(tmp_path, folder_hub(FOLDER_FILES)) as bench:
+        kept = await bench.get("hf://o/r", weights_format="mlx")
+        bench.network.script = folder_hub(renamed)
+        other = await bench.get("hf://o/renamed", weights_format="mlx")
+        assert kept.identity != other.identity
+        assert {path.name for path in other.path.iterdir()} == set(renamed)

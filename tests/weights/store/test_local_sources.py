@@ -230,3 +230,56 @@ def test_a_file_that_is_replaced_between_look_and_open_is_not_read(folder, sourc
     with pytest.raises(WeightsNotFoundError) as caught:
         sources.open(folder / "m.gguf")
     assert "replaced" in caught.value.detail
+
+
+def mlx_folder(path):
+    path.mkdir()
+    for name in ("config.json", "model.safetensors", "notes.md"):
+        (path / name).write_bytes(b"{}")
+    return path
+
+
+def test_a_folder_of_safetensors_below_a_listed_one_is_taken(folder, sources):
+    """It is described by its files, and any change of one is another identity."""
+    path = mlx_folder(folder / "m")
+    seen = sources.admit_folder(path)
+    assert (seen.path, seen.size_bytes, [file.path.name for file in seen.files]) == (
+        path, 4, ["config.json", "model.safetensors"],
+    )  # fmt: skip
+    assert sources.admits_folder(path)
+    (path / "config.json").write_bytes(b"{ }")
+    assert sources.admit_folder(path).identity != seen.identity
+
+
+@pytest.mark.parametrize("text", ["/etc", "{}/..", "{}/../m", "{}x", "{}/m/../../m"])
+def test_s8_no_folder_outside_is_taken(folder, sources, text):
+    """What does not lie below a listed folder is refused as files are, whether or not it is there."""
+    mlx_folder(folder.parent / "m")
+    with pytest.raises((SourceNotAllowedError, WeightsNotFoundError)):
+        sources.admit_folder(Path(text.format(folder)))
+    assert not sources.admits_folder(Path(text.format(folder)))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_s8_a_link_in_a_folder_leads_to_no_other_file(folder, sources, name):
+    """An engine would read through it what only the host's owner may read."""
+    secret = folder.parent / "secret"
+    secret.write_bytes(b"{}")
+    path = mlx_folder(folder / "m")
+    (path / name).unlink()
+    (path / name).symlink_to(secret)
+    with pytest.raises(SourceNotAllowedError):
+        sources.admit_folder(path)
+    (path / name).unlink()
+    (path / name).mkdir()
+    with pytest.raises(WeightsNotFoundError):
+        sources.admit_folder(path)
+
+
+def test_a_folder_without_a_model_is_none(folder, sources):
+    """It needs both the configuration and weights."""
+    for name in ("config.json", "model.safetensors"):
+        path = mlx_folder(folder / name)
+        (path / name).unlink()
+        with pytest.raises(WeightsNotFoundError):
+            sources.admit_folder(path)

@@ -39,8 +39,8 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", "vllm-metal", "ollama")
 """What agents run today, in the order in which they are proposed."""
 
-_ON_METAL_ALONE: Final = frozenset({"omlx", "vllm-metal"})
-"""Runtimes that are no way out for other hardware."""
+_ON_HOSTS_ALONE: Final = frozenset({"omlx", MLX_RUNTIME, "vllm-metal"})
+"""Runtimes that are no way out for pods, nor for other hardware than they compute on."""
 
 
 def host_engines_for(model_format: str) -> list[str]:
@@ -74,7 +74,8 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     readable = READS.get(engine, FORMATS)
     if model_format in readable or (model_format == GGUF and brings_weights):
         return ""
-    others = " or ".join(n for n, formats in READS.items() if model_format in formats and n not in _ON_METAL_ALONE)
+    fitting = [name for name, formats in READS.items() if model_format in formats]
+    others = " or ".join([name for name in fitting if name not in _ON_HOSTS_ALONE] or [MLX_RUNTIME])
     said = f"{engine} reads {' or '.join(readable)}, not {model_format}"
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
         fitting = host_engines_for(model_format)

@@ -1,8 +1,9 @@
 """`vllm serve` with the vllm-metal plug-in, planned: a Mac's own vLLM, for MLX weights and safetensors.
 
 vLLM guards its paths below /v1 alone (`--api-key`), and has others that compute. So it listens on the loopback
-address without a key, and the agent's proxy asks for one; a local user who finds its port is not held off. Its memory is
-a share of the whole GPU (`--gpu-memory-utilization`), which knows no neighbour: the plan says how large its cache is.
+address without a key, and the agent's proxy asks for one; a local user who finds its port is not held off. Its memory
+is a share of the whole GPU (`--gpu-memory-utilization`), which knows no neighbour: the plan says how large its cache
+is.
 """
 
 import re

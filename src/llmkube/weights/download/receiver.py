@@ -32,6 +32,7 @@ class BodyReceiver:
         limit_bytes: How much of it there may be.
         limits: What counts as a stall.
         ring: Where the bytes go.
+        is_gguf: Whether the file has to begin as a GGUF file does; the files of a folder begin in many ways.
     """
 
     url: WebUrl
@@ -40,6 +41,7 @@ class BodyReceiver:
     limit_bytes: int
     limits: DownloadLimits
     ring: RingBuffer
+    is_gguf: bool = attrs.field(default=True, kw_only=True)
     _window_bytes: int = 0  # still to come in this window
 
     async def run(self, body: StreamedResponse, scope: trio.CancelScope) -> Failure | None:
@@ -51,7 +53,7 @@ class BodyReceiver:
         self._restart_window(scope)
         try:
             with as_fetch_errors(self.url):
-                if self.have_bytes == 0:
+                if self.have_bytes == 0 and self.is_gguf:
                     await self._take_head(body, scope)
                 while count := await body.receive_into(await self._room(scope)):
                     self._note(count, scope)

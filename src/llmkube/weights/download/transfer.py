@@ -283,7 +283,8 @@ class Transfer:
         """Receive on one side and write on the other; errors of both come out as themselves, not in a group."""
         ring, limits = RingBuffer(), self.dependencies.limits
         limit = limits.max_bytes if total is None else total
-        intake = BodyReceiver(self.wanted.url, self.wanted.shown, self.partial.size_bytes, limit, limits, ring)
+        have, is_gguf = self.partial.size_bytes, not self.wanted.name
+        intake = BodyReceiver(self.wanted.url, self.wanted.shown, have, limit, limits, ring, is_gguf=is_gguf)
         writer = DiskWriter(self.dependencies, self.partial, ring, bind(self._counted, total))
         disk_failure: FetchError | None = None
 
