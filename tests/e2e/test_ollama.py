@@ -148,7 +148,7 @@ async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_pat
         await server.wait()
         async with running(ollama, "serve", environ=environ, log=log):
             with trio.fail_after(LOAD_SECONDS):
-                while runner in runners(tmp_path) or not runners(tmp_path):
+                while runner in runners(tmp_path) or not runners(tmp_path):  # noqa: ASYNC110 - of other programs
                     await trio.sleep(0.2)
             await ready(ask, engine_log)
             assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
@@ -197,7 +197,7 @@ async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
         code, _, err = await run("delete", "demo", "--with-model", "--wait")
         assert code == 0, err
         with trio.fail_after(60):
-            while runners(tmp_path):
+            while runners(tmp_path):  # noqa: ASYNC110 - of other programs
                 await trio.sleep(0.2)
 
 
@@ -206,7 +206,7 @@ async def engine_beside(ollama, environ, tmp_path, log):
     """An engine that finds a server."""
     async with running(ollama, "serve", environ=environ, log=log) as server:
         with trio.fail_after(60):
-            while not await server_answers(environ):
+            while not await server_answers(environ):  # noqa: ASYNC110 - of other programs
                 await trio.sleep(0.1)
         async with engine(ollama, environ, tmp_path) as (process, ask, engine_log):
             yield server, process, ask, engine_log

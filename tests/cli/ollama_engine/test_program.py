@@ -85,7 +85,7 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
             return (await http.request("GET", f"http://127.0.0.1:{port}/health")).status == 200
 
         with trio.fail_after(30):
-            while not await is_ready():
+            while not await is_ready():  # noqa: ASYNC110
                 await trio.sleep(0.01)
         assert list(fake.store.values()) == [blob_of(WEIGHTS)]
         assert fake.calls.count("/api/blobs") == 2  # asked for, and sent
