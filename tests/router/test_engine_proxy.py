@@ -241,3 +241,41 @@ async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
             answers = [(await client.request("GET", "http://proxy/health")).status for _ in expected]
     assert answers == expected
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(("key", "let_in"), [(KEY, True), ("of-a-client", True), ("of-a-clien", False)])
+def test_a_proxy_asks_in_the_place_of_an_engine_that_cannot(key, let_in):
+    """Keys of the service's clients let in as the engine's own does, and no network is enough any more."""
+    judge = proxy_judge(KEY, (), ("of-a-client",))
+    assert (judge(head_of(CHAT, f"Authorization: Bearer {key}\r\n"), POD) is None) is let_in
+    assert judge(head_of(CHAT, ""), POD).status == 401
+
+
+async def test_requests_in_flight_are_counted(nursery):
+    """The count says who waits for an answer; to who shows a client's key alone the path is the engine's own."""
+    inner, outer, released = MemoryListener(), MemoryListener(), trio.Event()
+    begun = trio.Event()
+
+    async def slow(exchange):
+        if exchange.request.path == CHAT:
+            begun.set()
+            await released.wait()
+        await exchange.respond(Response.json(200, "engine"))
+
+    await nursery.start(run_server, slow, [inner])
+    async with open_http_client(inner.connect) as upstream, open_http_client(outer.connect) as client:
+        handler = proxy_handler(("127.0.0.1", 1), KEY, upstream, count_path="/count")
+        await nursery.start(partial(run_server, handler, [outer]))
+
+        async def count(key=KEY):
+            shown = Headers.of({"Authorization": f"Bearer {key}"})
+            return (await client.request("GET", "http://proxy/count", headers=shown)).body
+
+        assert await count() == b"0"
+        async with trio.open_nursery() as asking:
+            asking.start_soon(partial(client.request, "POST", f"http://proxy{CHAT}", body=b"{}"))
+            await begun.wait()
+            assert await count() == b"1"
+            assert await count("of-a-client") == b'"engine"'
+            released.set()
+        assert await count() == b"0"

@@ -10,6 +10,13 @@ import attrs
 import trio
 
 _OPEN = ("/health",)
+
+METRICS = {
+    "llamacpp": "llamacpp:requests_processing {}\nllamacpp:n_decode_total {}\n",
+    "llmkube": "llmkube:requests_processing {}\nllmkube:tokens_predicted_total {}\n",
+    "vllm": 'vllm:num_requests_running{{m="a"}} {}\nvllm:generation_tokens_total{{m="a"}} {}\n',
+}
+"""What engines say of their work, by the name that their metrics begin with."""
 """What every build of llama.cpp's server answers without a key; some answer `/v1/models`, too."""
 
 
@@ -52,7 +59,7 @@ class Connection(trio.abc.Stream):
             status = 401
         elif self._path == "/metrics":
             child.answered += 1
-            body = f"llamacpp:requests_processing {child.in_flight}\nllamacpp:n_decode_total {child.batches}\n"
+            body = METRICS[child.runtime].format(child.in_flight, child.batches)
         elif self._path == "/v1/completions":
             status = 200 if child.script.computes else 500
             child.tokens_given += 1

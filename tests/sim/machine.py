@@ -44,6 +44,11 @@ HELP_FLAGS = frozenset(
     )
 )
 
+ALIAS_FLAGS = {"--alias": "llamacpp", "--llmkube-alias": "llmkube", "--served-model-name": "vllm"}
+"""How each runtime is told its model's name, and what its metrics are called."""
+
+KEY_FLAGS = ("--api-key-file", "--llmkube-keys")
+
 WANTED_BUG = "a bug that the simulation has made"
 
 FACTS = GGUFFacts("llama", 3, 10, 100, name="sim", context_length=4096, layer_count=4)
@@ -117,6 +122,11 @@ class SimChild:
     api_keys: tuple[str, ...] = ()
     address: tuple[str, int] = ("", 0)  # where clients reach it, through its proxy or not
     visible: Callable[[], bool] = lambda: True  # whether the agent can look at it
+
+    @property
+    def runtime(self):
+        """What its metrics are called by."""
+        return next(name for flag, name in ALIAS_FLAGS.items() if flag in self.argv)
 
     def environ(self):
         return {COOKIE_VARIABLE: self.cookie}
@@ -222,6 +232,7 @@ class Machine:
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
         build: Which build of the engine program is there, and the flags that it knows.
+        programs: The runtimes whose programs are there.
         no_proxies: The proxies of published engines do not listen.
         no_address: Nobody can listen on the address that engines should listen on.
         no_descriptors: The agent can open nothing: no file, no connection, and nothing of /proc.
@@ -256,6 +267,7 @@ class Machine:
     spawn_fails: bool = False
     no_engine: bool = False
     build: tuple[str, frozenset[str]] = ("sim", HELP_FLAGS)
+    programs: set[str] = attrs.field(factory=lambda: {"llamacpp"})
     no_address: bool = False
     no_proxies: bool = False
     no_descriptors: bool = False
@@ -281,8 +293,10 @@ class Machine:
 
     async def info(self, runtime="llamacpp"):
         await trio.lowlevel.checkpoint()
-        if self.no_engine or runtime != "llamacpp":
+        if self.no_engine or runtime not in self.programs:
             raise NetworkDownError("the engine program is not there")
+        if runtime != "llamacpp":
+            return EngineInfo(f"/sim/{runtime}", "0.1", frozenset(), wrapper=f"/sim/{runtime}.py")
         return EngineInfo("/sim/llama-server", *self.build)
 
     def free_port(self, host):
@@ -299,7 +313,8 @@ class Machine:
         if self.no_descriptors:
             raise NetworkDownError("cannot start a process: too many open files")
         argv = command.argv
-        name, port = argv[argv.index("--alias") + 1], int(argv[argv.index("--port") + 1])
+        (named,) = (flag for flag in ALIAS_FLAGS if flag in argv)
+        name, port = argv[argv.index(named) + 1], int(argv[argv.index("--port") + 1])
         if name in self.bugs:
             raise KeyError(WANTED_BUG)
         if any(child.stuck for child in self.live(name)):
@@ -439,7 +454,7 @@ class Machine:
         child = next((child for child in self.live() if port in (child.port, child.address[1])), None)
         if child is None or child.closed or (self.no_proxies and port != child.port):
             raise ConnectionRefusedError(111, "connection refused")
-        return Connection(child, asks_key=port == child.port and "--api-key-file" in child.argv)
+        return Connection(child, asks_key=port == child.port and any(flag in child.argv for flag in KEY_FLAGS))
 
     # -- how it behaves -------------------------------------------------------------------------------------------
 

@@ -471,11 +471,19 @@ class World:
         return sorted(name for name, host in self.hosts.items() for _ in host.machine.live(service))
 
     async def apply(
-        self, name="chat", *, source="builtin://demo", model=None, accelerator="metal", labels=None, **spec
+        self,
+        name="chat",
+        *,
+        source="builtin://demo",
+        model=None,
+        accelerator="metal",
+        labels=None,
+        weights="gguf",
+        **spec,
     ):
         """Create or change a Model and an InferenceService as a user would."""
         model = model or name
-        body = {"source": source, "hardware": {"accelerator": accelerator}}
+        body = {"source": source, "format": weights, "hardware": {"accelerator": accelerator}}
         await self._apply(Model, model, body)
         await self._apply(InferenceService, name, {"modelRef": model, **spec}, labels)
 

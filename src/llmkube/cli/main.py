@@ -3,30 +3,21 @@
 `llmkube --version` and `--help` answer at once because nothing else is imported for them.
 """
 
-import gc
-import importlib
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from llmkube import __version__
+from llmkube.cli.lazy_group import Entry, LazyGroup
 
 _TERMINATED = 128 + 15
 _INTERRUPTED = 128 + 2  # what a shell shows for a program that SIGINT ended
 
 _VERSION_LINE = f"llmkube {__version__}"
-
-
-class Entry(NamedTuple):  # not attrs, as everywhere else: its import costs more than all of `--version`
-    """Where a command lives, below `llmkube.cli`, and what the overview says about it."""
-
-    target: str
-    summary: str
 
 
 SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
@@ -104,50 +95,8 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
 COMMANDS: Mapping[str, Entry] = {name: entry for group in SUBJECTS.values() for name, entry in group.items()}
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands by name and imports one only to run it."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the overview."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, or None if there is none of that name."""
-        entry = COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        module, _, name = entry.target.partition(":")
-        collects = gc.isenabled()
-        gc.disable()  # what an import makes stays: to look through it again and again is a seventh of the start
-        try:
-            command = getattr(importlib.import_module(f"llmkube.cli.{module}"), name)
-        finally:
-            if collects:
-                gc.enable()
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is named, or say which one may have been meant."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as exc:
-            import difflib  # noqa: PLC0415 - a mistake alone pays for it
-
-            like = difflib.get_close_matches(args[0], COMMANDS, n=3, cutoff=0.6)
-            if not like:
-                raise
-            hint = f"did you mean {' or '.join(like)}?"
-            raise click.UsageError(f"there is no command {args[0]}; {hint}", ctx) from exc
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer the names from the table, without importing anything."""
-        offered = [
-            CompletionItem(name, help=entry.summary) for name, entry in COMMANDS.items() if name.startswith(incomplete)
-        ]
-        return offered or click.Command.shell_complete(self, ctx, incomplete)
+class Overview(LazyGroup):
+    """All commands by subject; how each of them ends where something else ends it."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Import and run a command; Ctrl-C, at any moment, ends it with 130, a closed pipe with SIGPIPE: in silence."""
@@ -180,7 +129,9 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, entry.summary) for name, entry in group.items()])
 
 
-@click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=Overview, package="llmkube.cli", entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, "--version", "-V", message=_VERSION_LINE)
 def cli() -> None:
     """Kubernetes for local LLMs."""

@@ -357,3 +357,36 @@ async def test_a_refused_connection_is_gone(autojump_clock):
 
     async with open_http_client(refuse) as http:
         assert await health.ask(http, URL) == "gone"
+
+
+VLLM = LaunchPlan(argv=("vllm",), env=(), runtime="vllm-metal", alias="chat")
+UNKNOWN = LaunchPlan(argv=("x",), env=(), runtime="of-a-newer-agent", alias="chat")
+VLLM_METRICS = (
+    'vllm:num_requests_running{m="a"} 1.0\nvllm:num_requests_waiting{m="a"} 2.0\nvllm:generation_tokens_total 7\n'
+)
+IN_FLIGHT = "/llmkube/in-flight"
+
+
+@pytest.mark.parametrize(
+    ("plan", "pages", "proxy", "work"),
+    [
+        (VLLM, {"/metrics": VLLM_METRICS}, "", 3),
+        (VLLM, {"/metrics": "llamacpp:requests_processing 5\n"}, "", 0),  # another engine's words
+        (UNKNOWN, {"/metrics": VLLM_METRICS, "/slots": '[{"is_processing": true}]'}, "", 0),
+        (UNKNOWN, {IN_FLIGHT: "4"}, "http://127.0.0.1:1", 4),
+        (UNKNOWN, {IN_FLIGHT: "what?"}, "http://127.0.0.1:1", 0),
+    ],
+)
+async def test_each_runtime_is_asked_in_its_own_words(autojump_clock, plan, pages, proxy, work):
+    """Its metrics, else its proxy, say how many requests are in flight; another runtime's words say nothing."""
+    engine = Engine({"/health": "ok", **pages})
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        asked = health.Engine(http, "http://127.0.0.1:1", plan, proxy_url=proxy)
+        assert await asked.in_flight() == work
+        answer = await asked.counters()
+        assert answer.health == "ok"
+        assert (answer.work or 0) == work
+        assert answer.counters is None or plan is VLLM
+        assert plan is VLLM or not {"/metrics", "/slots"} & set(engine.paths)
+        nursery.cancel_scope.cancel()

@@ -1,3 +1,6 @@
+import json
+
+import attrs
 import pytest
 
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
@@ -18,3 +21,11 @@ def test_what_is_none_is_an_error(text):
     """A file that is empty, half or of another kind starts no proxy."""
     with pytest.raises(ValueError, match=r"."):
         ProxyConfig.load(text)
+
+
+def test_keys_of_clients_are_kept_and_seen_by_no_log():
+    """They are in the file, in no repr, and a config without any reads as it was written before there were keys."""
+    config = attrs.evolve(CONFIG, keys=("client-key",))
+    assert ProxyConfig.load(config.dump()) == config
+    assert "client-key" not in repr(config)
+    assert "keys" not in json.loads(CONFIG.dump())

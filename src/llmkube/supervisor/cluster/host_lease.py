@@ -338,7 +338,8 @@ class HostLease:
                 if before not in (None, engine):
                     log.info("the engine program has changed", program=engine.program, version=engine.version)
                     self.on_engine_upgrade()
-                said.append(f"{Path(engine.program).name} {engine.version}".strip())
+                name = HOST_RUNTIMES[runtime].program.command if engine.wrapper else Path(engine.program).name
+                said.append(f"{name} {engine.version}".strip())
             self._engine = ", ".join(said)
             await wait_tick(ENGINE_LOOK_SECONDS)
 

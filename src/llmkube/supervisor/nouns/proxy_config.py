@@ -31,7 +31,10 @@ class ProxyConfig:
 
     def dump(self) -> str:
         """Return it as text for a private file."""
-        return json.dumps(attrs.asdict(self))
+        data = attrs.asdict(self)
+        if not self.keys:
+            del data["keys"]  # as before there were any: an upgrade restarts no proxy
+        return json.dumps(data)
 
     @classmethod
     def load(cls, text: str) -> "ProxyConfig":
@@ -45,7 +48,7 @@ class ProxyConfig:
             listen, backend = ((str(host), int(port)) for host, port in (data["listen"], data["backend"]))
             pid, started = data["engine"]
             allowed = tuple(map(str, data["allowed"]))
-            keys = tuple(map(str, data["keys"]))
+            keys = tuple(map(str, data.get("keys", ())))
             return cls(listen, backend, str(data["api_key"]), allowed, (int(pid), str(started)), keys=keys)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the file of a proxy: {error!r}") from error

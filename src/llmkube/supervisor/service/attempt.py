@@ -92,6 +92,7 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
+    _build: str = ""  # which engine it is; of one that an earlier agent has started only its runtime is known
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
@@ -200,6 +201,7 @@ class Attempt:
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info(launch.plan.runtime)
+        self._build = f" {engine.version}".rstrip()
         if launch.plan.keys_digest and not launch.client_keys:
             raise KeysUnknownError(
                 "the keys of its clients are not known until the API server answers for their Secret"
@@ -306,7 +308,9 @@ class Attempt:
                     if self.before is not None:
                         await self._take_over(child, record, allocation)
                     gpu = await on_gpu.load_told(context.ledger.note_device_limit)
-                    words = f"loaded in {outcome.ready_at - started_at:.1f} s{gpu}"
+                    weights = context.status_manager.facts.wish.model.spec.format
+                    by = f"{launch.plan.runtime}{self._build} from {weights} weights"
+                    words = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
                     outcome.published = self.serves = True
                     outcome.failure = await self._watched(child, record, engine, allocation)

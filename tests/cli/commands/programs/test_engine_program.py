@@ -3,7 +3,8 @@ import importlib.util
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.engine_program import find_llama_server
+from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
+from llmkube.cli.config import HostConfig
 
 
 def program(folder, name="llama-server", mode=0o755):
@@ -71,3 +72,12 @@ def test_what_cannot_be_run_is_named(tmp_path):
         find_llama_server(program(tmp_path / "bin", mode=0o644))
     with pytest.raises(UserError, match="is a folder"):
         find_llama_server(tmp_path)
+
+
+def test_other_programs_are_those_that_are_named(tmp_path):
+    """One that is named has to be there; the agent looks for the others itself, when a service asks for one."""
+    mine = program(tmp_path / "bin", "mlx_lm.server")
+    assert further_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
+    assert further_programs(HostConfig()) == {}
+    with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; give the path of a vllm program"):
+        further_programs(HostConfig(vllm_metal=tmp_path / "nothing"))

@@ -1,9 +1,7 @@
 """`llmkube agent`, also installed as `llmkube-metal-agent`: serve a cluster's models on this host."""
 
 import os
-import pwd
 import random
-import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +20,6 @@ from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.access_options import access_settings
-from llmkube.cli.commands.programs.background.agent_commands import COMMANDS
 from llmkube.cli.commands.programs.background.interpreter import changes, own_interpreter, recorded_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, note_lan_access, read_neighbors
 from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, run_own_log
@@ -35,12 +32,11 @@ from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
-from llmkube.cli.commands.programs.join import join, join_token
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.config import AgentConfig, load
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
+from llmkube.cli.lazy_group import Entry, LazyGroup
+from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import (
     LOOPBACK,
     Stop,
@@ -52,14 +48,13 @@ from llmkube.cli.program import (
     trim_heap,
 )
 from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.state_lock import holder_of, up_on, wait_gone
 from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.credential_monitor import run_credential_note
-from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter, sudoers_rule
+from llmkube.supervisor.host.power import PowerMeter, power_command, run_power_meter
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.host_token import run_token_renewal
 from llmkube.supervisor.local import open_local_ports
@@ -70,12 +65,31 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger()
 
+COMMANDS: Mapping[str, Entry] = {
+    "join": Entry("join:join", "Give a host an identity of its own in a cluster."),
+    "join-token": Entry("join:join_token", "Print a token with which a host joins a cluster."),
+    "install": Entry("background.agent_commands:install", "Have launchd run the agent now and from now on."),
+    "uninstall": Entry("background.agent_commands:uninstall", "Stop the agent and its engines, and take the job away."),
+    "start": Entry("background.agent_commands:start", "Start the installed agent, also one that has given up."),
+    "restart": Entry("background.agent_commands:restart", "Start the installed agent anew; engines go on."),
+    "stop": Entry("background.agent_commands:stop_agent", "Stop the agent on this host and every engine of it."),
+    "status": Entry("background.agent_status:status", "Say whether the agent runs, and what it cannot reach."),
+    "logs": Entry("background.agent_commands:logs", "Print what the installed agent wrote."),
+    "cordon": Entry("background.cordon_commands:cordon", "Take this host back for a while: other hosts serve."),
+    "uncordon": Entry("background.cordon_commands:uncordon", "Have this host serve again."),
+    "sudoers": Entry("background.agent_commands:print_sudoers", "Print the line that --apple-power-enabled needs."),
+}
+"""Besides the agent itself, which loads none of them."""
+
+
 SETTLED_SECONDS = 5.0
 TRIM_SECONDS = 300.0
 """After its start an agent takes over engines, which must not wait for the garbage collector."""
 
 
-@click.group("agent", context_settings=HELP, invoke_without_command=True)
+@click.group(
+    "agent", cls=LazyGroup, package=__package__, entries=COMMANDS, context_settings=HELP, invoke_without_command=True
+)
 @click.version_option(__version__, "--version", "-V", message=f"llmkube {__version__}")
 @click.option(
     "--start-limit",
@@ -131,51 +145,9 @@ def _run(flags: Mapping[str, Any]) -> None:
         trio.run(run_until_signal, partial(serve, config, settings, cluster), log.info)
 
 
-@agent.command("stop", context_settings=HELP)
-@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
-@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
-@guarded
-def stop_agent(state_dir: Path | None, timeout: float) -> None:
-    """Stop the agent on this host and every engine of it, and wait until they have ended."""
-    folder = state_dir.absolute() if state_dir else local_state_dir()
-    check_state_dir(folder)  # the pid in it is about to be sent a signal
-    pid = holder_of(folder)
-    if pid is None:
-        raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
-    if up_on(folder) == pid:
-        raise CommandError(
-            f"no agent runs on the state directory {folder}, but `llmkube up` does (pid {pid}); "
-            "`llmkube up stop` stops it"
-        )
-    os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
-    trio.run(wait_gone, folder, pid, timeout)
-    click.echo(f"agent with pid {pid} has stopped")
-
-
-@agent.command("sudoers", context_settings=HELP)
-@click.option("--user", metavar="NAME", help="User that runs the agent. Default: the user of this command.")
-@guarded
-def print_sudoers(user: str | None) -> None:
-    """Print the line of sudoers that --apple-power-enabled needs.
-
-    It lets the user run powermetrics as root with exactly the agent's arguments, and nothing else.
-    """
-    try:
-        uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
-    except KeyError as error:
-        raise UserError(f"--user {user}: this host knows no such user") from error
-    if uid == 0:
-        raise UserError("root needs no line in sudoers; name the agent's user with --user")
-    click.echo(sudoers_rule(uid), nl=False)
-
-
 def _folder_of(flags: Mapping[str, Any]) -> Path:
     chosen = flags.get("state_dir")
     return Path(chosen).expanduser().absolute() if chosen else local_state_dir()
-
-
-for each in (join, join_token, *COMMANDS):
-    agent.add_command(each)
 
 
 def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> AgentSettings:

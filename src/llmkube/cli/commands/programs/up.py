@@ -12,6 +12,7 @@
 import contextlib
 import random
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.apiserver import open_server
-from llmkube.cli.commands.programs.background.up_commands import COMMANDS
 from llmkube.cli.commands.programs.download_options import download_settings, own_folders
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
@@ -51,6 +51,7 @@ from llmkube.cli.complete import paths
 from llmkube.cli.config import UpConfig, load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.program import (
     LOOPBACK,
@@ -115,7 +116,20 @@ class UpPlan:
         )
 
 
-@click.group("up", context_settings=HELP, invoke_without_command=True)
+COMMANDS: Mapping[str, Entry] = {
+    "start": Entry("background.up_commands:start", "Run `llmkube up` in the background."),
+    "stop": Entry("background.up_commands:stop", "Stop `llmkube up` and every engine of it."),
+    "status": Entry("background.up_commands:up_status", "Say whether `llmkube up` runs, and at which addresses."),
+    "logs": Entry("background.up_commands:up_logs", "Print what `llmkube up` wrote in the background."),
+    "install": Entry("background.up_commands:install", "Have launchd or systemd run `llmkube up` at every login."),
+    "uninstall": Entry("background.up_commands:uninstall", "Take what `install` began out of the logins."),
+}
+"""Besides `llmkube up` itself, which loads none of them."""
+
+
+@click.group(
+    "up", cls=LazyGroup, package=__package__, entries=COMMANDS, context_settings=HELP, invoke_without_command=True
+)
 @click.option("--demo", is_flag=True, help="Serve the built-in model; implies --ephemeral and free ports.")
 @click.option("--ask", "question", metavar="TEXT", help="Ask the (first) service once it is ready, print, and end.")
 @click.option("--timeout", type=NumberRange(min=0), default=300.0, help="Seconds to --ask. Default: 300.")
@@ -172,10 +186,6 @@ def up(
         raise CommandError(outcome.message, outcome.exit_code)
     if demo and question is not None:
         output.say(f"\n{next_steps(*demo_model(), question)}")
-
-
-for each in COMMANDS:
-    up.add_command(each)
 
 
 async def run_up(plan: UpPlan, console: Console) -> Outcome:

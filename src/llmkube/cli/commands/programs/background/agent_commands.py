@@ -1,8 +1,8 @@
-"""`llmkube agent install`, `uninstall`, `start`, `restart` and `logs`: the agent as a job of launchd."""
+"""`llmkube agent install`, `uninstall`, `start`, `restart`, `stop`, `logs` and `sudoers`: the agent as a job."""
 
 import os
+import pwd
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,7 @@ from llmkube.cli.commands.programs.background.agent_status import (
     installed_job,
     lan_sentence,
     state_dir_option,
-    status,
 )
-from llmkube.cli.commands.programs.background.cordon_commands import cordon, uncordon
 from llmkube.cli.commands.programs.background.health import probed_health
 from llmkube.cli.commands.programs.background.interpreter import record_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_access_path
@@ -53,6 +51,7 @@ from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.state_lock import holder_of, up_on, wait_gone
 from llmkube.cli.target_cluster import find_config
+from llmkube.supervisor.host.power import sudoers_rule
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
 
@@ -168,6 +167,43 @@ def restart(state_dir: Path | None, timeout: float) -> None:
 def logs(follow: bool, lines: int | None) -> None:
     """Print what the installed agent wrote; `llmkube logs NAME` has what an engine writes."""
     print_log(agent_log(current_user().home), lines, follow=follow, written_by="`llmkube agent install` has it written")
+
+
+@click.command("stop", context_settings=HELP)
+@click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
+@click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
+@guarded
+def stop_agent(state_dir: Path | None, timeout: float) -> None:
+    """Stop the agent on this host and every engine of it, and wait until they have ended."""
+    folder = chosen_folder(state_dir)
+    pid = holder_of(folder)
+    if pid is None:
+        raise CommandError(f"no agent runs on the state directory {folder}", ExitCode.NOT_FOUND)
+    if up_on(folder) == pid:
+        raise CommandError(
+            f"no agent runs on the state directory {folder}, but `llmkube up` does (pid {pid}); "
+            "`llmkube up stop` stops it"
+        )
+    os.kill(pid, signal.SIGINT)  # which always stops the engines, whatever --on-exit says
+    trio.run(wait_gone, folder, pid, timeout)
+    click.echo(f"agent with pid {pid} has stopped")
+
+
+@click.command("sudoers", context_settings=HELP)
+@click.option("--user", metavar="NAME", help="User that runs the agent. Default: the user of this command.")
+@guarded
+def print_sudoers(user: str | None) -> None:
+    """Print the line of sudoers that --apple-power-enabled needs.
+
+    It lets the user run powermetrics as root with exactly the agent's arguments, and nothing else.
+    """
+    try:
+        uid = os.getuid() if user is None else pwd.getpwnam(user).pw_uid
+    except KeyError as error:
+        raise UserError(f"--user {user}: this host knows no such user") from error
+    if uid == 0:
+        raise UserError("root needs no line in sudoers; name the agent's user with --user")
+    click.echo(sudoers_rule(uid), nl=False)
 
 
 def _begin(state_dir: Path | None, seconds: float) -> None:
@@ -293,7 +329,3 @@ def _need_launchd() -> None:
 
 def _size_of(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file() and not each.is_symlink())
-
-
-COMMANDS: Final[Sequence[click.Command]] = (install, uninstall, start, restart, status, logs, cordon, uncordon)
-"""What `llmkube agent` has for a job, besides `stop`."""

@@ -228,7 +228,3 @@ async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, begin: i
         f"llmkube up (pid {child.pid}) has not started after {seconds:g} s; `llmkube up logs` shows what it says",
         ExitCode.TIMED_OUT,
     )
-
-
-COMMANDS: Final[Sequence[click.Command]] = (start, stop, up_status, up_logs, install, uninstall)
-"""What `llmkube up` has besides itself."""

@@ -1,0 +1,115 @@
+"""Engines of other runtimes under the same memory: admitted, evicted, back, watched and drained as llama.cpp's are."""
+
+import attrs
+import pytest
+import trio
+
+from llmkube.runtimes.process import host_runtimes
+from llmkube.runtimes.process.host_runtime import Questions
+from sim.memory import SimMemory, shape_of
+from sim.world import agent_settings, open_world
+
+RUNTIMES = ("mlx-lm", "vllm-metal")
+OTHER = "hf://org/mlx"
+
+
+def mac(**settings):
+    return open_world(settings=agent_settings(**settings), memory=SimMemory)
+
+
+def prepare(world, gib=25.0):
+    """The programs are there, and what both models take is known."""
+    world.machine.programs |= set(RUNTIMES)
+    world.machine.shapes |= {"builtin://demo": shape_of(30.0), OTHER: attrs.evolve(shape_of(gib), format="mlx")}
+    world.machine.memory.sizes |= {"other": gib, "chat": 30.0}
+
+
+async def serve_other(world, runtime, **spec):
+    await world.apply("other", source=OTHER, weights="mlx", runtime=runtime, **spec)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+async def test_it_gives_way_and_comes_back(autojump_clock, runtime):
+    """A more important service gets its memory when its process is gone, and it returns when that one has gone."""
+    async with mac() as world:
+        prepare(world)
+        await serve_other(world, runtime, priority="low")
+        await world.until(world.ready_addresses, 1, "other")
+        await world.apply("chat", priority="critical")
+        await world.until(world.ready_addresses, 1, "chat", seconds=300)
+        assert world.machine.live("other") == []
+        assert await world.ready_addresses("other") == 0
+        assert world.machine.memory.lowest_bytes >= 0
+        await world.delete("chat")
+        await world.until(world.ready_addresses, 1, "other", seconds=600)
+
+
+async def test_what_is_too_large_is_never_started(autojump_clock):
+    """The estimate of its headers counts as llama.cpp's does: no process, and the figures in the condition."""
+    async with mac() as world:
+        prepare(world, gib=100.0)
+        await serve_other(world, "mlx-lm")
+        await trio.sleep(60)
+        assert world.machine.spawned == []
+        _, reason, _ = await world.condition(name="other")
+        assert reason == "ExceedsMemory"
+
+
+async def test_a_host_without_the_program_says_what_brings_it(autojump_clock):
+    """A service of a runtime whose program is missing waits, and is started when it is installed."""
+    async with mac() as world:
+        prepare(world)
+        world.machine.programs -= {"mlx-lm"}
+        await serve_other(world, "mlx-lm")
+        await trio.sleep(60)
+        assert world.machine.spawned == []
+        world.machine.programs |= {"mlx-lm"}
+        await world.until(world.ready_addresses, 1, "other", seconds=120)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+async def test_requests_in_flight_end_first(autojump_clock, runtime):
+    """Its own metrics say that a request is under way, and it gets TERM only after that."""
+    async with mac(drain_seconds=30.0) as world:
+        prepare(world)
+        await serve_other(world, runtime)
+        await world.until(world.ready_addresses, 1, "other")
+        (child,) = world.machine.live("other")
+        child.in_flight = 1
+        await world.delete("other")
+        await trio.sleep(15)
+        assert child.exit is None
+        child.in_flight = 0
+        await trio.sleep(5)
+        assert child.exit is not None
+
+
+async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monkeypatch):
+    """Without its row's questions a request is cut."""
+    monkeypatch.setitem(
+        host_runtimes.HOST_RUNTIMES,
+        "mlx-lm",
+        attrs.evolve(host_runtimes.HOST_RUNTIMES["mlx-lm"], questions=Questions(metrics_path="/metrics")),
+    )
+    async with mac(drain_seconds=30.0) as world:
+        prepare(world)
+        await serve_other(world, "mlx-lm")
+        await world.until(world.ready_addresses, 1, "other")
+        (child,) = world.machine.live("other")
+        child.in_flight = 1
+        await world.delete("other")
+        await trio.sleep(15)
+        assert child.exit is not None  # the request was cut: what the timeline above would not survive
+
+
+async def test_vllm_listens_inside_and_a_proxy_asks(autojump_clock):
+    """What cannot ask for keys is on the loopback address, and clients are sent to what asks in its place."""
+    async with mac() as world:
+        prepare(world)
+        await serve_other(world, "vllm-metal")
+        await world.until(world.ready_addresses, 1, "other")
+        (child,) = world.machine.live("other")
+        host = child.argv[child.argv.index("--host") + 1]
+        assert host == "127.0.0.1"
+        assert child.address != (host, child.port)
+        assert not {"--api-key", "--api-key-file"} & set(child.argv)
