@@ -225,6 +225,28 @@ async def test_replicas_are_spread_and_protected(autojump_clock):
         assert not await hands.exists(PodDisruptionBudget, NAME)
 
 
+async def test_a_store_keeps_the_budgets_of_all_pods(autojump_clock):
+    """Without one the status says that each pod counts by itself; with one its password is a file, its port open."""
+    async with open_pods() as hands:
+        budgets = [{"name": "b", "scope": "router", "maxTokens": 1}]
+        await apply_router(hands.client, proxy={"replicas": 3}, policy={"budgets": budgets})
+        honoured = await condition(hands.client, "SpecHonoured")
+        assert (honoured.status, "each of 3 pods counts by itself" in honoured.message) == ("False", True)
+        store = {"address": "redis.cache.svc:6379", "passwordSecretRef": {"name": "redis", "key": "password"}}
+        policy = {"budgets": budgets, "budgetStore": store}
+        await apply_router(hands.client, proxy={"replicas": 3}, policy=policy)
+        assert (await condition(hands.client, "SpecHonoured")).status == "True"
+        pod = (await hands.json(Deployment, NAME))["spec"]["template"]["spec"]
+        [volume] = [one for one in pod["volumes"] if one["name"] == "keys-budget-store"]
+        secret = {"name": "redis", "items": [{"key": "password", "path": "password"}], "optional": True}
+        assert volume["projected"]["sources"] == [{"secret": secret}]
+        [mount] = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "keys-budget-store"]
+        assert (await config_of(hands.client)).budget_store.password_file == f"{mount['mountPath']}/password"
+        egress = (await hands.json(NetworkPolicy, NAME))["spec"]["egress"]
+        of_cache = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "cache"}}}
+        assert [one for one in egress if of_cache in one.get("to", [])] != []
+
+
 async def test_a_router_is_scraped_where_a_prometheus_operator_is(autojump_clock):
     """Its PodMonitor comes with the kind, leads to the port that the pods have, and is written once."""
     async with open_pods() as hands:

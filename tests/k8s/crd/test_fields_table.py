@@ -105,6 +105,7 @@ EXTRA: Final = (
     "ModelRouter spec.backends[].region",  # where the data of a request may go
     "ModelRouter spec.policy.classification.defaultClassification",  # a request that names no class has one
     "ModelRouter spec.policy.auth.keysSecretRef",  # clients without an issuer of tokens
+    "ModelRouter spec.policy.budgetStore",  # without it several pods admit several times what a budget allows
     "InferenceService spec.apiKeySecretRef",  # without it clients outside the cluster have no keys of their own
 )
 """How fields begin that the original does not have."""

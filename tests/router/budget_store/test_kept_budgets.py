@@ -64,7 +64,7 @@ async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
     async def at_once(self, reservation):
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(kept_budgets.KeptBudgets, "kept", at_once)
+    monkeypatch.setattr(kept_budgets.KeptBudgets, "_keep", at_once)
     reserved = await still_under_way(tmp_path)
     async with lab(tmp_path) as other:
         assert taken(other) < reserved
@@ -169,10 +169,10 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
         await kept.reload(limited())
         kept._meter._accounts[("b", "")] = Account(Limit(tokens=9, nano_usd=None, window_seconds=60.0))
         with pytest.raises(BudgetFileError, match="another process"):
-            await kept.kept(reservation)
+            await kept._keep(reservation)
         while kept.problem:  # noqa: ASYNC110 (a state of another task)
             await trio.sleep(1)
-        await kept.kept(reservation)
+        await kept._keep(reservation)
         nursery.cancel_scope.cancel()
     waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert len(attempts) == 9

@@ -2,11 +2,13 @@
 
 from decimal import Decimal
 
+import pytest
+
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.router.config.compile_backend import KeyFile
-from llmkube.router.config.compile_router import ResolvedService, compile_router
-from llmkube.router.config.routing_config import Audit, Auth, Budget, Classes, Match, RoutingConfig, Rule
+from llmkube.router.config.compile_router import STORE_KEY, ResolvedService, compile_router
+from llmkube.router.config.routing_config import Audit, Auth, Budget, Classes, Match, RedisStore, RoutingConfig, Rule
 from router.written_routers import BACKENDS, compiled, errors, running
 
 FULL = """
@@ -83,6 +85,39 @@ def test_each_field_of_a_router_is_compiled():
     )
     assert KeyFile(path="/keys/teams", secret="team-keys", key="") in found.key_files
     assert found.not_honoured == ()
+
+
+STORE = "policy: { budgets: [{ name: b, scope: router, maxTokens: 1 }], budgetStore: { address: %s } }"
+
+
+def test_a_store_of_budgets_is_compiled_with_its_password():
+    """Host and port apart; the password lies in a file, and stands nowhere in the config."""
+    more = '"redis.cache.svc:6379", tls: true, database: 2, username: u, passwordSecretRef: { name: s, key: k }'
+    found = compiled(BACKENDS + STORE % more)
+    assert found.config.budget_store == RedisStore(
+        host="redis.cache.svc", port=6379, tls=True, database=2, username="u", password_file=f"/keys/{STORE_KEY}"
+    )
+    assert KeyFile(path=f"/keys/{STORE_KEY}", secret="s", key="k") in found.key_files
+    assert compiled(BACKENDS + STORE % '"[fd00::1]:6380"').config.budget_store == RedisStore(host="fd00::1", port=6380)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("'-:6379'", "spec.policy.budgetStore.address: '-' is no host"),
+        ("redis:99999", "spec.policy.budgetStore.address: 99999 is no port"),
+    ],
+)
+def test_a_store_without_an_address_is_refused(address, said):
+    """With the field and what is wrong with it."""
+    [problem] = compiled(BACKENDS + STORE % address).errors
+    assert problem.startswith(said)
+
+
+def test_a_store_without_budgets_is_refused():
+    """It would be asked for nothing, and somebody has meant something by it."""
+    [problem] = compiled(BACKENDS + "policy: { budgetStore: { address: 'redis:6379' } }").errors
+    assert problem == "spec.policy.budgetStore: there is no budget to keep; give one, or leave the store out"
 
 
 def test_tokens_are_refused_and_not_ignored():

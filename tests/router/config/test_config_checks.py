@@ -15,6 +15,7 @@ from llmkube.router.config.routing_config import (
     Match,
     Prices,
     Probe,
+    RedisStore,
     RoutingConfig,
     Rule,
     Tokens,
@@ -45,6 +46,13 @@ def with_match(**fields):
 
 def with_budget(**fields):
     return {"budgets": (attrs.evolve(PIT, **fields),)}
+
+
+STORE = RedisStore(host="redis", port=6379)
+
+
+def with_store(**fields):
+    return {"budgets": (PIT,), "budget_store": attrs.evolve(STORE, **fields)}
 
 
 def with_tokens(uri):
@@ -117,6 +125,14 @@ def test_a_sound_config_is_not_complained_about():
             "auth.modelsOfTeam[red]: 'a b': ' ' is no wildcard here",
         ),
         (with_tokens("http://idp.example/keys"), "auth.tokens.jwksUri: 'http://idp.example/keys' lets others"),
+        (with_store(host="a b"), "budgetStore.host: 'a b' is no host"),
+        (with_store(port=0), "budgetStore.port: 0 is no port"),
+        (with_store(database=-1), "budgetStore.database: -1 is no database"),
+        ({"budget_store": STORE}, "budgetStore: there is no budget to keep"),
+        (
+            {**with_budget(max_tokens=2**53 + 1), "budget_store": STORE},
+            "budgets[b].maxTokens: 9007199254740993 is more than a budgetStore can count",
+        ),
         ({"budgets": (PIT, PIT)}, "budgets[b].name: 'b' is the name of another budget, too"),
         (with_budget(scope="all"), "budgets[b].scope: 'all' is unknown"),
         (with_budget(scope="rule"), "budgets[b].rule: '' does not go with scope 'rule'"),

@@ -16,6 +16,7 @@ from llmkube.router.config.routing_config import (
     Match,
     Prices,
     Probe,
+    RedisStore,
     RoutingConfig,
     Rule,
     Tokens,
@@ -63,6 +64,9 @@ FULL = RoutingConfig(
     by_model=True,
     classes=Classes(header="x-class", default="pii", sensitive=frozenset({"pii"})),
     budgets=(Budget(name="day", scope="rule", rule="private", max_tokens=5, window_seconds=60),),
+    budget_store=RedisStore(
+        host="redis", port=6380, tls=True, database=2, username="router", password_file="/keys/budget-store/password"
+    ),
     auth=Auth(
         keys_folder="/keys/teams",
         tokens=Tokens(provider="corp", issuer="i", jwks_uri="https://i/k", team_claim="team"),

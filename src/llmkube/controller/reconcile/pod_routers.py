@@ -137,6 +137,11 @@ class PodRouters:
             elif url := config.backends[backend.name].base_url:
                 yield Provider(url=url, local=config.backends[backend.name].local)
 
+        if (store := config.budget_store) is not None:
+            host = f"[{store.host}]" if ":" in store.host else store.host
+            for local in (True, False):  # a name may be of a server beside the cluster, or of a public one
+                yield Provider(url=f"redis://{host}:{store.port}", local=local)
+
     def _endpoint(self, router: ModelRouter) -> str:
         endpoint, name = router.spec.endpoint, router_objects_name(router.key.name)
         domain = self.context.settings.cluster_domain
@@ -157,5 +162,7 @@ class PodRouters:
 def _counted_apart(router: ModelRouter) -> Iterator[str]:
     """Name what each pod of several keeps for itself."""
     replicas = (router.spec.proxy or ProxySpec()).replicas or 1
-    if replicas > 1 and router.spec.policy is not None and router.spec.policy.budgets:
-        yield f"spec.policy.budgets (each of {replicas} pods counts by itself: together they admit as many times more)"
+    policy = router.spec.policy
+    if replicas > 1 and policy is not None and policy.budgets and policy.budget_store is None:
+        words = f"each of {replicas} pods counts by itself: together they admit as many times more"
+        yield f"spec.policy.budgets ({words}; a budgetStore keeps one count)"

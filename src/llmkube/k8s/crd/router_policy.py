@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import DECIMAL, LocalObjectReference
+from llmkube.k8s.crd.meta import DECIMAL, LocalObjectReference, SecretKeySelector
 from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, WireForm, field, received
 
 ROUTER_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
@@ -112,11 +112,24 @@ class Budget:
 
 
 @attrs.frozen(kw_only=True)
+class BudgetStore:
+    """A Redis or Valkey server that keeps budgets for all processes of a router, over their restarts."""
+
+    address: str = field("HOST:PORT of the server.", REQUIRED, max_length=300, pattern=r"^\S+:[0-9]{1,5}$")
+    tls: bool = field("Whether it is reached over TLS.", False)
+    database: int = field("Number of its database.", 0, minimum=0, maximum=1_000_000)
+    username: str = field("User of it; unset means its default user.", "", max_length=253)
+    password_secret_ref: SecretKeySelector | None = field("Secret with the password.", atomic=True)
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
 class RouterPolicy:
     """What holds for all rules."""
 
     classification: Classification | None = field("How the data class of a request is found.")
     budgets: tuple[Budget, ...] = field("Limits for tokens and dollars.", (), max_items=64, list_map_keys=("name",))
+    budget_store: BudgetStore | None = field("Server that keeps the budgets; without one, each process by itself.")
     auth: Auth | None = field("Who may ask, and for what.")
     audit_log: AuditLog | None = field("Where decisions are written down.")
     wire: WireForm = received()

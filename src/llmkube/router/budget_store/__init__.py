@@ -1,5 +1,9 @@
-"""Budgets that hold over a restart: kept in a file of SQLite, written before a request is sent.
+"""Budgets that hold over a restart: what a request may take is written down before it is sent.
 
-kept_budgets  the budgets of one router: the meter, and the file that it is kept in
-budget_file   the file; synchronous
+router_budgets  which of the two places the config asks for
+kept_budgets    in this process: the meter, and the file that it is kept in
+budget_file     the file; synchronous
+redis_budgets   at a Redis or Valkey server, for several processes
+redis_scripts   what that server computes; pure
+errors          why a reservation does not count
 """

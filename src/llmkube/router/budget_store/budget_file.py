@@ -13,9 +13,10 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import UserError
 from llmkube.base.full_disk import full_disk
 from llmkube.base.private_files import file_stem
+from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import Charge, Held, Reservation
 
@@ -42,7 +43,7 @@ INSERT OR IGNORE INTO clock VALUES (1, 0);
 """
 
 
-class BudgetFileError(WorldError):
+class BudgetFileError(BudgetsNotKeptError):
     """The budgets cannot be written now: a full disk, a disk that fails."""
 
 

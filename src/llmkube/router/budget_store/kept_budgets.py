@@ -96,13 +96,24 @@ class KeptBudgets:
             await trio.to_thread.run_sync(file.take_over, self._charged, _windows(config), self._now())
             self._is_open = True
 
-    def reserve(
+    async def admit(
         self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
     ) -> Reservation | Exhausted:
-        """Reserve what a request may take; it is sent once `kept` returns."""
-        return self._meter.reserve(config, decision, facts, demand, now=self._now())
+        """Reserve what a request may take, and return when that is in the file.
 
-    async def kept(self, reservation: Reservation) -> None:
+        Raises:
+            BudgetFileError: It is not, and nothing stays reserved.
+        """
+        found = self._meter.reserve(config, decision, facts, demand, now=self._now())
+        if isinstance(found, Reservation):
+            try:
+                await self._keep(found)
+            except BaseException:  # a client that leaves as well
+                self.settle(found, Took())
+                raise
+        return found
+
+    async def _keep(self, reservation: Reservation) -> None:
         """Return when a reservation is in the file.
 
         Raises:

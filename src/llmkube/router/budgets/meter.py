@@ -50,6 +50,23 @@ class Demand:
 
 
 @attrs.frozen(kw_only=True)
+class Claim:
+    """What a request may take before it is known what it takes.
+
+    Attributes:
+        under: The budgets that it counts in.
+        most: The most that it may take.
+        copies: How often that may be taken: once, and for each shadow.
+        cap: What the backend is told as the longest answer; None where the request says it.
+    """
+
+    under: tuple[Budget, ...]
+    most: Amount
+    copies: int
+    cap: int | None
+
+
+@attrs.frozen(kw_only=True)
 class Reservation:
     """What a request that is under way may take.
 
@@ -58,12 +75,14 @@ class Reservation:
         copies: How often that may be taken: once, and for each shadow.
         cap: What the backend is told as the longest answer; None where the request says it.
         number: By which it is told apart from others of this process.
+        steps: For accounts that a server keeps: when the step ends that it counts in, in milliseconds since 1970.
     """
 
     accounts: Mapping[AccountKey, Amount]
     copies: int
     cap: int | None
     number: int = 0
+    steps: Mapping[AccountKey, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -158,44 +177,29 @@ class Meter:
             demand: The request.
             now: The clock.
         """
-        under = [each for each in config.budgets if _is_under(each, decision)]
-        if not under:
+        claim = claim_of(config, decision, demand)
+        if claim is None:
             return NOTHING
-        body, body_bytes = demand.body, demand.body_bytes
-        asked = asked_tokens(body) if demand.writes else 0
-        answer = MOST_TOKENS if asked is None else asked
-        copies = 1 + len(decision.shadows)
-        answers = answer * max(1, _whole(body.get("n")), _whole(body.get("best_of")))
-        backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
-        most = Amount(
-            copies * (body_bytes + answers),
-            copies * max(nano_usd(each.prices, body_bytes, answers) for each in backends),
-        )
         if len(self._accounts) >= MOST_ACCOUNTS:
             self.forget_idle(now)
         found: dict[AccountKey, Account] = {}
-        for budget in under:
-            key = (budget.name, self._team(budget, facts))
+        for budget in claim.under:
+            key = (budget.name, account_team(budget, facts, self._accounts))
             account = self._account(key, budget)
-            wait = account.wait_seconds(most, now)
+            wait = account.wait_seconds(claim.most, now)
             if wait != 0.0:
-                return _exhausted(budget, most, wait)
+                return exhausted(budget, claim.most, wait)
             found[key] = account
         for account in found.values():
-            account.reserve(most)
-        cap = MOST_TOKENS if asked is None else None
-        accounts = dict.fromkeys(found, most)
-        return Reservation(accounts=accounts, copies=copies, cap=cap, number=next(self._numbers))
+            account.reserve(claim.most)
+        accounts = dict.fromkeys(found, claim.most)
+        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap, number=next(self._numbers))
 
     def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
         charges = []
         for key, reserved in reservation.accounts.items():
-            amount = reserved
-            if took is not None:
-                tokens = reservation.copies * (took.prompt + took.answer)
-                dollars = reservation.copies * nano_usd(took.prices, took.prompt, took.answer)
-                amount = Amount(tokens, dollars)
+            amount = reserved if took is None else amount_of(took, reservation.copies)
             account = self._accounts[key]
             if (step := account.settle(reserved, amount, now)) is not None:
                 charges.append(_charge(key, account, step))
@@ -227,20 +231,8 @@ class Meter:
 
     def used(self, config: RoutingConfig, now: float) -> list[dict[str, Any]]:
         """Return of each budget how much is taken; under scope team, of the team that has taken most."""
-        said = []
-        for budget in config.budgets:
-            accounts = [account for (name, _), account in self._accounts.items() if name == budget.name]
-            taken = [account.taken(now) + account.reserved for account in accounts]
-            most = max(taken, key=lambda one: _share(budget, one), default=Amount())
-            said.append(
-                {
-                    "name": budget.name,
-                    "tokensUsed": most.tokens,
-                    "usdUsed": f"{Decimal(most.nano_usd) / _NANO:.6f}",
-                    "utilization": f"{_share(budget, most):.2f}",
-                }
-            )
-        return said
+        taken = {key: account.taken(now) + account.reserved for key, account in self._accounts.items()}
+        return used_of(config.budgets, taken)
 
     def _account(self, key: AccountKey, budget: Budget) -> Account:
         if self._budgets.get(budget.name) != budget:  # an edited budget keeps what was taken, a restored one as well
@@ -250,18 +242,59 @@ class Meter:
         self._budgets[budget.name] = budget
         return self._accounts.setdefault(key, Account(limit_of(budget)))
 
-    def _team(self, budget: Budget, facts: RequestFacts) -> str:
-        if budget.scope != "team":
-            return ""
-        team = facts.principal.team or facts.headers.get(budget.team_header, "")
-        if (budget.name, team) in self._accounts or len(self._accounts) < MOST_ACCOUNTS:
-            return team
-        return _OTHERS
-
     def forget_idle(self, now: float) -> None:
         """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""
         for key in [key for key, account in self._accounts.items() if account.is_idle(now)]:
             del self._accounts[key]
+
+
+def claim_of(config: RoutingConfig, decision: Decision, demand: Demand) -> Claim | None:
+    """Return the most that a request may take, and where it counts; None where no budget is about it."""
+    under = tuple(each for each in config.budgets if _is_under(each, decision))
+    if not under:
+        return None
+    asked = asked_tokens(demand.body) if demand.writes else 0
+    answer = MOST_TOKENS if asked is None else asked
+    copies = 1 + len(decision.shadows)
+    answers = answer * max(1, _whole(demand.body.get("n")), _whole(demand.body.get("best_of")))
+    backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
+    most = Amount(
+        copies * (demand.body_bytes + answers),
+        copies * max(nano_usd(each.prices, demand.body_bytes, answers) for each in backends),
+    )
+    return Claim(under=under, most=most, copies=copies, cap=MOST_TOKENS if asked is None else None)
+
+
+def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountKey, Any]) -> str:
+    """Return whose account of a budget counts, of those that are told apart: a new one only while there is room."""
+    if budget.scope != "team":
+        return ""
+    team = facts.principal.team or facts.headers.get(budget.team_header, "")
+    if (budget.name, team) in accounts or len(accounts) < MOST_ACCOUNTS:
+        return team
+    return _OTHERS
+
+
+def amount_of(took: Took, copies: int) -> Amount:
+    """Return what a request is charged for so many copies of it."""
+    return Amount(copies * (took.prompt + took.answer), copies * nano_usd(took.prices, took.prompt, took.answer))
+
+
+def used_of(budgets: Iterable[Budget], taken: Mapping[AccountKey, Amount]) -> list[dict[str, Any]]:
+    """Return of each budget how much is taken and reserved; under scope team, of the team that has taken most."""
+    said = []
+    for budget in budgets:
+        amounts = (amount for (name, _), amount in taken.items() if name == budget.name)
+        most = max(amounts, key=lambda one: _share(budget, one), default=Amount())
+        said.append(
+            {
+                "name": budget.name,
+                "tokensUsed": most.tokens,
+                "usdUsed": f"{Decimal(most.nano_usd) / _NANO:.6f}",
+                "utilization": f"{_share(budget, most):.2f}",
+            }
+        )
+    return said
 
 
 def _charge(key: AccountKey, account: Account, step: tuple[float, Amount]) -> Charge:
@@ -305,7 +338,8 @@ def _share(budget: Budget, amount: Amount) -> float:
     return max(tokens, dollars)
 
 
-def _exhausted(budget: Budget, most: Amount, wait: float | None) -> Exhausted:
+def exhausted(budget: Budget, most: Amount, wait: float | None) -> Exhausted:
+    """Return that a budget has no room for so much, and in how many seconds to ask again; None for never."""
     if wait is None:
         words = f"this request may take {most.tokens} tokens, which is more than budget {budget.name} allows at all"
         return Exhausted(budget=budget.name, wait_seconds=None, message=f"{words}: ask for fewer with max_tokens")

@@ -23,6 +23,7 @@ from llmkube.router.config.routing_config import (
     Budget,
     Classes,
     Match,
+    RedisStore,
     RoutingConfig,
     Rule,
     Tokens,
@@ -33,6 +34,9 @@ __all__ = ["Compiled", "KeyFile", "ResolvedService", "compile_router"]
 
 _DAY: Final = 86400.0
 _TEAM_HEADER: Final = "x-llmkube-team"
+
+STORE_KEY: Final = "budget-store/password"
+"""File with the password of the budgets' store, in the folder of keys."""
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +66,7 @@ def compile_router(
     Args:
         router: It.
         resolve: Returns where an InferenceService of the router's namespace answers; None of one that is not there.
-        keys_folder: Where the router finds keys: `backends/NAME` and `teams/TEAM`.
+        keys_folder: Where the router finds keys: `backends/NAME`, `teams/TEAM` and `STORE_KEY`.
     """
     spec = router.spec
     policy = spec.policy or router_policy.RouterPolicy()
@@ -76,6 +80,9 @@ def compile_router(
         backend, key_file = compiled_backend(each, resolve, keys_folder, problems)
         backends[backend.name] = backend
         key_files += [key_file] if key_file else []
+    store = _store(policy.budget_store, f"{keys_folder}/{STORE_KEY}")
+    if store is not None and policy.budget_store and (secret := policy.budget_store.password_secret_ref):
+        key_files.append(KeyFile(path=store.password_file, secret=secret.name, key=secret.key))
     auth = _auth(policy.auth, f"{keys_folder}/teams", problems)
     if policy.auth and policy.auth.keys_secret_ref:
         key_files.append(KeyFile(path=auth.keys_folder, secret=policy.auth.keys_secret_ref.name, key=""))
@@ -90,6 +97,7 @@ def compile_router(
         by_model=spec.default_route_strategy == "BackendNameMatch",
         classes=_classes(policy.classification),
         budgets=tuple(_budget(budget, problems) for budget in policy.budgets),
+        budget_store=store,
         auth=auth,
         audit=_audit(policy.audit_log),
         first_byte_seconds=FIRST_BYTE_SECONDS if header_wait is None else header_wait,
@@ -152,6 +160,20 @@ def _budget(budget: router_policy.Budget, problems: list[str]) -> Budget:
         max_tokens=budget.max_tokens,
         max_usd=None if budget.max_usd is None else decimal_of(budget.max_usd, at, problems),
         window_seconds=budget.window_seconds,
+    )
+
+
+def _store(given: router_policy.BudgetStore | None, password_file: str) -> RedisStore | None:
+    if given is None:
+        return None
+    host, _, port = given.address.rpartition(":")
+    return RedisStore(
+        host=host.removeprefix("[").removesuffix("]"),
+        port=int(port) if port.isdecimal() else 0,
+        tls=given.tls,
+        database=given.database,
+        username=given.username,
+        password_file=password_file if given.password_secret_ref else "",
     )
 
 
@@ -280,6 +302,8 @@ _NAMES: Final[Mapping[str, str]] = {
     r"^auth\.modelsOfTeam": "policy.auth.allowlists",
     r"^auth\.tokens\.jwksUri": "policy.auth.jwt.jwksURI",
     r"^auth": "policy.auth",
+    r"^budgetStore\.(host|port)": "policy.budgetStore.address",
+    r"^budgetStore": "policy.budgetStore",
     r"^budgets": "policy.budgets",
     r"(budgets\[[^]]*\])\.rule$": r"\1.ruleName",
     r"\.teamHeader": ".headerKey",

@@ -17,6 +17,10 @@ DIALECTS: Final = ("openai", "anthropic")
 SINKS: Final = ("stdout", "file")
 SCOPES: Final = ("router", "rule", "team")
 
+_MOST_EXACT: Final = 2**53
+"""The scripts of a Redis server compute in doubles; dollars in billionths."""
+
+_HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _URL: Final = re.compile(r"https?://[^\s/?#@]+(/[^\s?#]*)?")
 
@@ -165,6 +169,29 @@ def _of_policy(config: RoutingConfig) -> Iterator[str]:
             if problem := problem_of(pattern):
                 yield f"auth.modelsOfTeam[{team}]: {pattern!r}: {problem}"
     yield from _of_budgets(config)
+    yield from _of_store(config)
+
+
+def _of_store(config: RoutingConfig) -> Iterator[str]:
+    store = config.budget_store
+    if store is None:
+        return
+    if not _HOST.fullmatch(store.host):
+        yield f"budgetStore.host: {store.host!r} is no host; write a name or an address, such as redis.cache.svc"
+    if not 0 < store.port < 65536:
+        yield f"budgetStore.port: {store.port} is no port; write 1 to 65535, such as 6379"
+    if store.database < 0:
+        yield f"budgetStore.database: {store.database} is no database; write 0 or more"
+    if not config.budgets:
+        yield "budgetStore: there is no budget to keep; give one, or leave the store out"
+    for budget in config.budgets:
+        at = f"budgets[{budget.name}]"
+        if budget.max_tokens is not None and budget.max_tokens > _MOST_EXACT:
+            words = f"{at}.maxTokens: {budget.max_tokens} is more than a budgetStore can count"
+            yield f"{words}; write at most {_MOST_EXACT}"
+        if budget.max_usd is not None and budget.max_usd > _MOST_EXACT // 10**9:
+            most = _MOST_EXACT // 10**9
+            yield f"{at}.maxUsd: {budget.max_usd} is more than a budgetStore can count; write at most {most}"
 
 
 def _of_budgets(config: RoutingConfig) -> Iterator[str]:

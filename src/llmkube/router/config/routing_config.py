@@ -156,6 +156,27 @@ class Budget:
 
 
 @attrs.frozen(kw_only=True)
+class RedisStore:
+    """A Redis or Valkey server that keeps the budgets of all processes of a router.
+
+    Attributes:
+        host: Its name or address.
+        port: Its port.
+        tls: Whether it is reached over TLS.
+        database: Number of its database.
+        username: "" is the server's default user.
+        password_file: "" sends none.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    database: int = 0
+    username: str = ""
+    password_file: str = ""
+
+
+@attrs.frozen(kw_only=True)
 class Classes:
     """How the data class of a request is found.
 
@@ -233,6 +254,7 @@ class RoutingConfig:
             `default_backend` is asked.
         classes: How data classes are found.
         budgets: Limits.
+        budget_store: Keeps them for several processes; None where each process counts by itself.
         auth: Who may ask.
         audit: Where decisions are written down.
         first_byte_seconds: Where neither rule nor backend says.
@@ -247,6 +269,7 @@ class RoutingConfig:
     by_model: bool = False
     classes: Classes = Classes()
     budgets: tuple[Budget, ...] = ()
+    budget_store: RedisStore | None = None
     auth: Auth = Auth()
     audit: Audit = Audit()
     first_byte_seconds: float = FIRST_BYTE_SECONDS

@@ -16,8 +16,8 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
-from llmkube.router.budget_store.budget_file import BudgetFileError
-from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.errors import BudgetsNotKeptError
+from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
@@ -100,7 +100,7 @@ class RouterHandler:
     shadows: Shadows
     metrics: RouterMetrics
     audit: AuditLog
-    budgets: KeptBudgets
+    budgets: RouterBudgets
     ready: Callable[[], tuple[bool, str]]
     created: int
     rng: random.Random
@@ -144,7 +144,11 @@ class RouterHandler:
         )
         try:
             asked, decision = self._decide(exchange, path, routing, record, trace)
-            await self._keep(record.reservation)
+            demand = Demand(body=asked.body, body_bytes=len(exchange.body), writes=asked.path in STREAMING)
+            assert record.facts is not None, "_decide() has found them"
+            record.reservation = await self._admit(routing.config, decision, record.facts, demand)
+            if record.reservation.cap is not None:
+                asked = attrs.evolve(asked, body={**asked.body, "max_tokens": record.reservation.cap})
             for permit in decision.shadows:
                 seconds = decision.first_byte_seconds[permit.backend.name]
                 self.shadows.offer_nowait(permit, asked, seconds, len(exchange.body))
@@ -188,10 +192,6 @@ class RouterHandler:
         record.decision = decision
         if not decision.order:
             raise _nowhere(config, facts, decision)
-        demand = Demand(body=body, body_bytes=len(exchange.body), writes=translated.path in STREAMING)
-        record.reservation = self._reserve(config, decision, facts, demand)
-        if record.reservation.cap is not None:
-            body = {**body, "max_tokens": record.reservation.cap}
         asked = Asked(
             path=translated.path,
             body=body,
@@ -202,29 +202,23 @@ class RouterHandler:
         )
         return asked, decision
 
-    def _reserve(self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand) -> Reservation:
-        """Reserve what a request may take.
+    async def _admit(
+        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
+    ) -> Reservation:
+        """Reserve what a request may take, where it holds, before anything is sent.
 
         Raises:
-            RefusedError: A budget has no room for it.
+            RefusedError: A budget has no room for it, or cannot be kept.
         """
-        found = self.budgets.reserve(config, decision, facts, demand)
+        try:
+            found = await self.budgets.admit(config, decision, facts, demand)
+        except BudgetsNotKeptError as exc:
+            words = "the budget that this request is under cannot be written down now; ask again later"
+            raise refused(503, words, "budget_not_kept", {"Retry-After": "5"}) from exc
         if isinstance(found, Exhausted):
             again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else NEVER_AGAIN
             raise refused(429, found.message, "budget_exhausted", again)
         return found
-
-    async def _keep(self, reservation: Reservation) -> None:
-        """Have a reservation written down before anything is sent.
-
-        Raises:
-            RefusedError: It cannot be.
-        """
-        try:
-            await self.budgets.kept(reservation)
-        except BudgetFileError as exc:
-            words = "the budget that this request is under cannot be written down now; ask again later"
-            raise refused(503, words, "budget_not_kept", {"Retry-After": "5"}) from exc
 
     def _settle(self, record: Record, config: RoutingConfig) -> None:
         """Charge a request; what was reserved, if its client went away before it was known what it takes."""

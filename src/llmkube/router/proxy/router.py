@@ -2,7 +2,7 @@
 
 ```
 open_router ┬ AuditLog.run      the last to end: it writes what the others leave
-            ├ KeptBudgets.run   as the audit log
+            ├ RouterBudgets.run as the audit log
             ├ LiveConfig.run    looks at the config's file
             └ Shadows.run       sends copies
 ```
@@ -13,6 +13,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.redis_budgets import RedisBudgets
+from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.attempt import Attempts
@@ -38,7 +41,7 @@ from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.principals import judge_of
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.transport import open_transport
+from llmkube.router.proxy.transport import open_transport, trusted_context
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 
@@ -117,13 +120,16 @@ async def open_router(
         if write is None and now.audit != before.audit:
             audit.write = writer_of(now.audit)
         await audit.reload(now)
-        await kept.reload(now)
+        await accounts.reload(now)
 
-    kept = KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng)
+    accounts = RouterBudgets(
+        kept=KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng),
+        shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
+    )
     live = LiveConfig(source, routing, change, seen=seen)
 
     def budgets() -> Sequence[Mapping[str, Any]]:
-        return kept.used(live.routing.config)
+        return accounts.used(live.routing.config)
 
     def why_not(name: str) -> str:
         return _why_not(live.routing.config, name, keys, circuits)
@@ -138,8 +144,8 @@ async def open_router(
             notes.insert(0, f"an older config counts, the file cannot be used: {live.problem}")
         if audit.is_failing:
             notes.insert(0, "the audit log cannot be written")
-        if kept.problem:
-            notes.insert(0, kept.problem)
+        if accounts.problem:
+            notes.insert(0, accounts.problem)
         # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
         return any(why in ("", LEFT_ALONE) for why in reasons.values()), "; ".join(notes)
 
@@ -154,9 +160,9 @@ async def open_router(
     )
     registry.register(gauges)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
-        await kept.open(routing.config)
+        await accounts.open(routing.config)
         await writing.start(audit.run)
-        await writing.start(kept.run)
+        await writing.start(accounts.run)
         await audit.begin(routing.config)
         attempts = Attempts(transport, keys)
         shadows = Shadows(attempts, metrics.shadowed)
@@ -166,7 +172,7 @@ async def open_router(
             shadows=shadows,
             metrics=metrics,
             audit=audit,
-            budgets=kept,
+            budgets=accounts,
             ready=ready,
             created=int(utcnow().timestamp()),
             rng=rng,

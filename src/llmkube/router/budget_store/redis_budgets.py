@@ -1,0 +1,302 @@
+"""The budgets of one router that several processes share: each request is reserved at a Redis or Valkey server.
+
+Nothing is sent whose reservation the server has not confirmed. A router that dies leaves its requests charged as
+reserved; what a request took less is given back when it has ended, and told again and again while the server is away.
+
+```
+ run ┬ connect                     again with each change of the store in the config
+     └ settle, and ask what is used
+ admit                             in the task of each request
+```
+"""
+
+import random
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.backoff import Backoff
+from llmkube.router.budget_store.errors import BudgetsNotKeptError
+from llmkube.router.budget_store.redis_scripts import (
+    RESERVE,
+    SETTLE,
+    USED,
+    Call,
+    NoRoom,
+    Settlement,
+    reserve_call,
+    reserved,
+    settle_call,
+    used,
+    used_call,
+)
+from llmkube.router.budgets.ledger import Amount
+from llmkube.router.budgets.meter import (
+    NOTHING,
+    AccountKey,
+    Demand,
+    Exhausted,
+    Reservation,
+    Took,
+    account_team,
+    amount_of,
+    claim_of,
+    exhausted,
+    limit_of,
+    used_of,
+)
+from llmkube.router.config.routing_config import RedisStore, RoutingConfig
+from llmkube.router.policy.decision import Decision
+from llmkube.router.policy.request_facts import RequestFacts
+
+if TYPE_CHECKING:
+    import coredis
+
+ANSWER_SECONDS: Final = 5.0
+"""How long a request waits for the server; then it is refused."""
+
+LOOK_SECONDS: Final = 10.0
+"""How old the amounts in status and metrics may be."""
+
+MOST_UNSETTLED: Final = 10_000
+"""Settlements that wait while the server is away; the oldest beyond stay charged as reserved."""
+
+AT_ONCE: Final = 100
+"""Accounts in one call, so that no call holds the server up for others."""
+
+AGAIN: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@attrs.define(eq=False)
+class RedisBudgets:
+    """The accounts at the server that the config names; of a config that names none, nothing happens.
+
+    Attributes:
+        password_of: Returns what a file says.
+        tls: Returns whom to trust.
+        rng: Spreads the attempts to connect.
+        problem: Why nothing can be reserved; "" while it can.
+    """
+
+    password_of: Callable[[str], str]
+    tls: Callable[[], ssl.SSLContext]
+    rng: random.Random
+    problem: str = ""
+    _config: RoutingConfig | None = None
+    _changed: trio.Event = attrs.field(factory=trio.Event)  # another store, or something to settle
+    _ready: trio.Event = attrs.field(factory=trio.Event)  # the server has answered
+    _client: "coredis.Redis[str] | None" = None
+    _unsettled: deque[Settlement] = attrs.field(factory=deque)
+    _taken: dict[AccountKey, Amount] = attrs.field(factory=dict)  # of the accounts that this process has seen
+    _failures: int = 0
+
+    def reload(self, config: RoutingConfig) -> None:
+        """Take up a config."""
+        self._config = config
+        self._changed.set()
+
+    async def admit(
+        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
+    ) -> Reservation | Exhausted:
+        """Reserve what a request may take in every budget that it is under, or nothing in any.
+
+        Raises:
+            BudgetsNotKeptError: The server does not confirm it. What it may have reserved stays until it has left the
+                window.
+        """
+        claim = claim_of(config, decision, demand)
+        if claim is None:
+            return NOTHING
+        budgets = {(each.name, account_team(each, facts, self._taken)): each for each in claim.under}
+        limits = {key: limit_of(budget) for key, budget in budgets.items()}
+        answer = await self._ask(RESERVE, reserve_call(config.name, claim.most, limits))
+        found = reserved(answer, list(limits))
+        if isinstance(found, NoRoom):
+            return exhausted(budgets[found.key], claim.most, found.wait_seconds)
+        for key in found:
+            self._taken[key] = self._taken.get(key, Amount()) + claim.most
+        accounts = dict.fromkeys(found, claim.most)
+        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap, steps=found)
+
+    def settle(self, reservation: Reservation, took: Took | None) -> None:
+        """Give back what a request did not take; None gives back nothing."""
+        if took is None:
+            return
+        amount = amount_of(took, reservation.copies)
+        for key, most in reservation.accounts.items():
+            if amount == most:
+                continue
+            self._taken[key] = self._taken.get(key, Amount()) - most + amount
+            self._unsettled.append(Settlement(key=key, ends=reservation.steps[key], change=amount - most))
+        if len(self._unsettled) > MOST_UNSETTLED:
+            _log.error("too many settlements wait, requests stay charged as reserved", error=self.problem)
+            while len(self._unsettled) > MOST_UNSETTLED:
+                self._unsettled.popleft()
+        self._changed.set()
+
+    def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
+        """Return of each budget how much is taken, as of seconds ago, in the accounts that this process has seen."""
+        return used_of(config.budgets, self._taken)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
+        """Hold the connection that the config asks for, and settle, until cancelled; then settle what is left."""
+        task_status.started()
+        try:
+            while True:
+                await self._follow()
+        finally:
+            with trio.move_on_after(ANSWER_SECONDS) as last:
+                last.shield = True
+                await self._settle_the_rest()
+
+    async def _follow(self) -> None:
+        """Serve the store of the config until that changes or the store fails."""
+        config = self._config
+        if config is None or (store := _store_of(config)) is None:
+            self.problem = ""
+            await self._change()
+            return
+        try:
+            async with self._connected(store) as client:
+                await self._serve(client, config.name, store)
+        except* _errors() as group:
+            self._failed(store, group)
+            self._failures += 1
+            pause = AGAIN.delay(self._failures, self.rng)
+        else:
+            pause = 0.0
+        await trio.sleep(pause)
+
+    async def _serve(self, client: "coredis.Redis[str]", router: str, store: RedisStore) -> None:
+        look_at = trio.current_time()
+        while self._config is not None and _store_of(self._config) == store:
+            if self.problem or trio.current_time() >= look_at:  # it answers, before it is told what is told once
+                await self._look(client, self._config)
+                self._failures, self.problem = 0, ""
+                self._ready.set()
+                look_at = trio.current_time() + LOOK_SECONDS
+            await self._settle(client, router)
+            with trio.move_on_at(look_at):
+                await self._change()
+
+    async def _change(self) -> None:
+        """Return when there is another config, or something to settle."""
+        await self._changed.wait()
+        self._changed = trio.Event()
+
+    async def _settle(self, client: "coredis.Redis[str]", router: str) -> None:
+        while self._unsettled:
+            # It is told once: an answer that is lost may have counted, and what is given back twice would be admitted
+            # twice. What the server has not heard stays charged as reserved.
+            batch = [self._unsettled.popleft() for _ in range(min(AT_ONCE, len(self._unsettled)))]
+            with trio.fail_after(ANSWER_SECONDS):
+                await _run(client, SETTLE, settle_call(router, batch))
+
+    async def _settle_the_rest(self) -> None:
+        config = self._config
+        if not self._unsettled or config is None or (store := _store_of(config)) is None:
+            return
+        try:
+            async with self._connected(store) as client:
+                await self._settle(client, config.name)
+        except* _errors() as group:
+            self._failed(store, group)
+
+    async def _look(self, client: "coredis.Redis[str]", config: RoutingConfig) -> None:
+        windows = {budget.name: float(budget.window_seconds) for budget in config.budgets}
+        accounts = {key: windows[key[0]] for key in self._taken if key[0] in windows}
+        found: dict[AccountKey, Amount] = {}
+        keys = list(accounts)
+        for at in range(0, max(1, len(keys)), AT_ONCE):  # without an account it is asked whether it answers
+            batch = keys[at : at + AT_ONCE]
+            call = used_call(config.name, {key: accounts[key] for key in batch})
+            with trio.fail_after(ANSWER_SECONDS):
+                found |= used(await _run(client, USED, call), batch)
+        # An account that a request has opened meanwhile is not among those that were asked for.
+        opened = {key: amount for key, amount in self._taken.items() if key not in accounts and key[0] in windows}
+        self._taken = opened | {key: amount for key, amount in found.items() if amount != Amount()}
+
+    async def _ask(self, script: str, call: Call) -> Sequence[int]:
+        """Run a script for a request.
+
+        Raises:
+            BudgetsNotKeptError: It may have run or not.
+        """
+        try:
+            with trio.fail_after(ANSWER_SECONDS):
+                if not self.problem:  # the first requests come while it connects
+                    await self._ready.wait()
+                if self._client is None:
+                    raise BudgetsNotKeptError(self.problem or "the store of the budgets changes")
+                return await _run(self._client, script, call)
+        except _errors() as exc:
+            self.problem = self.problem or _words(exc)
+            self._changed.set()
+            raise BudgetsNotKeptError(self.problem) from exc
+
+    @asynccontextmanager
+    async def _connected(self, store: RedisStore) -> AsyncIterator["coredis.Redis[str]"]:
+        # Half a second of imports and 20 MiB, which a router without a shared budget does not pay.
+        import coredis  # noqa: PLC0415 - see above
+        from coredis.retry import NoRetryPolicy  # noqa: PLC0415 - see above
+
+        client = coredis.Redis(
+            store.host,
+            store.port,
+            store.database,
+            username=store.username or None,
+            password=self.password_of(store.password_file) or None if store.password_file else None,
+            ssl_context=self.tls() if store.tls else None,
+            ssl=store.tls,
+            connect_timeout=ANSWER_SECONDS,
+            decode_responses=True,
+            retry_policy=NoRetryPolicy(),  # what is reserved twice is charged twice
+            client_name="llmkube-router",
+        )
+        async with client:
+            self._client = client
+            try:
+                yield client
+            finally:
+                self._client = None
+                self._ready = trio.Event()
+
+    def _failed(self, store: RedisStore, group: BaseException) -> None:
+        words = f"the budgets cannot be kept at {store.host}:{store.port}: {_words(group)}"
+        if words != self.problem:
+            _log.error("requests under a budget are refused", error=words)
+        self.problem = words
+
+
+def _store_of(config: RoutingConfig) -> RedisStore | None:
+    return config.budget_store if config.budgets else None
+
+
+async def _run(client: "coredis.Redis[str]", script: str, call: Call) -> Sequence[int]:
+    answer: object = await client.register_script(script)(keys=list(call.keys), args=list(call.args))
+    return [int(each) for each in answer] if isinstance(answer, list) else []
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Return what a server that is away, slow or refuses shows itself by."""
+    import anyio  # noqa: PLC0415 - as `_connected`
+    from coredis.exceptions import RedisError  # noqa: PLC0415 - as `_connected`
+
+    lost = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
+    return (RedisError, OSError, trio.TooSlowError, *lost)
+
+
+def _words(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, trio.TooSlowError):
+        return f"no answer within {ANSWER_SECONDS:g} s"
+    return str(error) or type(error).__name__

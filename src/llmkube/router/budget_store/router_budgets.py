@@ -1,0 +1,78 @@
+"""Where the budgets of a router are kept: at the server that its config names, else in this process and its file."""
+
+from typing import Any, Never
+
+import attrs
+import trio
+
+from llmkube.router.budget_store.kept_budgets import KeptBudgets
+from llmkube.router.budget_store.redis_budgets import RedisBudgets
+from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
+from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.policy.decision import Decision
+from llmkube.router.policy.request_facts import RequestFacts
+
+
+@attrs.frozen(eq=False)
+class RouterBudgets:
+    """Both places; a config decides between them, and a reservation is settled where it was made.
+
+    Attributes:
+        kept: In this process.
+        shared: At a server.
+    """
+
+    kept: KeptBudgets
+    shared: RedisBudgets
+
+    @property
+    def problem(self) -> str:
+        """Why requests under a budget are refused; "" while they are not."""
+        return self.shared.problem or self.kept.problem
+
+    async def open(self, config: RoutingConfig) -> None:
+        """Go on from what an earlier process has left.
+
+        Raises:
+            UserError: The file cannot be used.
+            BudgetsNotKeptError: It cannot be written.
+        """
+        self.shared.reload(config)
+        if config.budget_store is None:
+            await self.kept.open(config)
+
+    async def reload(self, config: RoutingConfig) -> None:
+        """Take up another config. Another place begins with what it knows: nothing moves between the two."""
+        self.shared.reload(config)
+        if config.budget_store is None:
+            await self.kept.reload(config)
+
+    async def admit(
+        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
+    ) -> Reservation | Exhausted:
+        """Reserve what a request may take, so that it holds over a restart; or say that there is no room.
+
+        Raises:
+            BudgetsNotKeptError: It cannot be reserved so.
+        """
+        place = self.kept if config.budget_store is None else self.shared
+        return await place.admit(config, decision, facts, demand)
+
+    def settle(self, reservation: Reservation, took: Took | None) -> None:
+        """Charge what a request took; None charges what was reserved."""
+        place = self.shared if reservation.steps else self.kept
+        place.settle(reservation, took)
+
+    def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
+        """Return of each budget how much is taken."""
+        place = self.kept if config.budget_store is None else self.shared
+        return place.used(config)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
+        """Write what waits until cancelled, and then what is left."""
+        async with trio.open_nursery() as places:
+            await places.start(self.kept.run)
+            await places.start(self.shared.run)
+            task_status.started()
+            await trio.sleep_forever()
+        raise AssertionError("unreachable")

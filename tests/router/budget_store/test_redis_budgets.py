@@ -1,0 +1,202 @@
+"""Budgets that routers share, kept by a real redis-server: one count, over crashes of either side."""
+
+import signal
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+
+from llmkube.router.budget_store import redis_budgets, redis_scripts
+from llmkube.router.config.routing_config import Budget, RedisStore
+from redis_program import PASSWORD, open_redis
+from router.proxy.router_lab import ANSWER, ASKED, DONE, answer, config_of, error, local, open_lab, piece, stream
+from router.proxy.test_budgets import SMALL, limited, taken
+from waiting import until
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def server():
+    async with open_redis() as held:
+        yield held
+
+
+@asynccontextmanager
+async def lab(server, tmp_path, script=None, *, config=None, password=PASSWORD):
+    """A router whose budgets are at the server."""
+    file = tmp_path / "password"
+    file.write_text(f"{password}\n")
+    store = RedisStore(host="127.0.0.1", port=server.port, password_file=str(file))
+    config = attrs.evolve(config or limited(), budget_store=store)
+    async with open_lab(config, a=script or answer()) as held:
+        yield held
+
+
+async def test_two_routers_have_one_count(server, tmp_path):
+    """What one has taken the other may not take; it is told when there is room again."""
+    async with lab(server, tmp_path) as one, lab(server, tmp_path) as other:
+        while (answered := await one.ask(ASKED | {"max_tokens": 100})).status == 200:
+            pass
+        assert answered.status == 429
+        refused = await other.ask(ASKED | {"max_tokens": 300})
+        assert (refused.status, b"budget_exhausted" in refused.body) == (429, True)
+        assert 3500 < int(refused.headers.get("retry-after")) <= 3661
+        assert other.players["a"].asked == []
+
+
+async def test_what_was_taken_counts_after_a_restart(server, tmp_path):
+    """The next process asks the server, and what the last one has settled counts as taken."""
+    async with lab(server, tmp_path) as one:
+        assert (await one.ask(ASKED | SMALL)).status == 200
+    async with lab(server, tmp_path) as other:
+        assert (await other.ask(ASKED | SMALL)).status == 200
+        await until(lambda: looked(other))
+        assert taken(other) == 16
+
+
+def looked(held):
+    """Whether the account was read since the last request."""
+    held.router.budgets()
+    return taken(held) == 16
+
+
+async def test_a_crash_leaves_what_was_reserved(server, tmp_path):
+    """A router that never settles has its request charged as reserved, at once and without anybody finding out."""
+    async with lab(server, tmp_path, error(500)) as one:
+        monkey = redis_budgets.RedisBudgets.settle
+        redis_budgets.RedisBudgets.settle = lambda *_: None
+        try:
+            await one.ask(ASKED | {"max_tokens": 200})
+        finally:
+            redis_budgets.RedisBudgets.settle = monkey
+    async with lab(server, tmp_path) as other:
+        assert (await other.ask(ASKED | {"max_tokens": 200})).status == 429
+        assert (await other.ask(ASKED | {"max_tokens": 20})).status == 200
+
+
+async def test_never_more_is_admitted_than_the_limit(server, tmp_path):
+    """Three routers and sixty clients at once: what all have reserved and taken is within the limit."""
+    admitted = []
+
+    async def ask(held):
+        answered = await held.ask(ASKED | {"max_tokens": 10})
+        admitted.append(answered.status)
+
+    never = answer(said=ANSWER | {"usage": None})  # charged as reserved
+    config = limited(max_tokens=2000)
+    async with (
+        lab(server, tmp_path, never, config=config) as one,
+        lab(server, tmp_path, never, config=config) as two,
+        lab(server, tmp_path, never, config=config) as three,
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(20):
+            for held in (one, two, three):
+                nursery.start_soon(ask, held)
+    each = len(b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}') + 10
+    assert sorted(set(admitted)) == [200, 429]
+    assert admitted.count(200) == 2000 // each
+
+
+async def test_a_server_that_is_away_refuses_and_is_found_again(server, tmp_path):
+    """503, nothing is sent, `/readyz` names the server; requests without a budget are not held up."""
+    async with lab(server, tmp_path) as held:
+        assert (await held.ask(ASKED | SMALL)).status == 200
+        server.signal(signal.SIGKILL)
+        refused = await held.ask(ASKED | SMALL)
+        assert (refused.status, b"budget_not_kept" in refused.body) == (503, True)
+        assert len(held.players["a"].asked) == 1
+        assert f"127.0.0.1:{server.port}" in held.router.ready()[1] or held.router.ready()[1]
+        await server.start()
+        await until(lambda: not held.router.ready()[1])
+        assert (await held.ask(ASKED | SMALL)).status == 200
+
+
+async def test_a_server_that_hangs_refuses_within_its_time(server, tmp_path, monkeypatch):
+    """A frozen server costs each request its seconds and no more, and serves again once it goes on."""
+    monkeypatch.setattr(redis_budgets, "ANSWER_SECONDS", 0.3)
+    async with lab(server, tmp_path) as held:
+        assert (await held.ask(ASKED | SMALL)).status == 200
+        server.signal(signal.SIGSTOP)
+        assert (await held.ask(ASKED | SMALL)).status == 503
+        server.signal(signal.SIGCONT)
+        await until(lambda: not held.router.ready()[1])
+        assert (await held.ask(ASKED | SMALL)).status == 200
+
+
+async def test_a_wrong_password_is_told_without_it(server, tmp_path, capsys):
+    """The log and `/readyz` have the server's words and not the password."""
+    async with lab(server, tmp_path, password="opensesame") as held:
+        assert (await held.ask(ASKED | SMALL)).status == 503
+        said = held.router.ready()[1] + capsys.readouterr().out
+        assert "127.0.0.1" in said
+        assert "opensesame" not in said
+
+
+async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
+    """What an answer took that ended while the server was away is told when it is back."""
+    monkeypatch.setattr(redis_budgets, "ANSWER_SECONDS", 0.3)
+    go_on = trio.Event()
+
+    async def script(connection):
+        await go_on.wait()
+        await connection.send_all(answer())
+
+    async with lab(server, tmp_path, script) as held, trio.open_nursery() as nursery:
+        nursery.start_soon(held.ask, ASKED | {"max_tokens": 250})
+        await until(lambda: held.players["a"].asked)
+        server.signal(signal.SIGSTOP)
+        assert (await held.ask(ASKED | SMALL)).status == 503
+        await until(lambda: f"{server.port}: no answer" in held.router.ready()[1])
+        go_on.set()
+        await until(lambda: held.audit[-1]["outcome"] != "budget_not_kept")
+        server.signal(signal.SIGCONT)
+        await until(lambda: not held.router.ready()[1])
+        with trio.fail_after(20):
+            status = 0
+            while status != 200:
+                await trio.sleep(0.05)
+                status = (await held.ask(ASKED | {"max_tokens": 250})).status
+
+
+async def test_a_budget_of_each_team_and_of_all(server, tmp_path):
+    """A request counts in both, or in none: where the team has no room, the router's budget loses nothing."""
+    team = Budget(name="t", scope="team", window_seconds=3600, max_tokens=100)
+    every = Budget(name="all", scope="router", window_seconds=60, max_tokens=250)
+    config = config_of(local("a"), budgets=(every, team))
+    unsaid = answer(said=ANSWER | {"usage": None})
+    async with lab(server, tmp_path, unsaid, config=config) as held:
+        blue, red = {"X-LLMKube-Team": "blue"}, {"X-LLMKube-Team": "red"}
+        assert (await held.ask(ASKED | SMALL, headers=blue)).status == 200
+        for _ in range(5):
+            assert (await held.ask(ASKED | SMALL, headers=blue)).status == 429
+        assert (await held.ask(ASKED | SMALL, headers=red)).status == 200
+
+
+async def test_a_stream_is_settled_by_its_usage(server, tmp_path):
+    """As an answer in one piece is."""
+    said = piece("yes", "stop", usage={"prompt_tokens": 3, "completion_tokens": 5})
+    async with lab(server, tmp_path, stream(said, DONE)) as held:
+        for _ in range(20):  # 100 tokens reserved each, 8 taken
+            assert (await held.read(ASKED | SMALL | {"stream": True}))[0] == 200
+
+
+MUTANTS = {
+    "the limit is not asked": ("RESERVE", "if not fits(t + tokens, n + dollars) then", "if false then"),
+    "nothing is added": ("RESERVE", "redis.call('HINCRBY', key, at .. ':t', ARGV[1])", ""),
+    "the window never counts": ("RESERVE", "if at + window <= now then", "if true then"),
+}
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_deliberate_bug_is_caught(name, server, tmp_path, monkeypatch):
+    """Each of these admits more than the limit in `test_never_more_is_admitted_than_the_limit`."""
+    script, old, new = MUTANTS[name]
+    text = getattr(redis_scripts, script)
+    assert old in text
+    monkeypatch.setattr(redis_budgets, script, text.replace(old, new))
+    with pytest.raises(AssertionError):
+        await test_never_more_is_admitted_than_the_limit(server, tmp_path)
