@@ -57,11 +57,13 @@ class GoModule:
         folder: Where go.mod is.
         packages: What builds each program: `./cmd/etcd`, or the path of a package that go.mod requires.
         stamps: For the linker: a variable's full name and its value.
+        headers: Folders with headers for programs that have parts in C; without any, C is left out.
     """
 
     folder: Path
     packages: Mapping[str, str]
     stamps: Mapping[str, str]
+    headers: tuple[Path, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -94,6 +96,9 @@ class GoModule:
             return
         with _timed(say, f"all of {', '.join(lacking)}"):
             go, env = find_go(say, environ)
+            if self.headers:
+                found = " ".join(("-O2", *(f"-I{folder}" for folder in self.headers)))
+                env |= {"CGO_ENABLED": "1", "CGO_CFLAGS": found, "CGO_CXXFLAGS": found}
             with _timed(say, "download modules"):
                 # only what go.mod names; the build then needs no network, and its time is the compiler's
                 _run([go, "mod", "download"], cwd=self.folder, env=env)

@@ -60,7 +60,8 @@ def test_every_other_runtime_is_refused_by_name(runtime):
         ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to mlx-lm or vllm-metal"),
         ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
         ("mlx-lm", model("cpu"), "Model.spec.format", "mlx-lm reads mlx or safetensors, not gguf"),
-        ("ollama", model(), "spec.runtime", "use llamacpp or llama-server"),
+        ("vllm", model(), "spec.runtime", "use llamacpp or llama-server or ollama"),
+        ("ollama", model("metal", "safetensors"), "Model.spec.format", "ollama reads gguf on a host"),
     ],
 )
 def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):

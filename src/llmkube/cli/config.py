@@ -67,6 +67,9 @@ class HostConfig:
     vllm_metal: Path | None = setting(
         None, help="The vllm of spec.runtime vllm-metal; without it, the one on PATH or of Homebrew, if there is one."
     )
+    ollama: Path | None = setting(
+        None, help="The ollama of spec.runtime ollama; without it, the one on PATH or of Homebrew, if there is one."
+    )
     host_name: str | None = setting(
         None, help="Name of this host; without it, the short host name and four hex digits."
     )

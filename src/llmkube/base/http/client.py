@@ -27,6 +27,8 @@ from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_requ
 from llmkube.base.http.pool import Origin, Pool
 from llmkube.base.http.streamed_response import BROKEN, StreamedResponse, receive_from
 
+SendBytes = Callable[[bytes], Awaitable[None]]
+
 _LIMITS = Limits(max_headers=256)
 _REFUSAL_BYTES = 1024
 _REFUSAL_SECONDS = 2.0
@@ -132,6 +134,45 @@ class HttpClient:
         finally:
             if not self.keep_nowait(answer):
                 await trio.aclose_forcefully(answer.stream)
+
+    async def upload(
+        self, url: str, length: int, write: Callable[[SendBytes], Awaitable[None]], *, max_body_bytes: int = 1024 * 1024
+    ) -> Response:
+        """POST a body that is too large for memory, on a connection of its own; return the whole answer.
+
+        Args:
+            url: Where to.
+            length: The body's bytes.
+            write: Sends exactly so many with the function that it gets.
+            max_body_bytes: The most that the answer may have.
+
+        Raises:
+            ConnectError: No connection.
+            BrokenOffError: The peer broke off.
+            ProtocolError: The peer does not speak HTTP/1.1.
+            BodyTooLargeError: The answer's body is above `max_body_bytes`.
+            ValueError: Not a plain http URL.
+        """
+        origin, target = _split(url)
+        lines = (("Host", netloc(origin)), ("Content-Length", str(length)), ("Connection", "close"))
+        try:
+            stream = await self._connect(*origin)
+        except (OSError, *BROKEN) as exc:
+            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
+        async with stream:
+            with suppress(*BROKEN):  # the peer may have refused the body half-way: then its answer is waiting
+                await stream.send_all(encode_request_head("POST", target, Headers(lines)))
+                await write(stream.send_all)
+            try:
+                head, early = await self._receive_head(stream, origin, switching=False)
+            except MalformedError as exc:
+                raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
+            answer, received = StreamedResponse(head, "POST", stream, early, origin), bytearray()
+            while piece := await answer.receive_some():
+                received += piece
+                if len(received) > max_body_bytes:
+                    raise BodyTooLargeError(f"POST {url}: the answer is larger than {max_body_bytes} bytes")
+        return Response(head.status, head.headers, bytes(received))
 
     async def upgrade(self, url: str, headers: Headers) -> Upgraded:
         """Ask a peer to speak another protocol, which `headers` name, and return the connection once it agrees.

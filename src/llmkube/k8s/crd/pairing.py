@@ -36,11 +36,16 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 """By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
 
 
-HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", "vllm-metal")
+HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", "vllm-metal", "ollama")
 """What agents run today, in the order in which they are proposed."""
 
 _ON_HOSTS_ALONE: Final = frozenset({"omlx", MLX_RUNTIME, "vllm-metal"})
 """Runtimes that are no way out for pods, nor for other hardware than they compute on."""
+
+
+def host_engines_for(model_format: str) -> list[str]:
+    """Return what agents run with weights of this format; of Ollama's formats a host gives it files in gguf alone."""
+    return [name for name in HOST_ENGINES if model_format in (READS[name] if name != "ollama" else (GGUF,))]
 
 
 def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
@@ -73,7 +78,7 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     others = " or ".join([name for name in fitting if name not in _ON_HOSTS_ALONE] or [MLX_RUNTIME])
     said = f"{engine} reads {' or '.join(readable)}, not {model_format}"
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
-        fitting = [name for name in HOST_ENGINES if model_format in READS[name]]
+        fitting = host_engines_for(model_format)
         if not fitting:
             return f"{said}: an agent on a Mac serves gguf, mlx and safetensors: name weights of one of them"
         others = " or ".join(fitting)

@@ -5,13 +5,13 @@ from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES, READS, mismatch, resolve_runtime
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, host_engines_for, mismatch, resolve_runtime
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.process import llamacpp, mlx_lm, vllm_metal
+from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, vllm_metal
 from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
 
 HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
-    runtime.name: runtime for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, vllm_metal.RUNTIME)
+    runtime.name: runtime for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME)
 }
 
 _NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.further_names)}
@@ -37,7 +37,7 @@ def host_runtime_of(isvc: InferenceService, model: Model) -> HostRuntime:
 
 def _way_out(weights: str) -> str:
     """Name what a host runs: what reads these weights, else what reads the usual ones."""
-    fitting = [name for name in HOST_ENGINES if weights in READS[name]]
+    fitting = host_engines_for(weights)
     if fitting:
         return f"use {' or '.join(fitting)}"
     return f"use weights in gguf and {' or '.join(_names(DEFAULT_RUNTIME))}"

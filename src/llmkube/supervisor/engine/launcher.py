@@ -35,7 +35,10 @@ from llmkube.supervisor.nouns.ports import Child, Command, Grace, Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.supervisor.nouns.settings import AgentSettings
 
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+_OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
+"""Where this user's Ollama is, and its store."""
+
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_OLLAMA)
 """All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
 
 _PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")

@@ -4,10 +4,10 @@ import attrs
 import pytest
 
 from cli.commands.doctor.fake_ollama import GIB, URL
-from llmkube.cli.commands.doctor import ollama as judged
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.judge import judge
-from llmkube.cli.commands.doctor.ollama import Ollama, Process, Runners, kind_of, runners_in
+from llmkube.cli.commands.doctor.ollama import Ollama
+from llmkube.cli.ollama_engine.runners import Process, Runners, kind_of, runners_in
 
 FINE = Ollama(url=URL, version="0.17.4", listed=("a:latest",), runners=Runners((7,), (), 1), held={7: 2 * GIB})
 LIES = attrs.evolve(FINE, listed=())
@@ -89,7 +89,7 @@ def no_servers(found):
 @pytest.mark.parametrize("bug", [no_orphans, all_served, all_orphans, no_servers], ids=lambda bug: bug.__name__)
 def test_a_bug_in_whose_a_process_is_does_not_pass(monkeypatch, bug):
     """Each of them breaks the test of parents."""
-    right = judged.runners_in
+    right = runners_in
     monkeypatch.setitem(globals(), "runners_in", lambda processes: bug(right(processes)))
     with pytest.raises(AssertionError):
         test_a_runner_belongs_to_the_server_that_is_its_parent()

@@ -1,45 +1,20 @@
 """What an Ollama beside our engines has in memory, and what that means. Pure.
 
 Its server is one witness, and the kernel the other. They differ where a model's process has outlived its server, or
-is there although the server says that the model is unloaded (ollama issue 17792). LLMKube starts and ends none of them.
+is there although the server says that the model is unloaded (ollama issue 17792). `llmkube doctor` starts and ends
+none of them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import attrs
 
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
+from llmkube.cli.ollama_engine.runners import Runners
 
 NAME: Final = "Ollama"
-_PROGRAM: Final = "ollama"
-_INITS: Final = frozenset({"systemd", "init", "launchd"})
-"""Programs that adopt what others leave."""
-
-
-@attrs.frozen
-class Process:
-    """A process with its parent's number and its command line."""
-
-    pid: int
-    parent: int
-    argv: tuple[str, ...]
-
-
-@attrs.frozen
-class Runners:
-    """The processes in which Ollama has models.
-
-    Attributes:
-        served: Of a server that runs.
-        orphans: Of a server that has ended without them: init, or the like, is their parent now.
-        servers: How many servers run.
-    """
-
-    served: tuple[int, ...] = ()
-    orphans: tuple[int, ...] = ()
-    servers: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -59,28 +34,6 @@ class Ollama:
     listed: tuple[str, ...] = ()
     runners: Runners = Runners()
     held: dict[int, int] = attrs.field(factory=dict)
-
-
-def runners_in(processes: Iterable[Process]) -> Runners:
-    """Return Ollama's processes among these: `ollama runner` has a model, and `ollama serve` starts and ends it."""
-    processes = tuple(processes)
-    kinds = {each.pid: (kind_of(each.argv), each.parent) for each in processes}
-    servers = {pid for pid, (kind, _) in kinds.items() if kind == "serve"}
-    # Under another parent a runner may have its server: one whose command line is hidden, or a renamed one.
-    adopters = {1} | {each.pid for each in processes if each.argv and each.argv[0].rpartition("/")[2] in _INITS}
-    runners = sorted((pid, parent) for pid, (kind, parent) in kinds.items() if kind == "runner")
-    return Runners(
-        tuple(pid for pid, parent in runners if parent in servers),
-        tuple(pid for pid, parent in runners if parent in adopters - servers),
-        len(servers),
-    )
-
-
-def kind_of(argv: tuple[str, ...]) -> str:
-    """Return `serve` or `runner` of a process of Ollama, and "" of any other one."""
-    if len(argv) < 2 or argv[0].rpartition("/")[2] != _PROGRAM:
-        return ""
-    return argv[1] if argv[1] in ("serve", "runner") else ""
 
 
 def ollama(fact: Ollama) -> Iterator[Finding]:

@@ -6,16 +6,18 @@ what is loaded; a model is still listed while its last request runs, also after 
 
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import attrs
-import psutil
 import trio
 
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.cli.commands.doctor.ollama import Ollama, Process, Runners, runners_in
+from llmkube.cli.commands.doctor.ollama import Ollama
+from llmkube.cli.ollama_engine.options import daemon_url
+from llmkube.cli.ollama_engine.runners import Runners, runners_in
+from llmkube.cli.ollama_engine.witness import processes_here
 from llmkube.supervisor.host.this_machine import footprints_here
 
 AGAIN_SECONDS: Final = 2.0
@@ -23,7 +25,6 @@ AGAIN_SECONDS: Final = 2.0
 
 _ASK_SECONDS: Final = 2.0
 _MOST_BYTES: Final = 1 << 20
-_WILDCARDS: Final = ("", "0.0.0.0", "[::]")  # noqa: S104 - compared, not bound
 
 
 async def look() -> Ollama:
@@ -54,16 +55,6 @@ async def look_at(
     return attrs.evolve(found, held=dict(await measure(pids))) if pids else found
 
 
-def daemon_url(environ: Mapping[str, str]) -> str:
-    """Return where Ollama's server is asked, by its own variable; where it listens on all addresses, on loopback."""
-    said = environ.get("OLLAMA_HOST", "").strip().removeprefix("http://").rstrip("/")
-    host, colon, port = said.rpartition(":")
-    if not colon or said.endswith("]"):
-        host, port = said, ""
-    host = "127.0.0.1" if host in _WILDCARDS else host
-    return f"http://{host}:{port if port.isdecimal() else '11434'}"
-
-
 async def _look_once(http: HttpClient, url: str, find_runners: Callable[[], Awaitable[Runners]]) -> Ollama:
     version = (await _ask(http, f"{url}/api/version")).get("version")
     models = (await _ask(http, f"{url}/api/ps")).get("models") if isinstance(version, str) else None
@@ -90,14 +81,8 @@ async def _ask(http: HttpClient, url: str) -> dict[str, Any]:
 
 
 async def _find_runners() -> Runners:
-    return await trio.to_thread.run_sync(lambda: runners_in(_processes()), abandon_on_cancel=True)
+    return await trio.to_thread.run_sync(lambda: runners_in(processes_here()), abandon_on_cancel=True)
 
 
 async def _measure(pids: tuple[int, ...]) -> Mapping[int, int]:
     return await trio.to_thread.run_sync(footprints_here, pids, abandon_on_cancel=True)
-
-
-def _processes() -> Iterator[Process]:
-    """Yield what this user may see; of others macOS shows no command line."""
-    for each in psutil.process_iter(["pid", "ppid", "cmdline"]):
-        yield Process(each.info["pid"], each.info["ppid"] or 0, tuple(each.info["cmdline"] or ()))

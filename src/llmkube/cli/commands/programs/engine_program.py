@@ -50,7 +50,7 @@ def further_programs(config: HostConfig, *, search_path: str | None = None) -> d
         UserError: One of them is not there or not executable.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
-    named = {"mlx-lm": config.mlx_server, "vllm-metal": config.vllm_metal}
+    named = {"mlx-lm": config.mlx_server, "vllm-metal": config.vllm_metal, "ollama": config.ollama}
     return {
         runtime: str(_chosen(chosen, path, HOST_RUNTIMES[runtime].program))
         for runtime, chosen in named.items()

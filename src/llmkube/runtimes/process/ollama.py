@@ -1,0 +1,186 @@
+"""Ollama on a host, planned: a process of ours that has one model loaded in an Ollama, and looks like llama-server.
+
+It borrows the Ollama that its owner runs, or starts one (`llmkube.cli.ollama_engine`). Ollama reads weights in GGUF as
+llama.cpp does, and with its code: what they take is estimated by the same figures.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import GGUF
+from llmkube.k8s.wire.names import RESTARTED_AT
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
+from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.memory_demand import demand_of
+from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.store.blobs import WeightsFile
+
+NAME: Final = "ollama"
+MODULE: Final = "llmkube.cli.ollama_engine.program"
+"""What runs for each service; nothing of it is imported here."""
+
+_HONOURED: Final = HONOURED_BY_THE_HOST | {
+    "spec.aliases",
+    "spec.mode",
+    "spec.contextSize",
+    "Model.spec.hardware.gpu.layers",
+}
+
+_VERSION: Final = re.compile(r"version is v?(\d[\w.+-]*)")
+_OURS: Final = r"^ollama: "
+
+_RULES: Final = (
+    *GENERAL_RULES,
+    rule(
+        ExitCause.OUT_OF_MEMORY,
+        _OURS + r".*(requires more system memory|out of memory|unable to allocate)",
+        "Ollama has not enough memory for it: {said}",
+        "a smaller spec.contextSize or a smaller quantization needs less",
+    ),
+    rule(
+        ExitCause.BAD_MODEL,
+        _OURS + r".*(unsupported model architecture|unknown model architecture|invalid file magic|error loading model)",
+        "Ollama cannot use the model file: {said}",
+        "check the Model's spec.source, or use llamacpp",
+    ),
+    rule(ExitCause.UNKNOWN, _OURS, "{said}"),
+)
+
+_PHASES: Final = (
+    ("Ollama loads the model", "Ollama is loading the model"),
+    ("copying the weights", "copying the weights into Ollama's store"),
+    ("hashing the weights", "hashing the weights"),
+)
+
+
+def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
+    """Refuse what an Ollama cannot do.
+
+    Raises:
+        PlanError: The field that stands in the way, and what to do about it.
+    """
+    spec = isvc.spec
+    if model.spec.format != GGUF:
+        raise PlanError(
+            f"ollama reads gguf on a host, not {model.spec.format}: name weights in gguf", field="Model.spec.format"
+        )
+    if mode_of(spec) == "rerank":
+        raise PlanError("ollama does not rerank: use llamacpp", field="spec.mode")
+    if spec.extra_args:
+        raise PlanError("ollama takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
+    if spec.speculative_decoding is not None:
+        raise PlanError("ollama takes no draft model: leave it out, or use llamacpp", field="spec.speculativeDecoding")
+    if spec.env:
+        raise PlanError("the environment of Ollama is its owner's: leave it out, or use llamacpp", field="spec.env")
+
+
+def plan(
+    isvc: InferenceService,
+    model: Model,
+    weights: WeightsFile,
+    header: ModelHeader,
+    engine: EngineInfo,
+    *,
+    alias: str,
+    draft: WeightsFile | None,
+    allowances: Allowances,
+    asks_key: bool,
+    keys_digest: str,
+) -> LaunchPlan:
+    """Return the command line for this service.
+
+    Raises:
+        PlanError: As `check`.
+    """
+    check(isvc, model, allowances)
+    spec, hardware = isvc.spec, model.spec.hardware
+    on_gpu = hardware.accelerator != "cpu"
+    size = ["--ctx-size", str(context_of(spec, header.context_length))]
+    layers = ["--n-gpu-layers", str(layers_of(hardware.gpu) if on_gpu else 0)]
+    argv: list[str] = [
+        sys.executable,
+        "-m",
+        MODULE,
+        "--ollama",
+        Placeholder.PROGRAM,
+        "--model",
+        Placeholder.MODEL,
+        "--service",
+        f"{isvc.metadata.namespace}/{isvc.metadata.name}",
+        "--host",
+        Placeholder.HOST,
+        "--port",
+        Placeholder.PORT,
+        "--alias",
+        alias,
+        *(("--api-key-file", Placeholder.KEYS) if asks_key or keys_digest else ()),
+        *(("--embedding",) if mode_of(spec) == "embedding" else ()),
+        *size,
+        *(layers if not on_gpu or (hardware.gpu and hardware.gpu.layers is not None) else ()),
+    ]
+    return LaunchPlan(
+        argv=tuple(argv),
+        env=(),
+        runtime=NAME,
+        alias=alias,
+        weights_identity=weights.identity,
+        not_honoured=(
+            *(path for path in given_paths(isvc, model) if path not in _HONOURED),
+            *vain_context(spec, header.context_length),
+        ),
+        demand=demand_of([*size, *layers], engine),
+        keys_digest=keys_digest,
+        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
+    )
+
+
+def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+    """Return what a program of Ollama is, from its `--version`: of the server that runs, else its own.
+
+    Raises:
+        ProgramError: It is another program.
+    """
+    found = _VERSION.search(answers[0])
+    if found is None:
+        raise ProgramError(f"{program} does not say its version as Ollama does; name Ollama's program with --ollama")
+    return EngineInfo(program, found[1], frozenset())
+
+
+def phase(lines: Sequence[str]) -> str:
+    """Return what one that loads does, by its newest line that says so."""
+    for line in reversed(lines):
+        for words, said in _PHASES:
+            if words in line:
+                return said
+    return ""
+
+
+RUNTIME: Final = HostRuntime(
+    name=NAME,
+    program=Program(
+        command="ollama",
+        setting="--ollama",
+        remedy="install Ollama (https://ollama.com/download), or name its program with --ollama",
+        describe=describe,
+        questions=(("{program}", "--version"),),
+    ),
+    check=check,
+    plan=plan,
+    questions=Questions(
+        metrics_path="/metrics",
+        metric=re.compile(rb"^llamacpp:(\w+)\s+([0-9.eE+]+)", re.MULTILINE),
+        work=frozenset({"requests_processing", "requests_deferred"}),
+        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
+        slots_path="/slots",
+        names_path="/v1/models",
+    ),
+    log=LogWords(_RULES, phase=phase),
+)

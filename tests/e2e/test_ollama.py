@@ -1,0 +1,212 @@
+"""Ollama's real server, on a CPU, with the demo model: loaded, asked, unloaded, and what a killed one leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+import llmkube.weights
+from e2e import ollama_program
+from e2e.up_process import FREE_PORTS, open_up, run_program
+from free_ports import free_port
+from go_programs import BuildError
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers
+from llmkube.cli.ollama_engine import program
+from llmkube.cli.ollama_engine.runners import kind_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
+
+DEMO = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
+KEY = "CanaryKeyOfThisTest"
+ASK = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}).encode()
+LOAD_SECONDS = 180
+
+
+@pytest.fixture(scope="module")
+def ollama():
+    """Its program."""
+    try:
+        return ollama_program.program()
+    except BuildError as error:
+        pytest.skip(f"Ollama cannot be built here: {error}")
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """An environment with a store of its own, and an address at which nothing listens yet."""
+    home = tmp_path / "home"
+    home.mkdir()
+    own = {"HOME": str(home), "OLLAMA_HOST": f"127.0.0.1:{free_port()}", "OLLAMA_MODELS": str(home / "models")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("OLLAMA_")} | own
+
+
+@asynccontextmanager
+async def running(*command, environ, log):
+    """A program that writes to a file; killed at the end if it runs still."""
+    with log.open("ab") as output:
+        process = await trio.lowlevel.open_process(
+            list(map(str, command)), env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        with trio.CancelScope(shield=True):
+            if process.poll() is None:
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def engine(ollama, environ, tmp_path):
+    """An engine of ours, with its key; and a way to ask it."""
+    keys, port = tmp_path / "keys", free_port()
+    keys.write_text(f"{KEY}\n")
+    command = (
+        sys.executable, "-m", program.__name__, "--ollama", ollama, "--model", DEMO, "--service", "default/demo",
+        "--port", port, "--alias", "demo", "--api-key-file", keys, "--ctx-size", 512, "--n-gpu-layers", 0,
+    )  # fmt: skip
+    log = tmp_path / "engine.log"
+    async with running(*command, environ=environ, log=log) as process, open_http_client() as http:
+
+        async def ask(method, path, body=b""):
+            headers = Headers.of({"Authorization": f"Bearer {KEY}"})
+            return await http.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, body=body)
+
+        yield process, ask, log
+
+
+async def ready(ask, log):
+    """Return when an engine answers that its model is loaded."""
+    with trio.move_on_after(LOAD_SECONDS):
+        while True:
+            try:
+                if (await ask("GET", "/health")).status == 200:
+                    return
+            except HttpError:
+                pass
+            await trio.sleep(0.2)
+    raise AssertionError(f"it is not ready:\n{log.read_text()}")
+
+
+def runners(folder):
+    """The processes of Ollama that hold a model of a store in this folder."""
+    found = []
+    for each in psutil.process_iter(["pid", "cmdline"]):
+        argv = tuple(each.info["cmdline"] or ())
+        if kind_of(argv) == "runner" and any(str(folder) in word for word in argv):
+            found.append(each.info["pid"])
+    return found
+
+
+async def server_answers(environ):
+    """Whether an Ollama answers at this test's address."""
+    async with open_http_client() as http:
+        try:
+            return (await http.request("GET", f"http://{environ['OLLAMA_HOST']}/api/version")).status == 200
+        except HttpError:
+            return False
+
+
+async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, environ, tmp_path):
+    """Loaded, asked with and without its key, ended by TERM: no process and no server is left."""
+    async with engine(ollama, environ, tmp_path) as (process, ask, log):
+        await ready(ask, log)
+        assert len(runners(tmp_path)) == 1
+        answer = await ask("POST", "/v1/chat/completions", ASK)
+        said = json.loads(answer.body)
+        assert answer.status == 200, answer
+        assert said["model"] == "demo"
+        assert said["choices"][0]["message"]["content"]
+        assert b"llamacpp:requests_processing 0" in (await ask("GET", "/metrics")).body
+        process.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await process.wait() == 0, log.read_text()
+        assert "the model is unloaded, and its process is gone" in log.read_text()
+        assert runners(tmp_path) == []
+    assert not [
+        one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == environ["HOME"]
+    ]
+
+
+async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_path):
+    """It is upgraded by its owner meanwhile: killed with its model, and started again; then the engine ends."""
+    log = tmp_path / "server.log"
+    async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
+        await ready(ask, engine_log)
+        [runner] = runners(tmp_path)
+        server.terminate()  # TERM takes its models along
+        await server.wait()
+        async with running(ollama, "serve", environ=environ, log=log):
+            with trio.fail_after(LOAD_SECONDS):
+                while runner in runners(tmp_path) or not runners(tmp_path):  # noqa: ASYNC110 - of other programs
+                    await trio.sleep(0.2)
+            await ready(ask, engine_log)
+            assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
+            process.send_signal(signal.SIGTERM)
+            with trio.fail_after(30):
+                assert await process.wait() == 0, engine_log.read_text()
+            assert runners(tmp_path) == []
+            assert await server_answers(environ)
+
+
+async def test_what_a_killed_server_leaves_is_told_and_not_doubled(ollama, environ, tmp_path):
+    """Its process holds the memory on: no second copy is loaded beside it, and the engine says whom to end."""
+    log = tmp_path / "server.log"
+    async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
+        await ready(ask, engine_log)
+        [runner] = runners(tmp_path)
+        server.kill()
+        await server.wait()
+        async with running(ollama, "serve", environ=environ, log=log):
+            try:
+                with trio.fail_after(LOAD_SECONDS):
+                    assert await process.wait() == 1
+                assert runners(tmp_path) == [runner]
+                assert f"kill {runner}" in engine_log.read_text()
+                assert await server_answers(environ)
+            finally:
+                for pid in runners(tmp_path):
+                    psutil.Process(pid).kill()
+
+
+async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
+    """From `deploy` to an answer of the gateway, with the name of the service; `delete` gives the memory back."""
+    home = tmp_path / "home"
+    home.mkdir()
+    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), "--ollama", str(ollama), *FREE_PORTS) as up:
+        _, gateway, _ = await up.urls()
+        code, _, err = await run("deploy", "demo", "--source", "builtin://demo", "--runtime", "ollama")
+        assert code == 0, err
+        assert len(runners(tmp_path)) == 1
+        async with open_http_client() as http:
+            answer = await http.request("POST", f"{gateway}/v1/chat/completions", body=ASK)
+        assert answer.status == 200, answer
+        assert json.loads(answer.body)["model"] == "demo"
+        assert "runtime      ollama" in (await run("status", "demo"))[1]
+        code, _, err = await run("delete", "demo", "--with-model", "--wait")
+        assert code == 0, err
+        with trio.fail_after(60):
+            while runners(tmp_path):  # noqa: ASYNC110 - of other programs
+                await trio.sleep(0.2)
+
+
+@asynccontextmanager
+async def engine_beside(ollama, environ, tmp_path, log):
+    """An engine that finds a server."""
+    async with running(ollama, "serve", environ=environ, log=log) as server:
+        with trio.fail_after(60):
+            while not await server_answers(environ):  # noqa: ASYNC110 - of other programs
+                await trio.sleep(0.1)
+        async with engine(ollama, environ, tmp_path) as (process, ask, engine_log):
+            yield server, process, ask, engine_log

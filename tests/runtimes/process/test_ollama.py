@@ -1,0 +1,135 @@
+"""Ollama on a host, planned: a command line that our own program takes, and no field without effect in silence."""
+
+import sys
+
+import pytest
+
+from llmkube.cli.ollama_engine import program
+from llmkube.cli.ollama_engine.options import parse
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.plan import EngineInfo, PlanError
+from llmkube.runtimes.process import ollama
+from llmkube.runtimes.process.exits import ExitCause, classify
+from llmkube.runtimes.process.host_runtime import ProgramError
+from llmkube.runtimes.registry import check, plan_for
+from runtimes.process.test_llamacpp import FACTS, WEIGHTS
+
+ENGINE = EngineInfo("/usr/local/bin/ollama", "0.17.4", frozenset())
+
+
+def objects(model=None, **spec):
+    body = {"metadata": {"name": "chat", "namespace": "team"}, "spec": {"modelRef": "m", "runtime": "ollama", **spec}}
+    hardware = {"hardware": {"accelerator": "cpu"}}
+    model = {"metadata": {"name": "m"}, "spec": {"source": "https://h/m.gguf", **hardware, **(model or {})}}
+    return decode(InferenceService, body), decode(Model, model)
+
+
+def plan(model=None, keys_digest="", *, asks_key=True, **spec):
+    return plan_for(
+        *objects(model, **spec), WEIGHTS, FACTS, ENGINE, alias="chat", asks_key=asks_key, keys_digest=keys_digest
+    )
+
+
+def options(made):
+    """What our program reads of a plan."""
+    argv = made.render(program=ENGINE.program, model="/m/a.gguf", host="127.0.0.1", port=8001, keys="/k")
+    assert argv[:3] == (sys.executable, "-m", program.__name__)
+    return parse(argv[3:], {})
+
+
+def test_the_program_takes_what_is_planned():
+    """Model, address, keys, context and placement arrive; what serves is the module that the plan names."""
+    read = options(plan(contextSize=128))
+    assert (read.model, read.host, read.port, str(read.keys)) == ("/m/a.gguf", "127.0.0.1", 8001, "/k")
+    assert read.parameters == {"num_ctx": 128, "num_gpu": 0}
+    assert read.program == ENGINE.program
+    assert read.store_name.startswith("llmkube/team_chat:")
+    assert not read.embeds
+
+
+def test_on_a_gpu_ollama_places_the_layers_unless_the_model_names_a_number():
+    """What is reserved counts all of them meanwhile."""
+    free, told = ({"accelerator": "metal"}, {"accelerator": "metal", "gpu": {"layers": 3}})
+    made = plan({"hardware": free})
+    assert "num_gpu" not in options(made).parameters
+    assert made.demand.device_layers >= 99
+    made = plan({"hardware": told})
+    assert options(made).parameters["num_gpu"] == 3
+    assert made.demand.device_layers == 3
+
+
+def test_embeddings_are_served_alone():
+    """The agent asks such an engine for an embedding, and clients reach nothing else."""
+    made = plan(mode="embedding")
+    assert made.mode == "embedding"
+    assert options(made).embeds
+
+
+def test_without_keys_none_are_asked_for():
+    """As by llama-server, on a host whose owner has said so."""
+    assert options(plan(asks_key=False)).keys is None
+    assert options(plan(keys_digest="d", asks_key=False)).keys is not None
+
+
+@pytest.mark.parametrize(
+    ("of", "spec", "field"),
+    [
+        ({"format": "safetensors"}, {}, "Model.spec.format"),
+        ({}, {"mode": "rerank"}, "spec.mode"),
+        ({}, {"extraArgs": ["--threads", "4"]}, "spec.extraArgs"),
+        ({}, {"env": [{"name": "OLLAMA_HOST", "value": "0.0.0.0"}]}, "spec.env"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_a_download(of, spec, field):
+    """With its field, and what runs is left alone."""
+    with pytest.raises(PlanError) as refused:
+        check(*objects(of, **spec))
+    assert field in str(refused.value.field)
+
+
+def test_what_has_no_effect_is_told():
+    """How many requests are served at once is the server's own setting, which others share."""
+    assert "spec.parallelSlots" in plan(parallelSlots=4).not_honoured
+    assert plan(contextSize=128).not_honoured == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("ollama version is 0.17.4\n", "0.17.4"),
+        ("Warning: could not connect to a running Ollama instance\nWarning: client version is 0.24.0\n", "0.24.0"),
+    ],
+)
+def test_its_version_is_read(said, version):
+    """With a server and without."""
+    assert ollama.describe("/o", [said]).version == version
+
+
+def test_another_program_is_refused():
+    """It is told by name, with the setting that names the right one."""
+    with pytest.raises(ProgramError, match="--ollama"):
+        ollama.describe("/bin/true", [""])
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ollama: Ollama answers 500: model requires more system memory (9.0 GiB) than is available", "OutOfMemory"),
+        ("ollama: Ollama answers 500: unable to load model: unknown model architecture: 'x'", "BadModel"),
+        ("ollama: no Ollama answers at http://127.0.0.1:11434 any more; if it listens elsewhere, …", "Unknown"),
+    ],
+)
+def test_why_it_has_ended_is_read_from_its_last_line(line, cause):
+    """The line of our program is in what is said."""
+    found = classify(1, ['{"level":"info","msg":"x"}', line], rules=ollama.RUNTIME.log.rules)
+    assert found.cause is ExitCause(cause)
+    assert line[:60] in found.summary
+
+
+def test_what_it_does_while_it_loads_is_read_from_its_newest_line():
+    """A copy of many GiB is told as one."""
+    words = ['{"msg":"hashing the weights"}', '{"msg":"copying the weights into Ollama\'s store"}', "other"]
+    assert ollama.phase(words) == "copying the weights into Ollama's store"
+    assert ollama.phase(["other"]) == ""
