@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import click
 from prometheus_client import CollectorRegistry
 
@@ -22,6 +23,8 @@ from llmkube.cli.main import SUBJECTS, cli
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.view import MemoryView
@@ -196,6 +199,18 @@ def families() -> Iterator[tuple[Any, str]]:
         yield metric, controller
     for metric in (watchdog.lag, watchdog.stalls):
         yield metric, "all programs"
+    of_routers = attrs.asdict(RouterMetrics.on(registry, "ns/name"), recurse=False).values()
+    gauges = BackendGauges(
+        router="ns/name",
+        config=lambda: RoutingConfig(name="ns/name", backends={}),
+        healthy=lambda _: True,
+        in_flight={},
+        waiting=lambda _: 0,
+        config_valid=lambda: True,
+        budgets=tuple,
+    )
+    for metric in (*(each for each in of_routers if hasattr(each, "collect")), *gauges.collect()):
+        yield metric, "router, `up`"
 
 
 def _metrics() -> Iterator[str]:
