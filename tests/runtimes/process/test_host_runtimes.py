@@ -33,7 +33,7 @@ def test_each_row_reads_something(name):
     assert row.program.command in row.program.remedy or row.program.setting in row.program.remedy
 
 
-@pytest.mark.parametrize("name", [*(set(HOST_RUNTIMES) - {"llamacpp"}), "of-a-newer-agent"])
+@pytest.mark.parametrize("name", [*sorted(set(HOST_RUNTIMES) - {"llamacpp"}), "of-a-newer-agent"])
 def test_the_words_of_llamacpp_are_its_own(name):
     """What llama-server writes of buffers, phases and its GPU says nothing in the log of another engine."""
     words = words_of(name)
