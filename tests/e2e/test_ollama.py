@@ -1,4 +1,7 @@
-"""Ollama's real server, on a CPU, with the demo model: loaded, asked, unloaded, and what a killed one leaves."""
+"""Ollama's real server, on a CPU, with the demo model: loaded, asked, unloaded, and what a killed one leaves.
+
+Its program is built first, from Go and C++, which takes minutes: `make soak` runs these tests.
+"""
 
 import json
 import os
@@ -24,7 +27,7 @@ from llmkube.base.http.message import Headers
 from llmkube.cli.ollama_engine import program
 from llmkube.cli.ollama_engine.runners import kind_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.ci]
+pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 DEMO = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 KEY = "CanaryKeyOfThisTest"

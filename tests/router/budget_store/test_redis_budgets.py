@@ -56,10 +56,9 @@ async def test_what_was_taken_counts_after_a_restart(server, tmp_path):
         assert taken(other) == 16
 
 
-def looked(held):
-    """Whether the account was read since the last request."""
-    held.router.budgets()
-    return taken(held) == 16
+def looked(held, tokens=16):
+    """Whether so much is taken at the server, as it was read since the last request."""
+    return taken(held) == tokens
 
 
 async def test_a_crash_leaves_what_was_reserved(server, tmp_path):
@@ -181,6 +180,28 @@ async def test_a_stream_is_settled_by_its_usage(server, tmp_path):
     async with lab(server, tmp_path, stream(said, DONE)) as held:
         for _ in range(20):  # 100 tokens reserved each, 8 taken
             assert (await held.read(ASKED | SMALL | {"stream": True}))[0] == 200
+
+
+async def test_a_settlement_whose_answer_is_lost_counts_once(server, tmp_path, monkeypatch):
+    """It is told again under its name, and gives nothing back twice."""
+    real, told = redis_budgets._run, []
+
+    async def run(client, script, call):
+        answered = await real(client, script, call)
+        if script == redis_budgets.SETTLE:
+            told.append(call.keys[0])
+            if len(told) == 1:
+                raise OSError("the answer is lost")
+        return answered
+
+    monkeypatch.setattr(redis_budgets, "_run", run)
+    async with lab(server, tmp_path) as held:
+        assert (await held.ask(ASKED | SMALL)).status == 200
+        await until(lambda: len(told) >= 2 and not held.router.ready()[1])
+    assert told[0] == told[1]
+    async with lab(server, tmp_path) as other:
+        assert (await other.ask(ASKED | SMALL)).status == 200
+        await until(lambda: looked(other, 16))
 
 
 MUTANTS = {

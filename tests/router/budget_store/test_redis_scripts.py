@@ -35,8 +35,8 @@ def test_an_answer_has_the_steps_or_the_account_without_room():
 
 def test_a_settlement_changes_the_step_that_was_reserved_in():
     """By what was taken less what was reserved."""
-    call = settle_call("ns/r", [Settlement(key=ONE, ends=100, change=Amount(-3, 4))])
-    assert (call.keys, call.args) == ([hash_of("ns/r", ONE)], [100, -3, 4])
+    call = settle_call("ns/r", "a1", [Settlement(key=ONE, ends=100, change=Amount(-3, 4))])
+    assert (call.keys, call.args) == (["llmkube:{ns/r}:settled:a1", hash_of("ns/r", ONE)], [100, -3, 4])
 
 
 def test_what_is_used_comes_in_pairs():

@@ -11,6 +11,7 @@ reserved; what a request took less is given back when it has ended, and told aga
 """
 
 import random
+import secrets
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -95,6 +96,8 @@ class RedisBudgets:
     _ready: trio.Event = attrs.field(factory=trio.Event)  # the server has answered
     _client: "coredis.Redis[str] | None" = None
     _unsettled: deque[Settlement] = attrs.field(factory=deque)
+    _told: list[Settlement] = attrs.field(factory=list)  # until the server has confirmed them
+    _told_as: str = ""
     _taken: dict[AccountKey, Amount] = attrs.field(factory=dict)  # of the accounts that this process has seen
     _failures: int = 0
 
@@ -178,7 +181,7 @@ class RedisBudgets:
     async def _serve(self, client: "coredis.Redis[str]", router: str, store: RedisStore) -> None:
         look_at = trio.current_time()
         while self._config is not None and _store_of(self._config) == store:
-            if self.problem or trio.current_time() >= look_at:  # it answers, before it is told what is told once
+            if self.problem or trio.current_time() >= look_at:
                 await self._look(client, self._config)
                 self._failures, self.problem = 0, ""
                 self._ready.set()
@@ -193,16 +196,18 @@ class RedisBudgets:
         self._changed = trio.Event()
 
     async def _settle(self, client: "coredis.Redis[str]", router: str) -> None:
-        while self._unsettled:
-            # It is told once: an answer that is lost may have counted, and what is given back twice would be admitted
-            # twice. What the server has not heard stays charged as reserved.
-            batch = [self._unsettled.popleft() for _ in range(min(AT_ONCE, len(self._unsettled)))]
+        while self._told or self._unsettled:
+            if not self._told:
+                self._told_as = secrets.token_hex(16)  # of no other process of this router
+                self._told = [self._unsettled.popleft() for _ in range(min(AT_ONCE, len(self._unsettled)))]
+            # An answer that is lost may have counted: told again under its name, it gives nothing back twice.
             with trio.fail_after(ANSWER_SECONDS):
-                await _run(client, SETTLE, settle_call(router, batch))
+                await _run(client, SETTLE, settle_call(router, self._told_as, self._told))
+            self._told = []
 
     async def _settle_the_rest(self) -> None:
         config = self._config
-        if not self._unsettled or config is None or (store := _store_of(config)) is None:
+        if not (self._told or self._unsettled) or config is None or (store := _store_of(config)) is None:
             return
         try:
             async with self._connected(store) as client:

@@ -63,16 +63,20 @@ return {0, unpack(ends)}
 without room, and in how many milliseconds there is some, -1 for never."""
 
 SETTLE: Final = """
-for place, key in ipairs(KEYS) do
-  local at = ARGV[3 * place - 2]
+if not redis.call('SET', KEYS[1], '', 'NX', 'PX', 86400000) then return 0 end
+for place = 2, #KEYS do
+  local key, at = KEYS[place], ARGV[3 * place - 5]
   if redis.call('HEXISTS', key, at .. ':t') == 1 then
-    redis.call('HINCRBY', key, at .. ':t', ARGV[3 * place - 1])
-    redis.call('HINCRBY', key, at .. ':n', ARGV[3 * place])
+    redis.call('HINCRBY', key, at .. ':t', ARGV[3 * place - 4])
+    redis.call('HINCRBY', key, at .. ':n', ARGV[3 * place - 3])
   end
 end
 return 0
 """
-"""Sets right what was reserved; what has left its window meanwhile counts no more."""
+"""Sets right what was reserved; what has left its window meanwhile counts no more.
+
+The first key marks for a day that this call has counted: one whose answer is lost is made again.
+"""
 
 USED: Final = """
 local clock = redis.call('TIME')
@@ -159,12 +163,13 @@ def reserved(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Mapping[A
     return NoRoom(key=accounts[place - 1], wait_seconds=None if rest[0] < 0 else rest[0] / 1000)
 
 
-def settle_call(router: str, settlements: Sequence[Settlement]) -> Call:
-    """Return how to set these right."""
+def settle_call(router: str, name: str, settlements: Sequence[Settlement]) -> Call:
+    """Return how to set these right; a call counts once, however often it is made under its name."""
     args: list[str | int] = []
     for one in settlements:
         args += [one.ends, one.change.tokens, one.change.nano_usd]
-    return Call(keys=[hash_of(router, one.key) for one in settlements], args=args)
+    mark = f"llmkube:{{{router}}}:settled:{name}"
+    return Call(keys=[mark, *(hash_of(router, one.key) for one in settlements)], args=args)
 
 
 def used_call(router: str, windows: Mapping[AccountKey, float]) -> Call:
