@@ -202,6 +202,11 @@ async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
         with trio.fail_after(60):
             while runners(tmp_path):  # noqa: ASYNC110 - of other programs
                 await trio.sleep(0.2)
+        up.process.send_signal(signal.SIGINT)
+        with trio.fail_after(60):
+            await up.process.wait()
+    home = str(tmp_path)  # of `llmkube up`, and of what it has started
+    assert not [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("HOME") == home]
 
 
 @asynccontextmanager
