@@ -1,7 +1,7 @@
 """What clients and the agent reach: `/health`, `/metrics`, `/slots` and `/v1/…` as llama-server has them.
 
-Only these paths lead to Ollama, and with our model alone: whoever has this engine's key shall not pull, delete or use
-the other models of its owner.
+Only these paths lead to Ollama, and with our model alone: a client with this engine's key cannot pull or delete models,
+nor use the other models of its owner.
 """
 
 from collections.abc import Callable

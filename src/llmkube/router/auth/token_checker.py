@@ -22,7 +22,7 @@ MOST_KEPT: Final = 4096
 
 
 class Unaccepted(enum.Enum):
-    """Why a token lets nobody in, as far as a client is told."""
+    """Why a token is not accepted, as far as a client is told."""
 
     EXPIRED = enum.auto()
     NOT_ACCEPTED = enum.auto()
