@@ -243,9 +243,10 @@ class RedisBudgets:
                     raise BudgetsNotKeptError(self.problem or "the store of the budgets changes")
                 return await _run(self._client, script, call)
         except _errors() as exc:
-            self.problem = self.problem or _words(exc)
+            if self._config is not None and (store := _store_of(self._config)) is not None:
+                self._failed(store, exc)
             self._changed.set()
-            raise BudgetsNotKeptError(self.problem) from exc
+            raise BudgetsNotKeptError(self.problem or _words(exc)) from exc
 
     @asynccontextmanager
     async def _connected(self, store: RedisStore) -> AsyncIterator["coredis.Redis[str]"]:
