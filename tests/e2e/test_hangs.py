@@ -29,6 +29,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import plan_for
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.engine import health
@@ -115,7 +116,7 @@ def wish(**spec):
 def launched(model, engine, **spec):
     wanted, facts = wish(contextSize=2 * PROMPT_TOKENS, **spec), read_header(model)
     weights = WeightsFile(model, model.stat().st_size, None, "test")
-    plan = plan_for(wanted.service, wanted.model, weights, facts, engine, alias="chat", asks_key=False)
+    plan = plan_for(PlanInputs(wanted.service, wanted.model, weights, facts, engine, alias="chat", asks_key=False))
     return Launch(plan, weights)
 
 

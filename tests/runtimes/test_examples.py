@@ -7,6 +7,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.source import parse_source
@@ -25,5 +26,5 @@ def test_every_example_can_be_planned_as_it_stands(path):
     check(service, model)
     facts = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1)
     engine = EngineInfo("llama-server", "1", frozenset(["--threads", "--jinja"]))
-    plan = plan_for(service, model, WeightsFile(Path("/m"), 1, None, "i"), facts, engine, alias="x")
+    plan = plan_for(PlanInputs(service, model, WeightsFile(Path("/m"), 1, None, "i"), facts, engine, alias="x"))
     assert plan.not_honoured == ()

@@ -7,6 +7,7 @@ from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, Infere
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import HOST_ENGINES
 from llmkube.runtimes.plan import EngineInfo, PlanError
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
@@ -27,7 +28,9 @@ def service(runtime):
 def plan(runtime):
     facts = GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1)
     engine = EngineInfo("llama-server", "1", frozenset())
-    return plan_for(service(runtime), MODEL, WeightsFile(Path("/m"), 1, None, "i"), facts, engine, alias="chat")
+    return plan_for(
+        PlanInputs(service(runtime), MODEL, WeightsFile(Path("/m"), 1, None, "i"), facts, engine, alias="chat")
+    )
 
 
 @pytest.mark.parametrize("runtime", LLAMACPP_NAMES)

@@ -22,11 +22,10 @@ from llmkube.runtimes.container.builder import KEYS_FIELD, ContainerBuilder, Run
 from llmkube.runtimes.container.container_plan import ContainerPlan, literal
 from llmkube.runtimes.container.gpu import resources_of
 from llmkube.runtimes.container.images import Images
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
+from llmkube.runtimes.plan import LaunchPlan, PlanError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, host_runtime_of
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.formats.gguf import GGUFFacts
-from llmkube.weights.formats.shape import ModelHeader
-from llmkube.weights.store.blobs import WeightsFile
 
 _LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
 LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.further_names)
@@ -78,48 +77,13 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLO
     host_runtime_of(isvc, model).check(isvc, model, allowances)
 
 
-def plan_for(
-    isvc: InferenceService,
-    model: Model,
-    weights: WeightsFile,
-    header: ModelHeader,
-    engine: EngineInfo,
-    *,
-    alias: str,
-    draft: WeightsFile | None = None,
-    allowances: Allowances = NO_ALLOWANCES,
-    asks_key: bool = True,
-    keys_digest: str = "",
-) -> LaunchPlan:
+def plan_for(inputs: PlanInputs) -> LaunchPlan:
     """Return what to run for this service on a host.
-
-    Args:
-        isvc: The service.
-        model: The Model that it refers to.
-        weights: The Model's file or folder on this host.
-        header: What they say of the model.
-        engine: The program that will run, as it describes itself.
-        alias: The model id that the engine shall answer to.
-        draft: The file of the model that guesses ahead, where the service asks for one (`llama_fields.draft_of`).
-        allowances: What the host's owner lets services use.
-        asks_key: Whether it answers only requests that show a key.
-        keys_digest: Tells which keys of the service's clients it takes; with any, it always asks for one.
 
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
     """
-    return host_runtime_of(isvc, model).plan(
-        isvc,
-        model,
-        weights,
-        header,
-        engine,
-        alias=alias,
-        draft=draft,
-        allowances=allowances,
-        asks_key=asks_key,
-        keys_digest=keys_digest,
-    )
+    return host_runtime_of(inputs.isvc, inputs.model).plan(inputs)
 
 
 # -- in a pod ---------------------------------------------------------------------------------------------------------

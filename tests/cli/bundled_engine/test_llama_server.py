@@ -20,6 +20,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.llama_flags import parse_help, parse_version
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import plan_for
 from llmkube.weights.formats import gguf
 from llmkube.weights.store.blobs import WeightsFile
@@ -246,7 +247,7 @@ def command_for(spec):
     service = decode(InferenceService, {"metadata": {"name": "demo"}, "spec": {"modelRef": "demo", **spec}})
     model = decode(Model, {"metadata": {"name": "demo"}, "spec": {"source": "builtin://demo"}})
     weights = WeightsFile(DEMO, DEMO.stat().st_size, None, "demo")
-    plan = plan_for(service, model, weights, gguf.read_header(DEMO), engine, alias="demo", asks_key=False)
+    plan = plan_for(PlanInputs(service, model, weights, gguf.read_header(DEMO), engine, alias="demo", asks_key=False))
     assert plan.not_honoured == ()
     return plan.render(program=PROGRAM, model=str(DEMO), host="127.0.0.1", port=0, keys="")
 

@@ -10,6 +10,7 @@ from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process.llamacpp import check, mode_of, plan
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 from model_shapes import decoder
@@ -39,7 +40,7 @@ def model(accelerator="cpu", **spec):
 
 
 def planned(spec=None, *, of=None, facts=FACTS, engine=MODERN, alias="chat"):
-    return plan(service(spec), of or model(), WEIGHTS, facts, engine, alias=alias)
+    return plan(PlanInputs(service(spec), of or model(), WEIGHTS, facts, engine, alias=alias))
 
 
 def contains(argv, wanted):
@@ -382,7 +383,7 @@ def test_what_the_owner_allows_reaches_the_plan():
     owner = Allowances(frozenset({"--lora"}), frozenset({"OMP_DISPLAY_ENV"}))
     engine = attrs.evolve(MODERN, flags=MODERN.flags | {"--lora"})
     spec = {"extraArgs": ["--lora", "/adapters/a.gguf"], "env": [{"name": "OMP_DISPLAY_ENV", "value": "true"}]}
-    result = plan(service(spec), model(), WEIGHTS, FACTS, engine, alias="chat", allowances=owner)
+    result = plan(PlanInputs(service(spec), model(), WEIGHTS, FACTS, engine, alias="chat", allowances=owner))
     assert contains(result.argv, "--lora /adapters/a.gguf")
     assert result.env == (("OMP_DISPLAY_ENV", "true"),)
     for one in (Allowances(flags=owner.flags), Allowances(variables=owner.variables), Allowances()):
@@ -404,7 +405,9 @@ def test_the_environment_is_part_of_the_plan():
         lambda: planned(engine=attrs.evolve(MODERN, program="/elsewhere/llama-server", version="9001")),
         lambda: planned({"podLabels": {"a": "b"}}),
         lambda: planned({"replicas": 3, "priority": "high"}),
-        lambda: plan(service(), model(), attrs.evolve(WEIGHTS, path=Path("/other")), FACTS, MODERN, alias="chat"),
+        lambda: plan(
+            PlanInputs(service(), model(), attrs.evolve(WEIGHTS, path=Path("/other")), FACTS, MODERN, alias="chat")
+        ),
     ],
 )
 def test_the_same_wish_is_the_same_plan(other):
@@ -414,7 +417,9 @@ def test_the_same_wish_is_the_same_plan(other):
 
 def test_other_weights_or_another_name_are_another_plan():
     """New bytes behind the same path, and a new model id, ask for a restart."""
-    moved = plan(service(), model(), attrs.evolve(WEIGHTS, identity="sha256:bb"), FACTS, MODERN, alias="chat")
+    moved = plan(
+        PlanInputs(service(), model(), attrs.evolve(WEIGHTS, identity="sha256:bb"), FACTS, MODERN, alias="chat")
+    )
     assert len({planned().digest, moved.digest, planned(alias="ns/chat").digest}) == 3
 
 
@@ -465,13 +470,16 @@ GUESSING = attrs.evolve(MODERN, flags=MODERN.flags | {"-md", "--model-draft", "-
 )
 def test_a_draft_is_named_by_field_or_flag_and_its_own_file_is_written(spec):
     """However it is named, the engine gets the file that was found for it, once; its bytes are part of the plan."""
-    result = plan(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=DRAFT)
+    result = plan(PlanInputs(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=DRAFT))
     assert contains(result.argv, "-md /store/draft.gguf")
     assert contains(result.argv, "--spec-type draft-simple")
     assert not {"small", "/models/small.gguf", "--spec-draft-model"} & set(result.argv)
     assert result.not_honoured == ()
     other = attrs.evolve(DRAFT, identity="sha256:cc")
-    assert plan(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=other).digest != result.digest
+    assert (
+        plan(PlanInputs(service(spec), model(), WEIGHTS, FACTS, GUESSING, alias="chat", draft=other)).digest
+        != result.digest
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from llmkube.runtimes.plan import EngineInfo, Placeholder, PlanError
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.runtimes.process.host_runtime import ProgramError
 from llmkube.runtimes.process.mlx_lm import PROMPT_CACHES, RUNTIME, describe, interpreter_of
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.estimate.sizing import estimate
@@ -37,7 +38,9 @@ def header(tmp_path):
 
 def planned(header, *, of=None, asks_key=True, **spec):
     weights = WeightsFile(Path("/weights"), header.size_bytes, None, "sha256-set:1")
-    return plan_for(service(**spec), of or model(), weights, header, ENGINE, alias="chat", asks_key=asks_key)
+    return plan_for(
+        PlanInputs(service(**spec), of or model(), weights, header, ENGINE, alias="chat", asks_key=asks_key)
+    )
 
 
 def test_the_command_line(header):

@@ -13,6 +13,7 @@ from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import ollama
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.runtimes.process.host_runtime import ProgramError
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from runtimes.process.test_llamacpp import FACTS, WEIGHTS
 
@@ -28,7 +29,9 @@ def objects(model=None, **spec):
 
 def plan(model=None, keys_digest="", *, asks_key=True, **spec):
     return plan_for(
-        *objects(model, **spec), WEIGHTS, FACTS, ENGINE, alias="chat", asks_key=asks_key, keys_digest=keys_digest
+        PlanInputs(
+            *objects(model, **spec), WEIGHTS, FACTS, ENGINE, alias="chat", asks_key=asks_key, keys_digest=keys_digest
+        )
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from llmkube.runtimes.plan import EngineInfo, Placeholder, PlanError
 from llmkube.runtimes.process.host_runtime import ProgramError
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.process.vllm_metal import RUNTIME, describe
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.weights.estimate.mlx import cache_size, read_folder
@@ -19,7 +20,7 @@ def planned(path, **spec):
     header = FolderFacts(read_folder(folder(path)))
     weights, engine = WeightsFile(Path("/w"), header.size_bytes, None, "i"), EngineInfo("/vllm", "0.11.2", frozenset())
     asked = service(runtime="vllm-metal", **spec)
-    return header, plan_for(asked, model(), weights, header, engine, alias="chat")
+    return header, plan_for(PlanInputs(asked, model(), weights, header, engine, alias="chat"))
 
 
 def test_the_command_line(tmp_path):

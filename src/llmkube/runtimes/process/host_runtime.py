@@ -15,9 +15,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
 from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, Rule
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.sizing import Component
-from llmkube.weights.formats.shape import ModelHeader
-from llmkube.weights.store.blobs import WeightsFile
 
 
 class ProgramError(ValueError):
@@ -101,20 +100,7 @@ class Check(Protocol):
 class Planning(Protocol):
     """Write the command line of one engine."""
 
-    def __call__(
-        self,
-        isvc: InferenceService,
-        model: Model,
-        weights: WeightsFile,
-        header: ModelHeader,
-        engine: EngineInfo,
-        *,
-        alias: str,
-        draft: WeightsFile | None,
-        allowances: Allowances,
-        asks_key: bool,
-        keys_digest: str,
-    ) -> LaunchPlan:
+    def __call__(self, inputs: PlanInputs) -> LaunchPlan:
         """Return the plan, or raise `PlanError`."""
         ...
 

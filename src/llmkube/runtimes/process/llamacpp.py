@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
+
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flag_of
 from llmkube.runtimes.llama_arguments import read_as_fields
@@ -47,11 +48,12 @@ from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.buffers import device_limit, reported
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
-from llmkube.weights.formats.shape import ModelHeader, Shape
+from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
 
 __all__ = ["DEFAULT_CONTEXT", "check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
@@ -87,30 +89,19 @@ def _read(
     return isvc, model, read_extra_args(spec.extra_args, allowances), plan_environment(spec.env, allowances)
 
 
-def plan(
-    isvc: InferenceService,
-    model: Model,
-    weights: WeightsFile,
-    header: ModelHeader,
-    engine: EngineInfo,
-    *,
-    alias: str,
-    draft: WeightsFile | None = None,
-    allowances: Allowances = NO_ALLOWANCES,
-    asks_key: bool = True,
-    keys_digest: str = "",
-) -> LaunchPlan:
+def plan(inputs: PlanInputs) -> LaunchPlan:
     """Return the command line for this service on this engine.
 
     Raises:
         PlanError: As `check`, and when extraArgs has a flag that the engine does not know.
     """
-    isvc, model, said, env = _read(isvc, model, allowances)
-    spec = isvc.spec
+    isvc, model, said, env = _read(inputs.isvc, inputs.model, inputs.allowances)
+    inputs = attrs.evolve(inputs, isvc=isvc, model=model)
+    spec, header, engine = isvc.spec, inputs.header, inputs.engine
     context = context_of(spec, header.context_length)
     given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
-    names, unheard = _names(alias, spec, engine)
+    names, unheard = _names(inputs.alias, spec, engine)
     line.argv += [
         Placeholder.PROGRAM,
         "--model",
@@ -122,12 +113,12 @@ def plan(
         "--alias",
         names,
     ]
-    if keys_digest:  # who has a key of the service may not see what others ask
+    if inputs.keys_digest:  # who has a key of the service may not see what others ask
         if not line.knows("--no-slots"):
             raise PlanError("this llama-server cannot keep /slots from clients with a key: install a newer one",
                             field="spec.apiKeySecretRef")  # fmt: skip
         line.argv.append("--no-slots")
-    if asks_key or keys_digest:  # every user and every web page of the machine reaches its port
+    if inputs.takes_keys:  # every user and every web page of the machine reaches its port
         line.argv += ["--api-key-file", Placeholder.KEYS]
     if line.knows("--cors-origins"):
         line.argv += ["--cors-origins", "localhost"]  # without it, a page of any origin may read what it answers
@@ -136,25 +127,18 @@ def plan(
     add_memory(line, spec)
     add_rope(line, spec)
     add_answers(line, spec)
-    _add_speculation(line, spec, draft)
+    _add_speculation(line, spec, inputs.draft)
     add_mode(line, spec, context, pools=bool(header.pooling_type))
     _add_ours(line, engine)
     _limit_prompt_cache(line, engine, header.shape)
     line.argv += render_extra_args([each for each in said if each.flag not in _WRITTEN], engine)
-    return LaunchPlan(
-        argv=tuple(line.argv),
-        env=env,
+    return inputs.launch_plan(
+        line.argv,
         runtime=RUNTIME,
-        alias=alias,
-        weights_identity=weights.identity if draft is None else f"{weights.identity} {draft.identity}",
-        not_honoured=(
-            *(path for path in given_paths(isvc, model) if path not in line.honoured | _HONOURED),
-            *unheard,
-            *vain_context(spec, header.context_length),
-        ),
+        env=env,
         demand=demand_of(line.argv, engine),
-        keys_digest=keys_digest,
-        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
+        honoured=line.honoured | _HONOURED,
+        unheard=(*unheard, *vain_context(spec, header.context_length)),
     )
 
 

@@ -11,18 +11,16 @@ from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process import mlx_entry
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Demand
-from llmkube.weights.formats.shape import ModelHeader
-from llmkube.weights.store.blobs import WeightsFile
 
 NAME: Final = "mlx-lm"
 DEFAULT_CONTEXT: Final = 4096
@@ -83,40 +81,28 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
     plan_environment(spec.env, allowances)
 
 
-def plan(
-    isvc: InferenceService,
-    model: Model,
-    weights: WeightsFile,
-    header: ModelHeader,
-    engine: EngineInfo,
-    *,
-    alias: str,
-    draft: WeightsFile | None,
-    allowances: Allowances,
-    asks_key: bool,
-    keys_digest: str,
-) -> LaunchPlan:
+def plan(inputs: PlanInputs) -> LaunchPlan:
     """Return the command line for this service.
 
     Raises:
         PlanError: As `check`.
     """
-    check(isvc, model, allowances)
-    spec = isvc.spec
-    context = spec.context_size or min(header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    check(inputs.isvc, inputs.model, inputs.allowances)
+    spec = inputs.spec
+    context = spec.context_size or min(inputs.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     slots = max(1, spec.parallel_slots)
     demand = Demand(
         context=context,
         slots=slots + PROMPT_CACHES,
-        device_layers=ALL_LAYERS if model.spec.hardware.accelerator == "metal" else 0,
+        device_layers=ALL_LAYERS if inputs.model.spec.hardware.accelerator == "metal" else 0,
         cache_ram_bytes=0,
     )
     argv: list[str] = [
         Placeholder.PROGRAM,
         Placeholder.WRAPPER,
-        *(("--llmkube-keys", Placeholder.KEYS) if asks_key or keys_digest else ()),
+        *(("--llmkube-keys", Placeholder.KEYS) if inputs.takes_keys else ()),
         "--llmkube-alias",
-        alias,
+        inputs.alias,
         "--model",
         Placeholder.MODEL,
         "--host",
@@ -132,16 +118,12 @@ def plan(
         "--prompt-cache-size",
         str(PROMPT_CACHES),
     ]
-    return LaunchPlan(
-        argv=tuple(argv),
-        env=(*_OFFLINE, *plan_environment(spec.env, allowances)),
+    return inputs.launch_plan(
+        argv,
         runtime=NAME,
-        alias=alias,
-        weights_identity=weights.identity,
-        not_honoured=tuple(path for path in given_paths(isvc, model) if path not in _HONOURED),
+        env=(*_OFFLINE, *plan_environment(spec.env, inputs.allowances)),
         demand=demand,
-        keys_digest=keys_digest,
-        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
+        honoured=_HONOURED,
     )
 
 

@@ -12,16 +12,14 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import GGUF
-from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST, given_paths
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.weights.formats.shape import ModelHeader
-from llmkube.weights.store.blobs import WeightsFile
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 
 NAME: Final = "ollama"
 MODULE: Final = "llmkube.cli.ollama_engine.program"
@@ -82,28 +80,16 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         raise PlanError("the environment of Ollama is its owner's: leave it out, or use llamacpp", field="spec.env")
 
 
-def plan(
-    isvc: InferenceService,
-    model: Model,
-    weights: WeightsFile,
-    header: ModelHeader,
-    engine: EngineInfo,
-    *,
-    alias: str,
-    draft: WeightsFile | None,
-    allowances: Allowances,
-    asks_key: bool,
-    keys_digest: str,
-) -> LaunchPlan:
+def plan(inputs: PlanInputs) -> LaunchPlan:
     """Return the command line for this service.
 
     Raises:
         PlanError: As `check`.
     """
-    check(isvc, model, allowances)
-    spec, hardware = isvc.spec, model.spec.hardware
+    check(inputs.isvc, inputs.model, inputs.allowances)
+    spec, hardware = inputs.spec, inputs.model.spec.hardware
     on_gpu = hardware.accelerator != "cpu"
-    size = ["--ctx-size", str(context_of(spec, header.context_length))]
+    size = ["--ctx-size", str(context_of(spec, inputs.header.context_length))]
     layers = ["--n-gpu-layers", str(layers_of(hardware.gpu) if on_gpu else 0)]
     argv: list[str] = [
         sys.executable,
@@ -114,31 +100,25 @@ def plan(
         "--model",
         Placeholder.MODEL,
         "--service",
-        f"{isvc.metadata.namespace}/{isvc.metadata.name}",
+        f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
         "--host",
         Placeholder.HOST,
         "--port",
         Placeholder.PORT,
         "--alias",
-        alias,
-        *(("--api-key-file", Placeholder.KEYS) if asks_key or keys_digest else ()),
+        inputs.alias,
+        *(("--api-key-file", Placeholder.KEYS) if inputs.takes_keys else ()),
         *(("--embedding",) if mode_of(spec) == "embedding" else ()),
         *size,
         *(layers if not on_gpu or (hardware.gpu and hardware.gpu.layers is not None) else ()),
     ]
-    return LaunchPlan(
-        argv=tuple(argv),
-        env=(),
+    return inputs.launch_plan(
+        argv,
         runtime=NAME,
-        alias=alias,
-        weights_identity=weights.identity,
-        not_honoured=(
-            *(path for path in given_paths(isvc, model) if path not in _HONOURED),
-            *vain_context(spec, header.context_length),
-        ),
-        demand=demand_of([*size, *layers], engine),
-        keys_digest=keys_digest,
-        restarted_at=spec.pod_annotations.get(RESTARTED_AT, ""),
+        env=(),
+        demand=demand_of([*size, *layers], inputs.engine),
+        honoured=_HONOURED,
+        unheard=vain_context(spec, inputs.header.context_length),
     )
 
 

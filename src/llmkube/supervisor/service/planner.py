@@ -21,6 +21,7 @@ from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.process.host_runtimes import host_runtime_of
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
 from llmkube.supervisor.memory.ledger import Ledger
@@ -198,16 +199,18 @@ async def _launch(
 ) -> Launch:
     engine = await ports.engines.info(host_runtime_of(wish.service, wish.model).name)
     plan = plan_for(
-        wish.service,
-        wish.model,
-        weights,
-        facts,
-        engine,
-        alias=wish.key.name,
-        draft=draft.weights if draft else None,
-        allowances=settings.allowances,
-        asks_key=not settings.insecure_lan,
-        keys_digest=digest_of(keys),
+        PlanInputs(
+            wish.service,
+            wish.model,
+            weights,
+            facts,
+            engine,
+            alias=wish.key.name,
+            draft=draft.weights if draft else None,
+            allowances=settings.allowances,
+            asks_key=not settings.insecure_lan,
+            keys_digest=digest_of(keys),
+        )
     )
     demand = plan.demand
     if demand is not None and draft is not None:

@@ -23,6 +23,7 @@ from llmkube.k8s.fields import REQUIRED, IntOrString, Rule, SchemaFacts, WireFie
 from llmkube.runtimes.container.builder import Runtime
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import plan_for
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
@@ -216,7 +217,7 @@ def honoured_on_hosts(path: str) -> bool:
     try:
         weights = WeightsFile(Path("/m"), 1, None, "i")
         draft = weights if draft_of(service.spec) else None
-        plan = plan_for(service, model, weights, facts, _engine(), alias="m", draft=draft)
+        plan = plan_for(PlanInputs(service, model, weights, facts, _engine(), alias="m", draft=draft))
     except UserError:
         return False
     return path not in plan.not_honoured

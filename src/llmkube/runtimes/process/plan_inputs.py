@@ -1,0 +1,87 @@
+"""What the plan of an engine on a host is made from, and the part of it that is the same for every runtime."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+import attrs
+
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.wire.names import RESTARTED_AT
+from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan
+from llmkube.runtimes.process.host_fields import given_paths
+from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.store.blobs import WeightsFile
+
+
+@attrs.frozen
+class PlanInputs:
+    """What is known of a service when its engine is planned.
+
+    Attributes:
+        isvc: The service.
+        model: The Model that it refers to.
+        weights: The Model's file or folder on this host.
+        header: What they say of the model.
+        engine: The program that will run, as it describes itself.
+        alias: The model id that the engine shall answer to.
+        draft: The file of the model that guesses ahead, where the service asks for one (`llama_fields.draft_of`).
+        allowances: What the host's owner lets services use.
+        asks_key: Whether it answers only requests that show a key.
+        keys_digest: Tells which keys of the service's clients it takes; with any, it always asks for one.
+    """
+
+    isvc: InferenceService
+    model: Model
+    weights: WeightsFile
+    header: ModelHeader
+    engine: EngineInfo
+    alias: str = attrs.field(kw_only=True)
+    draft: WeightsFile | None = attrs.field(default=None, kw_only=True)
+    allowances: Allowances = attrs.field(default=NO_ALLOWANCES, kw_only=True)
+    asks_key: bool = attrs.field(default=True, kw_only=True)
+    keys_digest: str = attrs.field(default="", kw_only=True)
+
+    @property
+    def spec(self) -> InferenceServiceSpec:
+        """The service's wishes."""
+        return self.isvc.spec
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether the engine is given a file of keys."""
+        return self.asks_key or bool(self.keys_digest)
+
+    def launch_plan(
+        self,
+        argv: Sequence[str],
+        *,
+        runtime: str,
+        env: Iterable[tuple[str, str]],
+        demand: Demand,
+        honoured: Collection[str],
+        unheard: Iterable[str] = (),
+    ) -> LaunchPlan:
+        """Return the plan of this command line.
+
+        Args:
+            argv: The command line.
+            runtime: The name of the runtime's row.
+            env: Variables for the engine, in the user's order.
+            demand: What decides its memory.
+            honoured: Paths of the fields that take effect.
+            unheard: Paths of what was given, and finds no place in the command line although its field is honoured.
+        """
+        draft = "" if self.draft is None else f" {self.draft.identity}"
+        return LaunchPlan(
+            argv=tuple(argv),
+            env=tuple(env),
+            runtime=runtime,
+            alias=self.alias,
+            weights_identity=self.weights.identity + draft,
+            not_honoured=(*(path for path in given_paths(self.isvc, self.model) if path not in honoured), *unheard),
+            demand=demand,
+            keys_digest=self.keys_digest,
+            restarted_at=self.spec.pod_annotations.get(RESTARTED_AT, ""),
+        )
