@@ -17,8 +17,8 @@ from typing import Final
 import psutil
 import trio
 
-from llmkube.cli.commands.doctor import mac_probes, program_probes
 from llmkube.cli.commands.doctor.installation import find_installation
+from llmkube.cli.commands.doctor.probes import mac_probes, program_probes
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, read_neighbors
 from llmkube.cli.commands.programs.background.launchctl import parse_job_state

@@ -11,7 +11,11 @@ import trio
 from llmkube.apiserver.server import utcnow_real
 from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
-from llmkube.cli.commands.doctor import (
+from llmkube.cli.commands.doctor.facts import Fact
+from llmkube.cli.commands.doctor.findings import exit_code
+from llmkube.cli.commands.doctor.installation import Installation, find_installation
+from llmkube.cli.commands.doctor.judge import judge
+from llmkube.cli.commands.doctor.probes import (
     cluster_probes,
     mac_probes,
     machine_probes,
@@ -19,11 +23,7 @@ from llmkube.cli.commands.doctor import (
     pod_probe,
     program_probes,
 )
-from llmkube.cli.commands.doctor.facts import Fact
-from llmkube.cli.commands.doctor.findings import exit_code
-from llmkube.cli.commands.doctor.installation import Installation, find_installation
-from llmkube.cli.commands.doctor.judge import judge
-from llmkube.cli.commands.doctor.probing import Probe, run_probes
+from llmkube.cli.commands.doctor.probes.probing import Probe, run_probes
 from llmkube.cli.commands.doctor.program_facts import NoJob
 from llmkube.cli.commands.doctor.report import as_json, as_text
 from llmkube.cli.options import HELP, cluster_options, guarded

@@ -3,7 +3,7 @@
 import json
 import os
 
-from llmkube.cli.commands.doctor.mac_probes import newest_jetsam
+from llmkube.cli.commands.doctor.probes.mac_probes import newest_jetsam
 
 HEADER = {"bug_type": "298", "timestamp": "2026-01-01 12:00:00.00 +0100", "os_version": "macOS 26.1"}
 

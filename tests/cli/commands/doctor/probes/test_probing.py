@@ -6,7 +6,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.facts import Unanswered
 from llmkube.cli.commands.doctor.machine_facts import FileVault
-from llmkube.cli.commands.doctor.probing import Probe, run_probes
+from llmkube.cli.commands.doctor.probes.probing import Probe, run_probes
 
 
 def after(seconds, outcome):

@@ -23,7 +23,7 @@ from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import netloc
 from llmkube.cli.commands.doctor.cluster_facts import PodReach
-from llmkube.cli.commands.doctor.cluster_probes import may
+from llmkube.cli.commands.doctor.probes.cluster_probes import may
 from llmkube.controller.render.fetch_container import llmkube_container
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile

@@ -13,7 +13,7 @@ import trio
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.http.listen import PortTakenError, open_listeners
 from llmkube.cli.commands.doctor.installation import Installation
-from llmkube.cli.commands.doctor.mac_probes import newest_jetsam
+from llmkube.cli.commands.doctor.probes.mac_probes import newest_jetsam
 from llmkube.cli.commands.doctor.program_facts import (
     Engine,
     LastEnds,

@@ -6,9 +6,9 @@ import pytest
 import trio
 
 from cli.commands.doctor.fake_ollama import URL, FakeOllama
-from llmkube.cli.commands.doctor import ollama_probe
 from llmkube.cli.commands.doctor.judge import judge
-from llmkube.cli.commands.doctor.ollama_probe import daemon_url
+from llmkube.cli.commands.doctor.probes import ollama_probe
+from llmkube.cli.commands.doctor.probes.ollama_probe import daemon_url
 
 
 async def told(fake):

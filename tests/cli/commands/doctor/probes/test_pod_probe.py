@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from cli.commands.doctor.limited_api import allowed_by
-from cli.commands.doctor.test_cluster_probes import Reviews
+from cli.commands.doctor.probes.test_cluster_probes import Reviews
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.doctor import pod_probe
-from llmkube.cli.commands.doctor.pod_probe import (
+from llmkube.cli.commands.doctor.probes import pod_probe
+from llmkube.cli.commands.doctor.probes.pod_probe import (
     LABEL,
     find_image,
     reach_job,

@@ -8,8 +8,7 @@ import pytest
 import trio
 
 from cli.commands.doctor.places import installation
-from llmkube.cli.commands.doctor.program_facts import Port, SystemdUnit
-from llmkube.cli.commands.doctor.program_probes import (
+from llmkube.cli.commands.doctor.probes.program_probes import (
     last_ends,
     listed_devices,
     listeners,
@@ -18,6 +17,7 @@ from llmkube.cli.commands.doctor.program_probes import (
     ports,
     systemd_unit,
 )
+from llmkube.cli.commands.doctor.program_facts import Port, SystemdUnit
 from llmkube.cli.config import AgentConfig, UpConfig
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.nouns.journal import FileJournal

@@ -15,8 +15,8 @@ from k8s.scripted import status_object
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.cli.commands.doctor import cluster_probes
-from llmkube.cli.commands.doctor.cluster_probes import (
+from llmkube.cli.commands.doctor.probes import cluster_probes
+from llmkube.cli.commands.doctor.probes.cluster_probes import (
     REVIEWS,
     api_server,
     attributes_of,
