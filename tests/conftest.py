@@ -4,11 +4,13 @@ Tests are handed out one by one (`--dist loadgroup`), those that start real prog
 mostly wait, so there is one worker more than there are cores.
 """
 
+import fcntl
 import gc
 import os
 import signal
 
 import psutil
+import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
@@ -61,3 +63,11 @@ def pytest_collection_modifyitems(config, items):
             config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
             items[:] = [item for item in items if not item.get_closest_marker(marker)]
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+
+
+@pytest.fixture
+def machine_lock(request, tmp_path_factory):
+    """Keep tests that look at every process of this machine apart from the one that opens a port on it."""
+    with (tmp_path_factory.getbasetemp().parent / "machine.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("opens_port") else fcntl.LOCK_SH)
+        yield

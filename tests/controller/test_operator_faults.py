@@ -145,6 +145,7 @@ def points(fault, end, drawn):
     return [{place: 1 + (drawn + number * count // tried) % count, **besides} for number in range(tried)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_the_same_objects_come_of_it(scenario, autojump_clock):
     """A controller may die before or after any write, lose any event, begin from old reads: the end is the same."""

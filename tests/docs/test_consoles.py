@@ -39,7 +39,10 @@ RUNNABLE = [page for page in pages() if script_of(page)]
 
 @pytest.mark.e2e
 @pytest.mark.kubectl
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=name(page), marks=() if page.name == "README.md" else pytest.mark.ci) for page in RUNNABLE],
+)
 async def test_the_commands_of_a_page_succeed(page, tmp_path):
     needs_kubectl()
     state = tmp_path / "state"

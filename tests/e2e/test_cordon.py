@@ -21,6 +21,7 @@ async def types(folder, *words):
     return done.stdout.decode()
 
 
+@pytest.mark.ci
 async def test_a_host_is_given_back_and_returns(tmp_path):
     """When `cordon` returns no engine runs, `status` says until when, and `uncordon` has the service served again."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(own_address()):

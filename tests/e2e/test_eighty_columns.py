@@ -117,6 +117,7 @@ def too_wide(drawn):
     return [line for line in lines if len(line) > COLUMNS and len(line.split()) > 1]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("walk", [LOOK, FORWARD, TALK, CHANGE], ids=["look", "forward", "talk", "change"])
 async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
     """No table, status or sentence is wider than the terminal; into a pipe goes no escape, with NO_COLOR no style."""

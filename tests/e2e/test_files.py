@@ -124,6 +124,7 @@ async def test_s8_up_serves_what_its_user_has_and_nothing_else(tmp_path):
         assert first.message.replace("/etc/passwd", "/etc/none") == second.message
 
 
+@pytest.mark.ci
 @needs_second_user
 @pytest.mark.parametrize("args", [("up",), ("agent",), ("agent", "stop"), ("apiserver",), ("list",), ("logs", "x")])
 async def test_s14_root_does_not_take_another_users_state_directory(tmp_path, args):

@@ -118,6 +118,7 @@ async def test_the_group_is_the_host():
             await watch.until(lambda said: said.get("available", 0) > first["available"] - 16 * MIB)
 
 
+@pytest.mark.ci
 async def test_the_kernel_wakes_the_agent(tmp_path):
     """Programs that wait for memory wake the watcher without a look, and what they have mapped is not available."""
     with open_control_group("stalls", 160 * MIB) as group:

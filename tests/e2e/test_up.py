@@ -68,6 +68,7 @@ async def test_state_survives_and_a_signal_stops_in_order(tmp_path):
     assert stat.S_IMODE((state / "kubeconfig").stat().st_mode) == 0o600
 
 
+@pytest.mark.ci
 async def test_ctrl_c_twice_still_stops_cleanly(tmp_path):
     """A second SIGINT during the stop is answered, and nothing is left behind."""
     stubborn = fake_engine(tmp_path, "trap '' TERM INT; while :; do sleep 1; done")
@@ -110,6 +111,7 @@ async def test_a_crashing_engine_is_quoted(tmp_path):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.ci
 async def test_waiting_has_an_end(tmp_path):
     """An engine that never becomes ready is given up after --timeout, with exit code 4."""
     slow = fake_engine(tmp_path, "exec sleep 100")

@@ -96,6 +96,7 @@ async def test_mistakes_are_refused_with_the_field(tmp_path, kubectl_program):
             await kubectl.run("delete", "isvc,mdl", "--all")
 
 
+@pytest.mark.ci
 async def test_list_status_and_delete_without_kubectl(tmp_path):
     """`llmkube list`, `status` and `delete` do what most people need of kubectl, with exit codes for scripts."""
     state = tmp_path / "state"

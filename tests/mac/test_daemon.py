@@ -80,6 +80,7 @@ class Ada:
         return text
 
 
+@pytest.mark.ci
 async def test_a_daemon_is_installed_by_three_programs_as_root_that_are_told_no_secret(tmp_path):
     """`-v` comes first; then launchctl, install and rm; a file with a secret is named, and not read into an argv."""
     async with open_cluster(tmp_path) as cluster:
@@ -107,6 +108,7 @@ async def test_a_daemon_is_installed_by_three_programs_as_root_that_are_told_no_
             assert HF_TOKEN not in json.dumps(asked + last)
 
 
+@pytest.mark.ci
 async def test_without_a_terminal_nothing_changes_and_the_line_to_type_is_printed(tmp_path):
     """Sudo is asked whether it needs a password; if so, the same command is printed, with its flags, to be pasted."""
     async with open_cluster(tmp_path) as cluster:

@@ -155,6 +155,7 @@ async def loop_of(mac):
     await until(lambda: json.loads(facts.read_text())["runs"] >= 4)
 
 
+@pytest.mark.ci
 async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
     """Each line has the fault in it, and the command or the step that mends it."""
     async with AsyncExitStack() as stack:
@@ -207,6 +208,7 @@ async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
     told(found, "power", "warn", "stays off", "`sudo pmset -a autorestart 1`")
 
 
+@pytest.mark.ci
 async def test_a_crash_loop_is_no_running_agent(tmp_path, libsystem):
     """Before the agent counts its own failed starts: launchd shows a job that it starts again and again as loaded."""
     with doctored(tmp_path, libsystem, tmp_path / "nowhere") as mac:
@@ -241,6 +243,7 @@ async def reached(_):
     return 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "case",
     [

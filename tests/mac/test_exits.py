@@ -85,6 +85,7 @@ async def test_the_loop_never_stands_still_while_a_process_ends():
     assert (code, turns) == (-signal.SIGKILL, TICKS)
 
 
+@pytest.mark.ci
 async def test_mutant_a_blocking_wait_in_the_loop():
     """What Trio 0.31 to 0.35 do after ESRCH stops the loop until the process is gone."""
 

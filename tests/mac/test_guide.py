@@ -82,6 +82,7 @@ def opened_mac(folder, kubeconfig):
         mac.end()
 
 
+@pytest.mark.ci
 async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
     """Install, look, edit the job by hand, reload, deploy, ask, restart, install again, uninstall."""
     address = own_address()
@@ -149,6 +150,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             assert "does not run" in await mac.llmkube("agent", "status", code=3)
 
 
+@pytest.mark.ci
 async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
     """Launchd has no limit: after five failed starts the agent ends with 0; `start` tries again once it is mended."""
     async with open_cluster(tmp_path) as cluster:
@@ -194,6 +196,7 @@ async def test_what_would_end_the_agent_ends_the_install_before_it_changes_anyth
         assert "there is no job" in await mac.llmkube("agent", "uninstall", code=3)
 
 
+@pytest.mark.ci
 async def test_a_running_up_is_left_alone(tmp_path):
     """No agent can run on the folder of a `llmkube up`, and no command about an agent's job ends that one."""
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:

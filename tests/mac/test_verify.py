@@ -19,6 +19,7 @@ def test_the_page_explains_each_claim_and_no_other():
     assert rows[1:] == [sentence for sentence, _ in CLAIMS]
 
 
+@pytest.mark.ci
 def test_a_machine_that_is_no_mac_gets_a_report_with_failures(tmp_path):
     """Each claim is one line that passes or fails, whatever goes wrong in it; the exit code tells of failures."""
     report = tmp_path / "report.txt"

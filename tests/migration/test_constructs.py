@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import trio
 
 from controller.cluster import SETTLED
@@ -70,6 +71,7 @@ def own(construct):
     return found - {"Model.spec.hardware.accelerator"}
 
 
+@pytest.mark.ci
 async def test_every_construct_gives_or_says(autojump_clock):
     """Each is accepted by a strict server, and its words stand in what is made of it, or in its status."""
     wrong = {}

@@ -266,6 +266,7 @@ TIMELINES = (
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 def test_stand_in(timeline):
     """The timeline's own sentence."""

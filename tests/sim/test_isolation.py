@@ -244,6 +244,7 @@ def room(place):
     return str(Path(place.partition(":")[0]).parent)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("memory", [None, SimMemory], ids=["one engine after the other", "one beside the other"])
 def test_a_bug_in_one_service_changes_nothing_for_another(memory):
     """Wherever a bug strikes, the sibling's engine, slice and status stay, and the service comes up again and goes."""

@@ -39,6 +39,7 @@ def played(*names, release=27):
     return {one.column for one in result.violations}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", sorted(MAC_FAULTS))
 def test_each_fault_of_macs_is_mended(name):
     """Alone, and twice in a row."""
@@ -103,6 +104,7 @@ def unread_memory_crashes(patch):
     patch.setattr(DarwinMemory, "sample", sample)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("mutant", "faults", "columns"),
     [

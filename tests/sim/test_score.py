@@ -32,6 +32,7 @@ def test_the_table_of_faults_is_long():
     assert all(row.codes and row.phrase for row in FAULTS.values())
 
 
+@pytest.mark.ci
 def test_a_failing_timeline_is_shrunk(monkeypatch):
     """Of several events those are left that it takes to show a bug: here, an endpoint that outlives its engine."""
 

@@ -25,6 +25,7 @@ def copy_of_the_tree(folder):
     return folder
 
 
+@pytest.mark.ci
 def test_two_builds_are_the_same_bytes(tmp_path, monkeypatch):
     """Whatever the folder, its files' times, the mask, the time zone and the language are."""
     made = []

@@ -63,6 +63,7 @@ async def test_a_request_on_its_way(api):
     assert "Connection" not in answer.text
 
 
+@pytest.mark.ci
 async def test_answers_share_a_connection(api):
     """One connection after the other, or as many as are in use; also after pieces, and packed."""
     for path in ("/", "/gzip", "/stream", "/"):

@@ -46,6 +46,7 @@ async def test_two_routers_have_one_count(server, tmp_path):
         assert other.players["a"].asked == []
 
 
+@pytest.mark.ci
 async def test_what_was_taken_counts_after_a_restart(server, tmp_path):
     """The next process asks the server, and what the last one has settled counts as taken."""
     async with lab(server, tmp_path) as one:
@@ -182,6 +183,7 @@ async def test_a_stream_is_settled_by_its_usage(server, tmp_path):
             assert (await held.read(ASKED | SMALL | {"stream": True}))[0] == 200
 
 
+@pytest.mark.ci
 async def test_a_settlement_whose_answer_is_lost_counts_once(server, tmp_path, monkeypatch):
     """It is told again under its name, and gives nothing back twice."""
     real, told = redis_budgets._run, []

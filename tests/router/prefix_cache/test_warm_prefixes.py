@@ -193,6 +193,7 @@ def blind(slots):
     return Router(slots, learns=False)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("load", [CALM, FULL, MANY, FEW], ids=["calm", "full", "many", "few"])
 def test_at_least_95_percent_of_an_oracles_hits(load):
     """Two engines whose slots keep what was used last; without what is learned it is below 75 %."""

@@ -119,9 +119,10 @@ async def converse(count, seed):
 
 async def test_no_conversation_takes_what_is_closed_outside(autojump_clock):
     """Questions and answers, plain and as streams, routed, fallen back on and shadowed: the provider gets none."""
-    continued, refused = await converse(LEAKS // 20, seed=5)
-    assert continued > LEAKS // 400
-    assert refused > LEAKS // 400
+    count = max(250, LEAKS // 20)
+    continued, refused = await converse(count, seed=5)
+    assert continued > count // 20
+    assert refused > count // 20
 
 
 def forgetting(**what):
@@ -138,6 +139,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_caught(name, monkeypatch, autojump_clock):
     """Each deliberate bug takes something outside."""

@@ -369,6 +369,7 @@ async def test_only_the_family_that_listens_has_the_port(tmp_path):
             assert not await other.listens(port)
 
 
+@pytest.mark.ci
 async def test_who_could_not_be_looked_at_is_ended_all_the_same(tmp_path, monkeypatch):
     """An engine whose service goes before there is a descriptor to watch it with is not left to nobody."""
     monkeypatch.setattr(owned, "KILL_SECONDS", 2.0)

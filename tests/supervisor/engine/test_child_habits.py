@@ -42,6 +42,7 @@ async def test_output_that_nobody_reads_stalls_no_child(tmp_path):
     assert (tmp_path / "log").stat().st_size > MEBIBYTES << 20
 
 
+@pytest.mark.ci
 async def test_a_child_outlives_the_thread_that_has_started_it(tmp_path):
     """A child is bound to no worker thread of ours: those end after ten idle seconds, and would take it along."""
     with trio.fail_after(40):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.e2e
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 DEAF = (sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-COOKIE = "test-of-proxies"
+COOKIE = f"test-of-proxies-{os.getpid()}"  # other workers play tests of this file meanwhile
 CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.0/16",))
 
 

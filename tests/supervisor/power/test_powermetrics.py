@@ -177,6 +177,7 @@ async def test_who_may_not_measure_is_told_what_to_do(command, said, problem, hi
     assert (heard.problems[0], heard.samples) == (problem, [])
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     ("body", "problem"),
