@@ -18,7 +18,7 @@ from llmkube.supervisor.nouns.journal import FileJournal
 from supervisor.nouns.entries import ENGINE, entry
 from waiting import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("machine_lock")]
+pytestmark = [pytest.mark.e2e, pytest.mark.ci, pytest.mark.usefixtures("machine_lock")]
 
 EVERYONE = "0.0.0.0"
 
@@ -75,7 +75,6 @@ async def test_a_machine_on_which_nothing_runs_is_well(tmp_path):
         told(found, "rights", "warn", "an agent with these credentials may not create leases")
 
 
-@pytest.mark.ci
 async def test_a_running_up_is_asked_and_is_well(tmp_path):
     """Its ports are its own, its API server is asked, and the rights of an agent are no subject."""
     state = tmp_path / "state"
@@ -151,7 +150,6 @@ async def test_a_cluster_that_lacks_nothing_passes(tmp_path):
     assert "kinds" not in found
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -171,7 +169,6 @@ async def test_an_engine_that_cannot_be_used_is_named(tmp_path, script, words):
     told(await doctor(tmp_path, code=1), "engine", "fail", words, "--llama-server")
 
 
-@pytest.mark.ci
 async def test_an_engine_that_hangs_costs_no_other_line(tmp_path):
     """Its line says that it gave no answer; the rest is there."""
     engine = tmp_path / "llama-server"

@@ -22,7 +22,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
 SHA256 = hashlib.sha256(DEMO).hexdigest()
@@ -113,7 +113,6 @@ async def test_a_wrong_digest_and_the_right_one(tmp_path):
         assert await chat(up.gateway, "web") == ANSWER
 
 
-@pytest.mark.ci
 async def test_an_edited_source_and_a_server_that_is_gone(tmp_path):
     """Another URL is another file and another engine; what was fetched once needs no server."""
     async with open_web(m=DEMO, n=OTHER) as web, open_up_with(tmp_path) as up:
@@ -168,7 +167,6 @@ def open_ballast(folder):
     yield fill, ballast.unlink
 
 
-@pytest.mark.ci
 async def test_a_full_disk_is_said_and_mended(tmp_path):
     """A disk that is too small is a condition with both sizes and nothing half-written; room on it is all it takes."""
     state = tmp_path / "state"
@@ -209,7 +207,6 @@ async def test_up_on_a_full_disk_says_one_sentence(tmp_path, left):
     assert "choose another disk with --state-dir" in told
 
 
-@pytest.mark.ci
 async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps(tmp_path):
     """U8: commands, logs and the log say that the disk is full, where, and what helps; with room again, all goes on."""
     state = tmp_path / "state"

@@ -25,7 +25,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from second_user import OTHER_UID, needs_second_user, open_common_folder, run_as_other
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 GOOD = files("llmkube.weights").joinpath("builtin/demo.gguf").read_bytes()
 
@@ -124,7 +124,6 @@ async def test_s8_up_serves_what_its_user_has_and_nothing_else(tmp_path):
         assert first.message.replace("/etc/passwd", "/etc/none") == second.message
 
 
-@pytest.mark.ci
 @needs_second_user
 @pytest.mark.parametrize("args", [("up",), ("agent",), ("agent", "stop"), ("apiserver",), ("list",), ("logs", "x")])
 async def test_s14_root_does_not_take_another_users_state_directory(tmp_path, args):

@@ -10,7 +10,7 @@ import trio
 from e2e.up_process import FREE_PORTS, open_up, run_program
 from llmkube.base.http.client import open_http_client
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 DEPLOY = ("deploy", "demo", "--source", "builtin://demo")
 OTHER_DIGEST = "ab" * 32
@@ -51,7 +51,6 @@ async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, hom
         assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("demo", 512)]
 
 
-@pytest.mark.ci
 async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
     """U5, U7: a field, a digest and a budget that cannot be: each edit is told as refused, and the model answers on."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
@@ -84,7 +83,6 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
         assert (await run("chat", "demo", "Hi"))[0] == 0
 
 
-@pytest.mark.ci
 async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, home):
     """U6: a budget below what the model needs is a failure with both figures and the ways out, not a wait."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
@@ -98,7 +96,6 @@ async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, h
         assert (await run(*DEPLOY, "--memory-budget", "1Gi"))[0] == 0
 
 
-@pytest.mark.ci
 async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_when(tmp_path, home):
     """U14: `deploy`, `status` and `up` say for what it waits and since when, and nothing of a time that is left."""
     with socket.socket() as silent:  # bound, and nobody listens: every connection is refused
@@ -118,7 +115,6 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_whe
             await up.wait_for("out", r"default/far: Pending \(Fetching\): waiting since 20\S+Z: ")
 
 
-@pytest.mark.ci
 async def test_the_next_deploy_begins_with_words_of_its_own(tmp_path, home):
     """U15: neither a missing file nor a flag that ended the engine is told by the deploy that mends it."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
