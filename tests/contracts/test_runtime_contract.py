@@ -13,6 +13,7 @@ from llmkube.runtimes.registry import BUILT_IN
 from plugin_packages import example_installed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_runtime_keeps_its_promises(name):
     """Each built-in runtime is pure, shows no secret, has one port, and hears or reports every field."""

@@ -101,6 +101,7 @@ async def test_a_day_with_one_model(tmp_path, home):
         assert (await run("list"))[1] == "No Models and no InferenceServices in default.\n"
 
 
+@pytest.mark.ci
 async def test_a_failure_says_what_to_do(tmp_path, home):
     """A wrong digest, a missing file and too little time end a deployment with the cause, a way out and a code."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")

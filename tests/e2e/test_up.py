@@ -84,6 +84,7 @@ async def test_ctrl_c_twice_still_stops_cleanly(tmp_path):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("flag", ["--api-port", "--gateway-port", "--probe-port"])
 async def test_a_taken_port_is_named_by_its_flag(tmp_path, flag):
     """A port that another program has ends the start with one sentence that names the flag."""
@@ -143,6 +144,7 @@ async def test_a_model_that_is_not_there_is_told(tmp_path):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.ci
 async def test_one_state_directory_one_program(tmp_path):
     """A second `llmkube up` on the same state directory is refused with the pid of the first."""
     state, other = str(tmp_path / "first" / "state"), tmp_path / "other"
@@ -156,6 +158,7 @@ async def test_one_state_directory_one_program(tmp_path):
         assert await up.process.wait() == 0
 
 
+@pytest.mark.ci
 async def test_progress_moves_on_a_terminal(tmp_path):
     """On a terminal the same command draws a live line, and ends with the same answer."""
     command = [sys.executable, "-m", "llmkube", "up", "--demo", "--ask", "What is LLMKube?"]

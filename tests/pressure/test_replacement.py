@@ -287,6 +287,7 @@ TIMELINES = (
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
 def test_replacement(timeline):
     """The timeline's own sentence."""

@@ -20,6 +20,7 @@ async def two_ready(world):
         await world.until(world.phase, "Ready", name)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
     """Ten minutes of nothing but wrong answers: engines serve, restart when they die, and all is told afterwards."""
@@ -40,6 +41,7 @@ async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
         assert len(world.machine.spawned) == 3
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, kind):
     """A new agent that hears nothing but wrong answers adopts what runs and starts what ran last."""

@@ -7,6 +7,7 @@ from router.proxy.router_lab import ANSWER, DONE, WHOLE_STREAM, answer, piece
 from router.proxy.test_faults import FAULTS
 
 
+@pytest.mark.ci
 @pytest.mark.e2e
 async def test_each_fault_is_handled(tmp_path):
     """Before the first byte another provider answers, or the refusal does; after it the stream ends with an error."""

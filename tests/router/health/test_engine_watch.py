@@ -194,6 +194,7 @@ async def test_many_requests_are_asked_for_by_one_task(autojump_clock):
         assert len(there["a"].probed) <= 4
 
 
+@pytest.mark.ci
 async def test_quick_requests_cost_no_questions(autojump_clock):
     """At most one a second, however many there are."""
     there = {"a": engine(after(0.01, FIRST))}

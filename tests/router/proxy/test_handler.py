@@ -235,6 +235,7 @@ def test_every_dialect_has_a_request_here_that_is_taken():
         assert 200 in trio.run(partial(statuses, path, [full]))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", FULL)
 @given(data=st.data())
 def test_an_odd_body_is_an_answer_or_400_and_never_500(path, data):
@@ -260,6 +261,7 @@ async def test_a_body_that_is_nested_as_deeply_as_json_may_be_is_400(path):
     assert not lab.players["mac"].asked
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("path", FULL)
 def test_a_part_that_is_nested_deeply_is_an_answer_or_400(path):
     """At every place of a body."""
