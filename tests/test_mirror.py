@@ -51,7 +51,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/cli/commands/programs/router_host/test_router_host.py": "cli/commands/programs/router_host/hosted_router",
     "tests/e2e/test_router.py": "cli/commands/router/routing_file cli/commands/router/serve",
     # a router in memory, between clients and backends that a script plays
-    "tests/router/proxy/test_faults.py": "router/proxy/attempt",
+    "tests/router/proxy/test_faults.py": "router/dispatch/attempt",
     "tests/router/proxy/test_handler.py": """
         router/proxy/audit_log router/proxy/metrics router/proxy/router router/proxy/shadows router/budgets/usage""",
     "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",

@@ -140,7 +140,7 @@ def _asked(found: tuple[dict[str, Any], dict[str, str]]) -> tuple[Any, str, dict
 
 def follow_redirects(patch: pytest.MonkeyPatch) -> None:
     """A transport that goes where a backend points to."""
-    from llmkube.router.proxy.transport import Address, Transport
+    from llmkube.router.dispatch.transport import Address, Transport
 
     start = Transport.start
 

@@ -7,7 +7,7 @@ import trio.testing
 from lengths import SOAK
 from llmkube.router.config.routing_config import Budget, Match, Rule
 from llmkube.router.continuation import joined_answer
-from llmkube.router.proxy import dispatch
+from llmkube.router.dispatch import dispatcher as dispatch
 from router.continuation.llama_script import (
     CHAT,
     COMPLETIONS,

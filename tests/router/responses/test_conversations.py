@@ -11,8 +11,8 @@ from lengths import LEAKS
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.router.config.routing_config import Auth, Budget, Classes, Match, Rule
 from llmkube.router.dialects import responses_answers
+from llmkube.router.dispatch.attempt import MAX_ANSWER_BYTES
 from llmkube.router.policy.data_limits import NO_LIMITS
-from llmkube.router.proxy.attempt import MAX_ANSWER_BYTES
 from llmkube.router.responses import conversations
 from llmkube.router.responses.conversations import SWEEP_SECONDS
 from llmkube.router.responses.store import Bounds, ResponseStore

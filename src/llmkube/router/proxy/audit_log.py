@@ -20,7 +20,7 @@ import trio
 from llmkube import __version__
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.config.written_form import config_digest
-from llmkube.router.proxy.record import Record
+from llmkube.router.dispatch.record import Record
 from llmkube.router.receipts.chain import ReceiptChain
 
 MAX_WAITING_LINES: Final = 4096

@@ -24,21 +24,21 @@ from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request
 from llmkube.router.dialects.ollama_models import LISTS, VERSION, listed, running, shown
+from llmkube.router.dispatch.attempt import Asked
+from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
+from llmkube.router.dispatch.record import Record
+from llmkube.router.dispatch.relay import Ending
+from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
+from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
-from llmkube.router.proxy.attempt import Asked
 from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
-from llmkube.router.proxy.dispatch import Dispatcher
 from llmkube.router.proxy.metrics import RouterMetrics, class_label, known_classes
-from llmkube.router.proxy.passed_headers import request_id_of, trace_of
-from llmkube.router.proxy.record import Record
-from llmkube.router.proxy.relay import Ending
-from llmkube.router.proxy.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.verdicts import Cause
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.stored_pages import PREFIX, Wanted

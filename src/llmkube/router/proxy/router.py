@@ -41,20 +41,20 @@ from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.dispatch.attempt import AskEngine, Attempts
+from llmkube.router.dispatch.circuits import Circuits, State, Terms
+from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.observed import Observed
+from llmkube.router.dispatch.transport import open_transport, trusted_context
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.proxy.attempt import AskEngine, Attempts
 from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
-from llmkube.router.proxy.circuits import Circuits, State, Terms
-from llmkube.router.proxy.dispatch import Dispatcher
 from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
-from llmkube.router.proxy.observed import Observed
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.transport import open_transport, trusted_context
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations

@@ -11,9 +11,9 @@ import structlog
 import trio
 
 from llmkube.base.http.errors import HttpError
+from llmkube.router.dispatch.attempt import Asked, Attempts, Begun
+from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.permits import Permit
-from llmkube.router.proxy.attempt import Asked, Attempts, Begun
-from llmkube.router.proxy.verdicts import Failure
 
 WORKERS: Final = 8
 MAX_WAITING: Final = 16

@@ -7,8 +7,8 @@ from llmkube.base.http.errors import ConnectError
 from llmkube.base.http.message import netloc
 from llmkube.router.backends import ModelDirectory, UnavailableModel
 from llmkube.router.config.routing_config import Backend
+from llmkube.router.dispatch.attempt import MOST_HEALTH_BYTES, AskEngine, reply_of
 from llmkube.router.health.probe_state import Reply
-from llmkube.router.proxy.attempt import MOST_HEALTH_BYTES, AskEngine, reply_of
 
 _NOT_READY: Final = 503
 

@@ -37,7 +37,7 @@ from llmkube.router.config.compile_router import Compiled, ResolvedService, comp
 from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.config.service_slots import is_replicated, slots_of
-from llmkube.router.proxy.attempt import AskEngine
+from llmkube.router.dispatch.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
 

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.base.http.message import Headers
-from llmkube.router.proxy.verdicts import Cause, error_in, judge, retry_after, status_of_error
+from llmkube.router.dispatch.verdicts import Cause, error_in, judge, retry_after, status_of_error
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,7 @@ from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
-from llmkube.router.health.engine_watch import Waiting
-from llmkube.router.health.probe_state import Reply
-from llmkube.router.policy.permits import Permit
-from llmkube.router.proxy.event_stream import (
+from llmkube.router.dispatch.event_stream import (
     AnswerJudge,
     EventSplitter,
     Kind,
@@ -30,10 +27,13 @@ from llmkube.router.proxy.event_stream import (
     OversizedEventError,
     Splitter,
 )
-from llmkube.router.proxy.passed_headers import request_lines
-from llmkube.router.proxy.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
-from llmkube.router.proxy.transport import Transport
-from llmkube.router.proxy.verdicts import Cause, Failure, error_in, judge, status_of_error
+from llmkube.router.dispatch.passed_headers import request_lines
+from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
+from llmkube.router.dispatch.transport import Transport
+from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, judge, status_of_error
+from llmkube.router.health.engine_watch import Waiting
+from llmkube.router.health.probe_state import Reply
+from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import error_object
 
 MAX_ANSWER_BYTES: Final = 32 << 20

@@ -10,7 +10,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.dialects.dialect import Answers, DialectError
-from llmkube.router.proxy.event_stream import EventSplitter, data_of, error_event
+from llmkube.router.dispatch.event_stream import EventSplitter, data_of, error_event
 
 COMMENT_SECONDS: Final = 5.0
 """How often a client that waits for a stream hears that it is not forgotten."""

@@ -18,19 +18,19 @@ from llmkube.router.budgets.meter import asked_tokens
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.places import places
 from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dispatch.attempt import Asked, Attempts, Begun, Whole
+from llmkube.router.dispatch.circuits import Circuits, State
+from llmkube.router.dispatch.client_stream import COMMENT_SECONDS, ClientStream, comment_until
+from llmkube.router.dispatch.observed import Observed
+from llmkube.router.dispatch.passed_headers import answer_headers
+from llmkube.router.dispatch.record import Record, server_timing
+from llmkube.router.dispatch.relay import BREAKS, UNTRANSLATABLE, Ending, fail, relay
+from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
+from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.health.engine_watch import FROZEN, EngineWatch, Waiting
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.policy.request_facts import NOBODY
-from llmkube.router.proxy.attempt import Asked, Attempts, Begun, Whole
-from llmkube.router.proxy.circuits import Circuits, State
-from llmkube.router.proxy.client_stream import COMMENT_SECONDS, ClientStream, comment_until
-from llmkube.router.proxy.observed import Observed
-from llmkube.router.proxy.passed_headers import answer_headers
-from llmkube.router.proxy.record import Record, server_timing
-from llmkube.router.proxy.relay import BREAKS, UNTRANSLATABLE, Ending, fail, relay
-from llmkube.router.proxy.request_body import COUNT_TOKENS, STREAMING
-from llmkube.router.proxy.verdicts import Cause, Failure
 from llmkube.router.queue.turns import Line, Turn, Turns
 from llmkube.router.refusals import error_object
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.base.backoff import Backoff
-from llmkube.router.proxy.circuits import Circuit, State, Terms
+from llmkube.router.dispatch.circuits import Circuit, State, Terms
 
 TERMS = Terms(failures=3, pauses=Backoff(base_seconds=15, cap_seconds=100, jitter=0))
 RNG = random.Random(1)

@@ -4,10 +4,10 @@ import attrs
 
 from llmkube.router.budgets.meter import NOTHING, Reservation
 from llmkube.router.budgets.usage import Usage
+from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 from llmkube.router.prefix_cache.warm_prefixes import Prompt
-from llmkube.router.proxy.verdicts import Failure
 
 
 @attrs.frozen

@@ -8,9 +8,9 @@ import trio
 
 from base.http.certificates import make_pair
 from llmkube.base.http.dial import dial
+from llmkube.router.dispatch.transport import Address, CertificateFileError, open_transport, trusted_context
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
-from llmkube.router.proxy.transport import Address, CertificateFileError, open_transport, trusted_context
 from router.proxy.router_lab import answer, cloud, config_of, local, open_lab
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.proxy.request_body import FIELDS, BodyError, check_types, parse_body, rebuild, refuse_urls
+from llmkube.router.dispatch.request_body import FIELDS, BodyError, check_types, parse_body, rebuild, refuse_urls
 from router.proxy.router_lab import cloud, local
 
 CANARY = "canary-7f3a"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from http_lab import cut
 from llmkube.router.budgets.usage import Usage
-from llmkube.router.proxy import event_stream
-from llmkube.router.proxy.event_stream import AnswerJudge, EventSplitter, Kind, OversizedEventError, data_of
+from llmkube.router.dispatch import event_stream
+from llmkube.router.dispatch.event_stream import AnswerJudge, EventSplitter, Kind, OversizedEventError, data_of
 from router.proxy.router_lab import DONE, piece
 
 EVENTS = [b": comment\n\n", piece("one"), b"data: a\r\ndata: b\r\n\r\n", b"event: x\rdata: y\r\r", DONE]

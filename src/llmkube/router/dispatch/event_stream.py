@@ -9,7 +9,7 @@ import orjson
 from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.messages_backend import MessageEvents
-from llmkube.router.proxy.verdicts import error_in
+from llmkube.router.dispatch.verdicts import error_in
 
 MAX_EVENT_BYTES: Final = 4 << 20
 """A longer event is a fault of the backend."""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmkube.router.proxy.passed_headers import request_id_of, trace_of
+from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
 from router.proxy.router_lab import answer, cloud, config_of, error, local, open_lab
 
 FRESH = "f" * 48

@@ -15,9 +15,9 @@ import trio
 from llmkube.base.http.errors import HttpError
 from llmkube.router.continuation.joined_answer import JoinError
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.proxy.attempt import Begun
-from llmkube.router.proxy.client_stream import ClientStream
-from llmkube.router.proxy.event_stream import DONE, Kind, OversizedEventError, data_of
+from llmkube.router.dispatch.attempt import Begun
+from llmkube.router.dispatch.client_stream import ClientStream
+from llmkube.router.dispatch.event_stream import DONE, Kind, OversizedEventError, data_of
 from llmkube.router.refusals import error_object
 
 UNTRANSLATABLE: Final = "the backend's answer cannot be said in the client's dialect"

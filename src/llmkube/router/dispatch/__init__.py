@@ -1,0 +1,10 @@
+"""Carry a decision out: one permitted backend after the other, until the client has its answer.
+
+dispatcher       one backend after the other, until one answers; record: what became of a request
+attempt          a request to one backend, up to where its answer has begun
+relay            a stream to its end; client_stream: what the client reads of it
+transport        the one way to a backend: it dials with a Permit
+observed         what requests have shown of backends
+circuits         when a backend is left alone; verdicts: what leads on to the next; event_stream: what is in a stream
+request_body     what of a body passes; passed_headers: what of a head
+"""
