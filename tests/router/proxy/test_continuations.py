@@ -7,7 +7,7 @@ import trio.testing
 from lengths import SOAK
 from llmkube.router.config.routing_config import Budget, Match, Rule
 from llmkube.router.continuation import joined_answer
-from llmkube.router.dispatch import dispatcher as dispatch
+from llmkube.router.dispatch import next_engine
 from router.continuation.llama_script import (
     CHAT,
     COMPLETIONS,
@@ -170,7 +170,7 @@ async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_d
         await lab.read(ASKED | {"max_tokens": 50})
         dispatcher = lab.router.handler.dispatcher
         failures = [dispatcher.circuits.of(name).failures for name in "ab"]
-        running = [dispatcher.turns.line(each).queue.running for each in backends]
+        running = [dispatcher.calls.turns.line(each).queue.running for each in backends]
         assert lab.router.in_flight() == 0
     said = "".join(text for text, _ in PIECES[:4])
     (rest,) = players["b"].bodies
@@ -369,8 +369,8 @@ async def _play():
 
 
 MUTANTS = {
-    "every backend may go on": (dispatch, "places", lambda order, _broken: order),
-    "only the dead one may": (dispatch, "places", lambda _order, broken: (broken,)),
+    "every backend may go on": (next_engine, "places", lambda order, _broken: order),
+    "only the dead one may": (next_engine, "places", lambda _order, broken: (broken,)),
     "it goes on for ever": (joined_answer, "MOST_CONTINUATIONS", 9),
     "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
     "nothing can go on": (joined_answer, "why_not", lambda _path, _body: "no"),

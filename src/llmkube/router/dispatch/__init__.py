@@ -1,8 +1,13 @@
 """Carry a decision out: one permitted backend after the other, until the client has its answer.
 
-dispatcher       one backend after the other, until one answers; record: what became of a request
+dispatcher       one backend after the other, until one answers
+no_answer        what the client is told when none does
+next_engine      another engine goes on with an answer whose engine died
+queued_call      a backend with slots is asked when it is the request's turn
+backend_call     one backend is asked, and its answer given to the client
 attempt          a request to one backend, up to where its answer has begun
 relay            a stream to its end; client_stream: what the client reads of it
+routed_request   what all of them work on; record: what became of it
 transport        the one way to a backend: it dials with a Permit
 observed         what requests have shown of backends
 circuits         when a backend is left alone; verdicts: what leads on to the next; event_stream: what is in a stream

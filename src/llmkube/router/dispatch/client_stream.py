@@ -15,6 +15,9 @@ from llmkube.router.dispatch.event_stream import EventSplitter, data_of, error_e
 COMMENT_SECONDS: Final = 5.0
 """How often a client that waits for a stream hears that it is not forgotten."""
 
+LOADING_COMMENT: Final = b": the model is loading\n\n"
+QUEUE_COMMENT: Final = b": the request waits for its turn\n\n"
+
 _EVENT_STREAM: Final = "text/event-stream"
 _LINES: Final = (("Cache-Control", "no-cache"), ("X-Accel-Buffering", "no"))
 _SET_HERE: Final = ("content-type", "cache-control", "content-length", "transfer-encoding", "connection")

@@ -1,6 +1,7 @@
 """What clients and operators of a router meet: its listener, its handler, its config, what it writes and counts.
 
 router           one router, with all that its requests share
+standing         whether it can answer, and which backends it asks
 live_config      its config, which may change while it runs
 handler          answers clients: what they ask is decided on by `router.policy`, and carried out by `router.dispatch`
 shadows          copies to backends that are tried out

@@ -26,6 +26,7 @@ from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_req
 from llmkube.router.dialects.ollama_models import LISTS, VERSION, listed, running, shown
 from llmkube.router.dispatch.attempt import Asked
 from llmkube.router.dispatch.dispatcher import Dispatcher
+from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
 from llmkube.router.dispatch.record import Record
 from llmkube.router.dispatch.relay import Ending
@@ -92,6 +93,7 @@ class RouterHandler:
     Attributes:
         routing: Returns what counts now.
         dispatcher: Carries decisions out.
+        observed: What requests have shown of backends.
         shadows: Sends copies.
         metrics: Counts.
         audit: Writes down.
@@ -105,6 +107,7 @@ class RouterHandler:
 
     routing: Callable[[], Routing]
     dispatcher: Dispatcher
+    observed: Observed
     shadows: Shadows
     metrics: RouterMetrics
     audit: AuditLog
@@ -251,14 +254,13 @@ class RouterHandler:
         self.budgets.settle(record.reservation, took)
 
     def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
-        observed = self.dispatcher.observed
         return decide(
             config,
             facts,
             permits_for(config, facts),
-            first_byte_seconds=observed.first_byte_seconds,
+            first_byte_seconds=self.observed.first_byte_seconds,
             pick=self.rng.random(),
-            load=observed.in_flight,
+            load=self.observed.in_flight,
             warmth=self.prefixes.warmth(prompt, config.backends.values()) if prompt is not None else {},
         )
 

@@ -33,7 +33,7 @@ from llmkube.base.http.limits import Limits
 from llmkube.router.auth.jwks_fetch import fetch_jwks
 from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.auth.key_files import BackendKeys
-from llmkube.router.auth.principals import judge_of, lets_clients_in
+from llmkube.router.auth.principals import judge_of
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.budget_store.budget_file import budget_file_of
@@ -42,9 +42,11 @@ from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import AskEngine, Attempts
-from llmkube.router.dispatch.circuits import Circuits, State, Terms
+from llmkube.router.dispatch.backend_call import BackendCalls
+from llmkube.router.dispatch.circuits import Circuits, Terms
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
+from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
@@ -55,6 +57,7 @@ from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
+from llmkube.router.proxy.standing import Standing
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
@@ -65,7 +68,6 @@ LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
 
 
 MOST_PAUSE_SECONDS: Final = 300.0
-LEFT_ALONE: Final = "it failed, and is left alone for now"
 
 
 @attrs.frozen(eq=False)
@@ -154,7 +156,7 @@ async def open_router(
     def budgets() -> Sequence[Mapping[str, Any]]:
         return accounts.used(live.routing.config)
 
-    standing = _Standing(live, keys, circuits, audit, accounts)
+    standing = Standing(live, keys, circuits, audit, accounts)
     gauges = BackendGauges(
         router=name,
         config=lambda: live.routing.config,
@@ -176,9 +178,12 @@ async def open_router(
         probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
+        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued)
+        queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
         handler = RouterHandler(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(attempts, circuits, observed, turns, watch, metrics.tried, metrics.continued),
+            dispatcher=Dispatcher(queued, circuits, metrics.continued),
+            observed=observed,
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -224,54 +229,3 @@ def _terms(config: RoutingConfig) -> Terms:
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
     circuits.found(name, by, why, trio.current_time())
-
-
-@attrs.frozen(eq=False)
-class _Standing:
-    """How a router and its backends stand.
-
-    Attributes:
-        live: The config that counts.
-        keys: Of backends.
-        circuits: Which backends are left alone.
-        audit: May fail to be written.
-        accounts: May fail to be kept.
-    """
-
-    live: LiveConfig
-    keys: BackendKeys
-    circuits: Circuits
-    audit: AuditLog
-    accounts: RouterBudgets
-
-    def why_not(self, name: str) -> str:
-        """Return why a backend is not asked now, "" if it is."""
-        backend = self.live.routing.config.backends[name]
-        if backend.missing or not backend.base_url:
-            return backend.missing or "its address is not known"
-        if backend.key_file and not self.keys.key_of(backend.key_file):
-            return f"no key can be read from {backend.key_file}"
-        circuit = self.circuits.of(name)
-        if circuit.unwell:
-            return next(iter(circuit.unwell.values()))
-        return LEFT_ALONE if circuit.state(trio.current_time()) is State.OPEN else ""
-
-    def states(self) -> Mapping[str, str]:
-        """Return why each backend is not asked now, by its name."""
-        return {each: self.why_not(each) for each in self.live.routing.config.backends}
-
-    def ready(self) -> tuple[bool, str]:
-        """Return whether requests can be answered, and why not."""
-        states = self.states()
-        lets_in, token_problem = lets_clients_in(self.live.routing.clients)
-        problems = (
-            token_problem,
-            self.accounts.problem,
-            "the audit log cannot be written" if self.audit.is_failing else "",
-            f"an older config counts, the file cannot be used: {self.live.problem}" if self.live.problem else "",
-            *(f"{each}: {why}" for each, why in states.items() if why),
-        )
-        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
-        passing = {"", LEFT_ALONE, *(why for each in states for why in self.circuits.of(each).unwell.values())}
-        serves = any(why in passing for why in states.values())
-        return serves and lets_in, "; ".join(filter(None, problems))
