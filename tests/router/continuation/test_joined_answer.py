@@ -6,7 +6,7 @@ import re
 import pytest
 
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.continuation import joined_answer
+from llmkube.router.continuation import joined_answer, token_count
 from llmkube.router.continuation.joined_answer import MAX_KEPT_BYTES, MOST_CONTINUATIONS, JoinedAnswer, JoinError
 from router.continuation.llama_script import CHAT, COMPLETIONS, PIECES, PROMPT, PROMPT_TOKENS, TEXT, TOKENS, answer
 
@@ -261,20 +261,20 @@ def _no_text(path, body, text, tokens):
 
 joined_answer_next = joined_answer.next_request
 MUTANTS = {
-    "the limit is not lowered": ("next_request", _full_limit),
-    "the text is not given": ("next_request", _no_text),
-    "the id is another": ("_NAMES", frozenset({"created", "model", "system_fingerprint"})),
-    "nothing of a piece is text": ("_text_of", lambda _choice: ""),
-    "a role is never seen": ("_has_role", lambda _choice: False),
-    "nothing is a limit": ("is_limit", lambda _value: False),
-    "no usage is read": ("usage_of", lambda _said, known=None: known),
+    "the limit is not lowered": (joined_answer, "next_request", _full_limit),
+    "the text is not given": (joined_answer, "next_request", _no_text),
+    "the id is another": (joined_answer, "_NAMES", frozenset({"created", "model", "system_fingerprint"})),
+    "nothing of a piece is text": (joined_answer, "text_of", lambda _choice: ""),
+    "a role is never seen": (joined_answer, "has_role", lambda _choice: False),
+    "nothing is a limit": (joined_answer, "is_limit", lambda _value: False),
+    "no usage is read": (token_count, "usage_of", lambda _said, known=None: known),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_mutant_is_caught(name, monkeypatch):
     """Without that the test of every event would show nothing."""
-    monkeypatch.setattr(joined_answer, *MUTANTS[name])
+    monkeypatch.setattr(*MUTANTS[name])
     with pytest.raises((AssertionError, pytest.fail.Exception, JoinError)):
         play()
 

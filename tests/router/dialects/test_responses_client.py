@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.responses_client import Responses, continued
+from llmkube.router.dialects.responses_client import Responses, with_history
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 ASKED = {"model": "m", "input": "hi"}
@@ -139,7 +139,7 @@ def test_a_history_stands_between_the_instructions_and_the_own_items():
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
         {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
     ]
-    found = continued(translated, history, translated.answers)
+    found = with_history(translated, history, translated.answers)
     assert [(turn["role"], turn["content"]) for turn in found.body["messages"]] == [
         ("system", "now\n\nonce"),
         ("user", "a"),

@@ -10,11 +10,14 @@ from typing import Any, Final
 import attrs
 import orjson
 
-from llmkube.router.budgets.usage import Usage, usage_of
+from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, why_not
+from llmkube.router.continuation.errors import JoinError
+from llmkube.router.continuation.event_parts import choice_of, event_of, has_role, text_of
 from llmkube.router.continuation.next_request import next_request
 from llmkube.router.continuation.places import goes_on
+from llmkube.router.continuation.token_count import USAGE_FIELDS, TokenCount
 
 MOST_CONTINUATIONS: Final = 3
 """A request of which engines die would else end one after the other."""
@@ -25,53 +28,22 @@ MAX_KEPT_BYTES: Final = 256 << 10
 _NAMES: Final = frozenset({"id", "created", "model", "system_fingerprint", "object"})
 """What is the same in all events of a stream."""
 
-_USAGE: Final = ("completion_tokens", "prompt_tokens", "total_tokens", "prompt_tokens_details")
-_DELTA: Final = frozenset({"role", "content"})
-_CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason"})
-_NOT_TEXT: Final = {
-    "tool_calls": "the answer calls a tool",
-    "function_call": "the answer calls a tool",
-    "reasoning_content": "the answer has thoughts (reasoning_content)",
-    "logprobs": "the answer has logprobs",
-}
-
-
-class JoinError(Exception):
-    """What an engine says does not continue what was said; the message says why."""
-
 
 @attrs.define(eq=False)
-class _Run:
+class _Piece:
     """What one engine has said.
 
     Attributes:
         backend: Where it is; None before it has begun.
         has_begun: Whether an event of it has come.
-        is_checked: Whether it is known that it has read the text, and no more.
-        pieces: Events with text.
-        usage: What it has counted, up to the last of them.
-        final: What it has counted at its end.
         held: Its end, as the client reads it.
         is_told: Whether the end says how many tokens it took.
     """
 
     backend: Backend | None = None
     has_begun: bool = False
-    is_checked: bool = False
-    pieces: int = 0
-    usage: Usage | None = None
-    final: Usage | None = None
     held: bytes = b""
     is_told: bool = False
-
-    @property
-    def is_counted(self) -> bool:
-        return self.usage is not None or not self.pieces
-
-    @property
-    def tokens(self) -> int:
-        """Of the text that the client has; what is held back is none of it."""
-        return self.usage.completion if self.usage is not None and self.pieces else self.pieces
 
 
 class JoinedAnswer:
@@ -97,17 +69,15 @@ class JoinedAnswer:
         self._model_at: dict[str, object] = {}
         self._has_role = False
         self._text = bytearray()
-        self._before = 0  # tokens of the text, by the engines before
-        self._is_counted = True
-        self._prompt: int | None = None
-        self._cached = 0
-        self._run = _Run()
+        self._tokens = TokenCount()
+        self._piece = _Piece()
 
     # -- what one engine says ----------------------------------------------------------------------------------------
 
     def begin(self, backend: Backend) -> None:
         """Read what this backend says from here on."""
-        self._run = _Run(backend)
+        self._piece = _Piece(backend)
+        self._tokens.begin_engine()
 
     def take(self, data: bytes, event: bytes, *, hidden: bool = False) -> bytes:
         """Read the next event, and return what the client gets of it; nothing while it has to wait.
@@ -121,25 +91,25 @@ class JoinedAnswer:
             JoinError: It does not continue what was said.
         """
         said = orjson.loads(data)  # the judge has read it: it is an object
-        run = self._run
-        if not run.has_begun:
-            run.has_begun = True
+        piece = self._piece
+        if not piece.has_begun:
+            piece.has_begun = True
             self._note_names(said)
         choice = self._choice(said)
         finish = choice is not None and bool(choice.get("finish_reason"))
-        if finish or run.held:
-            run.final = usage_of(said, run.final or run.usage)
-            run.is_told = run.is_told or isinstance(said.get("usage"), dict)
+        self._tokens.take(said, at_end=finish or bool(piece.held))
+        if finish or piece.held:
+            piece.is_told = piece.is_told or isinstance(said.get("usage"), dict)
         else:
-            run.usage = usage_of(said, run.usage)
-            self._keep(_text_of(choice))
-        self._check_prompt()
+            self._keep(text_of(choice))
+        if self.continuations:
+            self._tokens.check_prompt(is_greedy=self._is_greedy)
         passed = self._rewritten(said, choice) if self.continuations else self._stripped(said, event)
         passed = b"" if hidden else passed
-        if (finish or run.held) and not self.why_not:
-            run.held += passed
+        if (finish or piece.held) and not self.why_not:
+            piece.held += passed
             return b""
-        self._has_role = self._has_role or _has_role(choice)
+        self._has_role = self._has_role or has_role(choice)
         return self.release() + passed
 
     @property
@@ -149,35 +119,29 @@ class JoinedAnswer:
 
     def release(self) -> bytes:
         """Return what was held back, once the answer has come to its end."""
-        held, self._run.held = self._run.held, b""
+        held, self._piece.held = self._piece.held, b""
         return held
 
     @property
     def is_finished(self) -> bool:
         """Whether all has come but the mark of the end: the last piece, and how many tokens it all took."""
-        return bool(self._run.held) and self._run.is_told
+        return bool(self._piece.held) and self._piece.is_told
 
     @property
     def usage(self) -> Usage | None:
         """Tokens of the prompt and of the whole text; None where an engine has not counted its own."""
-        run = self._run
-        last = run.final or run.usage
-        prompt = self._first_prompt()
-        if prompt is None or not self._is_counted or not (run.is_counted or run.final is not None):
-            return None
-        completion = self._before + (last.completion if last is not None else 0)
-        return Usage(prompt=prompt, completion=completion, cached=self._first_cached())
+        return self._tokens.whole
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
     def broke_off(self) -> str:
         """Note that the engine has died; return why the answer cannot go on, "" if it can."""
-        run = self._run
-        if run.backend is not None:
-            self.broken.add(run.backend.name)
+        piece = self._piece
+        if piece.backend is not None:
+            self.broken.add(piece.backend.name)
         if self.continuations >= MOST_CONTINUATIONS:
             self.why_not = self.why_not or f"the answer has gone on {MOST_CONTINUATIONS} times"
-        if self._limit is not None and self._text and not (self._is_counted and run.is_counted):
+        if self._limit is not None and self._text and not self._tokens.is_counted:
             self.why_not = self.why_not or "the request limits tokens, and the engine has not counted them"
         return self.why_not
 
@@ -186,43 +150,40 @@ class JoinedAnswer:
 
         Its engine died before it said so.
         """
-        run, usage = self._run, self.usage
-        if self.why_not or usage is None or self._limit is None or self._before + run.tokens < self._limit:
+        usage = self.usage
+        if self.why_not or usage is None or self._limit is None or self._tokens.of_text < self._limit:
             return b""
-        run.final = attrs.evolve(usage, completion=run.tokens)
+        self._tokens.close(usage)
         is_chat = self._path == CHAT
         choice: dict[str, Any] = {"finish_reason": "length", "index": 0, "delta": {}}
         if not is_chat:
             choice = {"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}
         last = {"choices": [choice], **self._names}
-        told = {"usage": self._told(dict.fromkeys(_USAGE))}
+        told = {"usage": self._tokens.told(dict.fromkeys(USAGE_FIELDS))}
         if not is_chat:
-            return _event(last | told)
+            return event_of(last | told)
         options = self._body.get("stream_options")
         wants = isinstance(options, Mapping) and options.get("include_usage") is True
-        return _event(last) + (_event({**last, "choices": []} | told) if wants else b"")
+        return event_of(last) + (event_of({**last, "choices": []} | told) if wants else b"")
 
     def next_body(self) -> dict[str, Any]:
         """Return the request for the engine that goes on; what `begin` and `take` get from now on is its answer."""
-        run = self._run
-        self._cached, self._prompt = self._first_cached(), self._first_prompt()
-        self._is_counted = self._is_counted and run.is_counted
-        self._before = self._before + run.tokens if self._text else 0
+        before = self._tokens.next_engine(keeps_text=bool(self._text))
         self.continuations += 1
-        self._run = _Run()
-        return next_request(self._path, self._body, self._text.decode(), self._before)
+        self._piece = _Piece()
+        return next_request(self._path, self._body, self._text.decode(), before)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     @property
     def _is_timed(self) -> bool:
         """Whether events may have what only the router asked for."""
-        backend = self._run.backend
+        backend = self._piece.backend
         return self._can_begin and backend is not None and bool(backend.model_digest) and not self._shows_timings
 
     def _note_names(self, said: Mapping[str, Any]) -> None:
         """Keep what all events of a stream have alike; a backend that answers as another model cannot go on."""
-        backend, model = self._run.backend, said.get("model")
+        backend, model = self._piece.backend, said.get("model")
         name = backend.name if backend is not None else ""
         if not self._names:
             self._names = {name: each for name, each in said.items() if name in _NAMES}
@@ -235,20 +196,9 @@ class JoinedAnswer:
 
     def _choice(self, said: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the one choice of an event; what cannot be joined by its text is noted."""
-        choices = said.get("choices")
-        if not isinstance(choices, list) or not choices:
-            return None
-        choice = choices[0]
-        if len(choices) > 1 or not isinstance(choice, dict) or choice.get("index") not in (0, None):
-            self._cannot("the answer has several choices")
-            return None
-        delta = choice.get("delta")
-        parts = [*((name, each) for name, each in choice.items() if name not in _CHOICE)]
-        if isinstance(delta, dict):
-            parts += [(name, each) for name, each in delta.items() if name not in _DELTA]
-        for name, each in parts:
-            if each:
-                self._cannot(_NOT_TEXT.get(name, f"the answer has {name!r:.40}"))
+        choice, why_not = choice_of(said)
+        if why_not:
+            self._cannot(why_not)
         return choice
 
     def _cannot(self, why: str) -> None:
@@ -260,40 +210,11 @@ class JoinedAnswer:
     def _keep(self, text: str) -> None:
         if not text or self.why_not:
             return
-        self._run.pieces += 1
+        self._tokens.add_piece()
         self._text += text.encode()
         if len(self._text) > MAX_KEPT_BYTES:
             self.why_not = f"the text is longer than {MAX_KEPT_BYTES} bytes"
             self._text = bytearray()
-
-    def _first_prompt(self) -> int | None:
-        """Return the tokens of the request's own prompt: a later engine has read the text before its own, too."""
-        if self._prompt is not None:
-            return self._prompt
-        last = self._run.final or self._run.usage
-        return max(last.prompt - self._before, 0) if last is not None else None
-
-    def _first_cached(self) -> int:
-        """Return how many tokens of the request's own prompt its first engine had read before."""
-        last = self._run.final or self._run.usage
-        if self._prompt is not None or last is None:
-            return self._cached
-        return min(last.cached, self._first_prompt() or 0)
-
-    def _check_prompt(self) -> None:
-        """Refuse an engine that has read more than the prompt and the text: it has ended them, and begun anew.
-
-        One that has read less takes the text for other tokens, or its template begins another way: what it says next is
-        not what the first engine would have said, which a request at temperature 0 relies on.
-        """
-        run = self._run
-        known = run.final or run.usage
-        if not self.continuations or run.is_checked or known is None or self._prompt is None or not self._is_counted:
-            return
-        run.is_checked = True
-        most = self._prompt + self._before
-        if known.prompt > most or (self._is_greedy and known.prompt < most):
-            raise JoinError(f"the engine has read {known.prompt} tokens; prompt and text have {most}")
 
     # -- what the client reads ---------------------------------------------------------------------------------------
 
@@ -301,44 +222,16 @@ class JoinedAnswer:
         """Return an event without what only the router asked for; the end of an answer has it anyway."""
         if self._shows_timings or "timings" not in said or isinstance(said.get("usage"), dict):
             return event
-        return _event({name: each for name, each in said.items() if name != "timings"})
+        return event_of({name: each for name, each in said.items() if name != "timings"})
 
     def _rewritten(self, said: dict[str, Any], choice: Mapping[str, Any] | None) -> bytes:
         """Return an event of a later engine as one of the first stream, without what the client has."""
-        if choice is not None and self._has_role and _has_role(choice):
+        if choice is not None and self._has_role and has_role(choice):
             delta = {name: each for name, each in choice["delta"].items() if name != "role"}
             if not any(delta.values()) and not choice.get("finish_reason"):
                 return b""
             said["choices"] = [{**choice, "delta": delta}]
         said.pop("timings", None)  # of one engine alone
         if isinstance(usage := said.get("usage"), dict):
-            said["usage"] = self._told(usage)
-        return _event(said | {name: each for name, each in self._names.items() if name in said})
-
-    def _told(self, usage: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tokens of the whole answer, in the place of those of its last engine."""
-        run = self._run
-        last = run.final or run.usage
-        prompt, completion = self._first_prompt() or 0, self._before + (last.completion if last is not None else 0)
-        told: dict[str, Any] = {"completion_tokens": completion, "prompt_tokens": prompt}
-        told["total_tokens"] = prompt + completion
-        if "prompt_tokens_details" in usage:
-            told["prompt_tokens_details"] = {"cached_tokens": self._first_cached()}
-        return {**usage, **told}
-
-
-def _text_of(choice: Mapping[str, Any] | None) -> str:
-    if choice is None:
-        return ""
-    delta = choice.get("delta")
-    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
-    return text if isinstance(text, str) else ""
-
-
-def _has_role(choice: Mapping[str, Any] | None) -> bool:
-    delta = choice.get("delta") if choice is not None else None
-    return isinstance(delta, dict) and "role" in delta
-
-
-def _event(said: Mapping[str, Any]) -> bytes:
-    return b"data: %b\n\n" % orjson.dumps(said)
+            said["usage"] = self._tokens.told(usage)
+        return event_of(said | {name: each for name, each in self._names.items() if name in said})

@@ -114,7 +114,7 @@ class Responses:
         return responses_error(status, error)
 
 
-def continued(translated: Translated, history: Sequence[JsonObject], answers: ResponsesAnswers) -> Translated:
+def with_history(translated: Translated, history: Sequence[JsonObject], answers: ResponsesAnswers) -> Translated:
     """Return a request that sends a history before its own items; the instructions are its own alone."""
     instructions = answers.asked["instructions"] or ""
     body = translated.body | {"messages": turns_of(instructions, [*history, *answers.items])}

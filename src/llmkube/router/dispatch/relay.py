@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from llmkube.base.http.errors import HttpError
-from llmkube.router.continuation.joined_answer import JoinError
+from llmkube.router.continuation.errors import JoinError
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Begun
 from llmkube.router.dispatch.client_stream import ClientStream

@@ -17,7 +17,7 @@ import trio
 from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import JsonObject, Translated
 from llmkube.router.dialects.responses_answers import ResponsesAnswers
-from llmkube.router.dialects.responses_client import continued
+from llmkube.router.dialects.responses_client import with_history
 from llmkube.router.policy.data_limits import NO_LIMITS, NoRegionLeftError, limited, limits_of
 from llmkube.router.policy.request_facts import Principal, RequestFacts
 from llmkube.router.refusals import refused
@@ -125,7 +125,7 @@ class Conversations:
         history = _items_of(previous)
         self.history_bytes += size
         return Joined(
-            translated=continued(translated, history, answers),
+            translated=with_history(translated, history, answers),
             history_bytes=size,
             owner=owner,
             previous=previous,

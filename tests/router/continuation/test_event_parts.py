@@ -1,0 +1,52 @@
+"""What of an event is text, and what of it no other engine could go on with."""
+
+import pytest
+
+from llmkube.router.continuation.event_parts import choice_of, event_of, has_role, text_of
+
+
+def chat(**delta):
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (chat(content="so"), "so"),
+        (chat(role="assistant", content=None), ""),
+        ({"choices": [{"index": 0, "text": "so", "finish_reason": None}]}, "so"),
+        (chat(), ""),
+        ({"choices": []}, ""),
+        ({"usage": {}}, ""),
+    ],
+)
+def test_text_is_what_an_event_adds(said, text):
+    choice, why_not = choice_of(said)
+    assert (text_of(choice), why_not) == (text, "")
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (chat(tool_calls=[{"index": 0}]), "the answer calls a tool"),
+        (chat(reasoning_content="hm"), "the answer has thoughts (reasoning_content)"),
+        (chat(content="so", audio={"id": "a"}), "the answer has 'audio'"),
+        ({"choices": [{"index": 0, "text": "a", "logprobs": {"tokens": []}}]}, "the answer has logprobs"),
+        ({"choices": [{"index": 0, "delta": {}}, {"index": 1, "delta": {}}]}, "the answer has several choices"),
+        ({"choices": [{"index": 1, "delta": {}}]}, "the answer has several choices"),
+    ],
+)
+def test_what_is_no_text_is_named(said, why):
+    assert choice_of(said)[1] == why
+
+
+def test_an_empty_part_is_none():
+    """Engines write fields that they have nothing for."""
+    assert choice_of(chat(content="so", tool_calls=[], reasoning_content=None, refusal=""))[1] == ""
+
+
+def test_a_role_and_an_event():
+    assert has_role({"delta": {"role": "assistant"}})
+    assert not has_role({"delta": {}})
+    assert not has_role(None)
+    assert event_of({"a": 1}) == b'data: {"a":1}\n\n'
