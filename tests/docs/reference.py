@@ -199,7 +199,10 @@ def families() -> Iterator[tuple[Any, str]]:
         yield metric, controller
     for metric in (watchdog.lag, watchdog.stalls):
         yield metric, "all programs"
-    of_routers = attrs.asdict(RouterMetrics.on(registry, "ns/name"), recurse=False).values()
+    of_router = RouterMetrics.on(registry, "ns/name")
+    of_routers = [
+        getattr(each, field.name) for each in (of_router, of_router.genai) for field in attrs.fields(type(each))
+    ]
     gauges = BackendGauges(
         router="ns/name",
         config=lambda: RoutingConfig(name="ns/name", backends={}),

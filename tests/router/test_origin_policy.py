@@ -113,6 +113,13 @@ def test_a_preflight_is_what_a_browser_asks_by_itself(method, lines, is_one):
     assert is_preflight(head_of(CHAT, lines, method)) is is_one
 
 
+def test_a_page_may_delete_what_is_kept_for_it():
+    """And nothing else."""
+    for path, methods in ((CHAT, "GET, HEAD, POST"), ("/v1/responses/resp_1", "GET, HEAD, POST, DELETE")):
+        asked = head_of(path, "Access-Control-Request-Method: DELETE\r\n", "OPTIONS")
+        assert preflight_answer(asked).headers.get("access-control-allow-methods") == methods
+
+
 def test_a_list_of_headers_that_is_none_is_not_repeated():
     """What stands in the answer is a list of header names, or is left out."""
     asked = head_of(CHAT, "Access-Control-Request-Headers: a, b\r\n", "OPTIONS")

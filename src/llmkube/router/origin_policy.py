@@ -47,6 +47,8 @@ _WEB_SCHEMES: Final = frozenset({"http", "https", "ws", "wss", "ftp"})
 """Schemes whose pages come from a network. Every other one was registered on this machine by a program on it."""
 
 _METHODS: Final = "GET, HEAD, POST"
+_DELETED_BELOW: Final = "/v1/responses/"
+"""What a client may delete: responses that a router keeps for it."""
 
 _PREFLIGHT_SECONDS: Final = 600
 """How long a browser remembers what it was allowed."""
@@ -101,7 +103,8 @@ def is_preflight(head: RequestHead) -> bool:
 
 def preflight_answer(head: RequestHead) -> Response:
     """Allow the page, which `page_grant` names, every header that it asks for: programs may send them all as well."""
-    lines = [("Access-Control-Allow-Methods", _METHODS), ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS))]
+    methods = f"{_METHODS}, DELETE" if head.path.startswith(_DELETED_BELOW) else _METHODS
+    lines = [("Access-Control-Allow-Methods", methods), ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS))]
     asked = head.lines.get("access-control-request-headers") or ""
     if _FIELD_NAMES.fullmatch(asked):
         lines.append(("Access-Control-Allow-Headers", asked))

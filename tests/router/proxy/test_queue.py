@@ -42,6 +42,8 @@ async def test_an_engine_gets_as_many_requests_as_it_has_slots(autojump_clock):
         await trio.sleep(1)
         assert (len(lab.players["mac"].asked), lab.metric(FULL, backend="mac")) == (1, 2)
         assert lab.metric("llmkube_router_in_flight", backend="mac") == 3
+        of_picker = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        assert [lab.registry.get_sample_value(name) for name in of_picker] == [1, 2]
         await trio.sleep(12)
         assert (len(lab.players["mac"].asked), lab.metric(FULL, backend="mac")) == (2, 1)
     assert [json.loads(each.body) for each in answers] == [ANSWER] * 3

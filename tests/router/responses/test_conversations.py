@@ -227,6 +227,8 @@ async def test_a_response_is_given_and_deleted_by_its_id():
         assert [item["content"] for item in items["data"]] == [[{"type": "input_text", "text": "hi"}]]
         assert (await lab.ask(path=path, method="DELETE")).status == 200
         assert (await lab.ask(path=path, method="GET")).status == 404
+        told = [(line["method"], line["path"], line["status"], line["outcome"]) for line in lab.audit[-2:]]
+        assert told == [("DELETE", path, 200, "ok"), ("GET", path, 404, "client_error")]
         status, error = await ask(lab, previous_response_id=said["id"])
         assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
         assert lab.audit[-1]["outcome"] == "previous_response_not_found"

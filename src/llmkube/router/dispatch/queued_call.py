@@ -17,7 +17,6 @@ from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.routed_request import RoutedRequest
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.policy.permits import Permit
-from llmkube.router.policy.request_facts import NOBODY
 from llmkube.router.queue.turns import Line, Turn, Turns
 
 
@@ -73,8 +72,7 @@ class QueuedCalls:
 
 def _tenant(record: Record) -> str:
     """Return whom a turn is charged to: the team, else the tenant."""
-    principal = record.facts.principal if record.facts is not None else NOBODY
-    return principal.team or principal.tenant
+    return record.principal.team or record.principal.tenant
 
 
 async def _until_called(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:

@@ -6,7 +6,7 @@ from llmkube.router.budgets.meter import NOTHING, Reservation
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
-from llmkube.router.policy.request_facts import RequestFacts
+from llmkube.router.policy.request_facts import NOBODY, Principal, RequestFacts
 from llmkube.router.prefix_cache.warm_prefixes import Prompt
 
 
@@ -36,8 +36,10 @@ class Record:
     Attributes:
         request_id: Its name.
         path: What was asked.
+        method: How; only responses that are kept are asked for otherwise than by POST.
         peer: The address that it comes from.
         started_at: By Trio's clock.
+        principal: Who asks; NOBODY until that is known.
         facts: None until they are known.
         decision: None until it is made.
         tries: In order.
@@ -62,7 +64,9 @@ class Record:
     path: str
     peer: str
     started_at: float
+    method: str = "POST"
     trace_id: str = ""
+    principal: Principal = NOBODY
     reservation: Reservation = NOTHING
     prompt: Prompt | None = None
     history_bytes: int = 0

@@ -5,5 +5,5 @@ standing         whether it can answer, and which backends it asks
 live_config      its config, which may change while it runs
 handler          answers clients: what they ask is decided on by `router.policy`, and carried out by `router.dispatch`
 shadows          copies to backends that are tried out
-metrics, audit_log  what the operator reads; admin: who may
+metrics, genai_metrics, audit_log  what the operator reads; admin: who may
 """

@@ -140,7 +140,7 @@ class RouterHandler:
         elif path in ROUTES:
             await self._route(exchange, path)
         elif path.startswith(PREFIX):
-            await exchange.respond(self._kept_response(exchange, path))
+            await self._kept_response(exchange, path)
         else:
             known = ", ".join((*ROUTES, "/v1/models", *LISTS))
             await exchange.respond(refused(404, f"nothing at {path}; there is {known}", "not_found").response)
@@ -148,15 +148,8 @@ class RouterHandler:
     # -- one request -------------------------------------------------------------------------------------------------
 
     async def _route(self, exchange: StreamExchange, path: str) -> None:
-        routing, headers = self.routing(), exchange.head.headers.joined()
-        trace = trace_of(headers, f"{self.rng.getrandbits(192):048x}")
-        record = Record(
-            request_id=request_id_of(headers, f"{self.rng.getrandbits(128):032x}"),
-            path=path,
-            peer=exchange.peer,
-            started_at=trio.current_time(),
-            trace_id=trace["traceparent"][3:35],
-        )
+        routing = self.routing()
+        record, trace = self._record(exchange, path)
         try:
             asked, decision = self._decide(exchange, path, routing, record, trace)
             demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
@@ -193,6 +186,7 @@ class RouterHandler:
         principal = principal_of(head.headers, exchange.peer, routing.clients)
         if principal is None:  # the judge let it in: its time is over since, or keys have changed
             raise refused(401, "this key or token counts no more", "invalid_api_key")
+        record.principal = principal
         try:
             translated = translated_request(path, parse_body(exchange.body))
             refuse_urls(translated.body)
@@ -280,7 +274,8 @@ class RouterHandler:
         self._learn(record, routing.config)
         seconds = trio.current_time() - record.started_at
         classes = record.facts.classes if record.facts is not None else frozenset[str]()
-        self.metrics.ended(record, class_label(classes, routing.classes), seconds)
+        answering = routing.config.backends.get(record.backend)
+        self.metrics.ended(record, class_label(classes, routing.classes), answering, seconds)
         fields = fields_of(record, routing.config, seconds)
         if routing.config.audit.bodies:
             fields["body"] = body.decode("utf-8", "replace")
@@ -289,13 +284,37 @@ class RouterHandler:
         except LineLostError as exc:
             _log.error("a line of the audit log is lost", requestID=record.request_id, error=str(exc))
 
-    def _kept_response(self, exchange: StreamExchange, path: str) -> Response:
+    async def _kept_response(self, exchange: StreamExchange, path: str) -> None:
         """Answer about a response that is kept, to whom it belongs."""
+        routing, head = self.routing(), exchange.head
+        record, _ = self._record(exchange, path)
+        try:
+            principal = principal_of(head.headers, exchange.peer, routing.clients)
+            if principal is None:
+                said = refused(401, "this key counts no more", "invalid_api_key").response
+            else:
+                record.principal = principal
+                wanted = Wanted(head.method, path, head.target.partition("?")[2])
+                said = self.conversations.page(wanted, principal)
+            record.status, record.outcome = said.status, "ok" if said.status < 400 else "client_error"
+            await exchange.respond(attrs.evolve(said, headers=said.headers.with_("X-Request-Id", record.request_id)))
+        finally:
+            await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
+
+    def _record(self, exchange: StreamExchange, path: str) -> tuple[Record, Mapping[str, str]]:
+        """Begin to remember a request; the second is the headers of its trace."""
         head = exchange.head
-        principal = principal_of(head.headers, exchange.peer, self.routing().clients)
-        if principal is None:
-            return refused(401, "this key counts no more", "invalid_api_key").response
-        return self.conversations.page(Wanted(head.method, path, head.target.partition("?")[2]), principal)
+        headers = head.headers.joined()
+        trace = trace_of(headers, f"{self.rng.getrandbits(192):048x}")
+        record = Record(
+            request_id=request_id_of(headers, f"{self.rng.getrandbits(128):032x}"),
+            path=path,
+            method=head.method,
+            peer=exchange.peer,
+            started_at=trio.current_time(),
+            trace_id=trace["traceparent"][3:35],
+        )
+        return record, trace
 
     # -- what there is ------------------------------------------------------------------------------------------------
 

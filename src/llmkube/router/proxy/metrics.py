@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
+from llmkube.router.proxy.genai_metrics import GenAiMetrics
 
 _SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _FIRST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 120.0)
@@ -35,9 +36,11 @@ class RouterMetrics:
 
     Attributes:
         router: Label of all.
+        genai: The same under the names of OpenTelemetry.
     """
 
     router: str
+    genai: GenAiMetrics
     requests: Counter
     duration_seconds: Histogram
     fail_closed: Counter
@@ -58,6 +61,7 @@ class RouterMetrics:
         """
         return cls(
             router=router,
+            genai=GenAiMetrics.on(registry),
             requests=Counter(
                 "llmkube_router_requests_total",
                 "Requests by what became of them, failures among them.",
@@ -148,8 +152,8 @@ class RouterMetrics:
         if result:
             self.prompts.labels(self.router, backend, result).inc()
 
-    def ended(self, record: Record, classification: str, seconds: float) -> None:
-        """Count a request that has ended."""
+    def ended(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
+        """Count a request that has ended, and that this backend has answered; None for none."""
         outcome = bounded_outcome(record.outcome, record.status)
         rule, backend = record.rule, record.backend or "none"
         self.requests.labels(self.router, rule, backend, classification, outcome).inc()
@@ -158,6 +162,7 @@ class RouterMetrics:
             self.fail_closed.labels(self.router, rule, classification).inc()
         if record.streamed and record.first_byte_seconds is not None:
             self.first_token_seconds.labels(self.router, backend).observe(record.first_byte_seconds)
+        self.genai.ended(record, answering, outcome, seconds)
         if record.usage is not None:
             counts = {
                 "prompt": record.usage.prompt,
@@ -229,11 +234,15 @@ class BackendGauges:
             "llmkube_router_queue_depth", "Requests that wait for a slot of an engine.", labels=["router", "backend"]
         )
         tiers = {"local": 0, "cloud": 0}
+        computing = queued = 0
         for name, backend in self.config().backends.items():
-            up = self.healthy(name)
+            up, waits, under_way = self.healthy(name), self.waiting(backend), self.in_flight.get(name, 0)
+            if backend.local:
+                queued += waits
+                computing += max(under_way - waits, 0)
             health.add_metric([self.router, name], float(up))
-            running.add_metric([self.router, name], float(self.in_flight.get(name, 0)))
-            waiting.add_metric([self.router, name], float(self.waiting(backend)))
+            running.add_metric([self.router, name], float(under_way))
+            waiting.add_metric([self.router, name], float(waits))
             tiers["local" if backend.local else "cloud"] += up
         for tier, count in tiers.items():
             active.add_metric([self.router, tier], float(count))
@@ -251,3 +260,10 @@ class BackendGauges:
         for budget in self.budgets():
             taken.add_metric([self.router, budget["name"]], float(budget["utilization"]))
         yield from (health, active, running, waiting, valid, taken)
+        # what an endpoint picker of Gateway API's Inference Extension asks a model server for, as vLLM names it
+        yield GaugeMetricFamily(
+            "vllm:num_requests_running", "Requests under way at local backends, without those that wait.", computing
+        )
+        yield GaugeMetricFamily(
+            "vllm:num_requests_waiting", "Requests that wait for a slot of a local backend.", queued
+        )

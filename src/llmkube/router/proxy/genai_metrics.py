@@ -1,0 +1,140 @@
+"""Requests under the names of OpenTelemetry's conventions for generative AI, as its Prometheus exporter writes them.
+
+Names, units, attributes and buckets: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai. They
+are in development there, and may change; the series that begin with `llmkube_` do not.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import attrs
+from prometheus_client import CollectorRegistry, Histogram
+
+from llmkube.router.config.routing_config import Backend
+from llmkube.router.dispatch.record import Record
+
+OURS: Final = "llmkube"
+"""The provider of a backend that is an InferenceService."""
+
+_OPERATIONS: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/v1/completions": "text_completion",
+    "/api/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
+}
+"""What a path asks for, by the convention's own words; the others have none there, and are left out."""
+
+_PROVIDERS: Final[Mapping[str, str]] = {"bedrock": "aws.bedrock", "vertex_ai": "gcp.vertex_ai"}
+"""Where the convention's word is another than ours."""
+
+_SECONDS: Final = tuple(0.01 * 2**step for step in range(14))
+_FIRST_SECONDS: Final = (*(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),)
+_TOKEN_SECONDS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_TOKENS: Final = tuple(4**step for step in range(14))
+
+_LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
+
+
+@attrs.define(eq=False)
+class _Series:
+    """The histograms of one operation at one backend, looked up once."""
+
+    first_seconds: Histogram
+    token_seconds: Histogram
+    input_tokens: Histogram
+    output_tokens: Histogram
+
+
+@attrs.define(eq=False)
+class GenAiMetrics:
+    """The series of one router."""
+
+    duration_seconds: Histogram
+    first_seconds: Histogram
+    token_seconds: Histogram
+    tokens: Histogram
+    _known: dict[tuple[str, str, str], _Series] = attrs.field(factory=dict)
+
+    @classmethod
+    def on(cls, registry: CollectorRegistry) -> "GenAiMetrics":
+        """Register the series.
+
+        Raises:
+            ValueError: The registry already has them.
+        """
+        return cls(
+            duration_seconds=Histogram(
+                "gen_ai_server_request_duration_seconds",
+                "Seconds from a request to the last byte of its answer; error_type is empty of one that was answered.",
+                [*_LABELS, "error_type"],
+                buckets=_SECONDS,
+                registry=registry,
+            ),
+            first_seconds=Histogram(
+                "gen_ai_server_time_to_first_token_seconds",
+                "Seconds from a request to the first event of its stream.",
+                _LABELS,
+                buckets=_FIRST_SECONDS,
+                registry=registry,
+            ),
+            token_seconds=Histogram(
+                "gen_ai_server_time_per_output_token_seconds",
+                "Seconds for each token of a stream after the first.",
+                _LABELS,
+                buckets=_TOKEN_SECONDS,
+                registry=registry,
+            ),
+            tokens=Histogram(
+                "gen_ai_client_token_usage",
+                "Tokens of a request as its backend reports them, by type: input, output.",
+                [*_LABELS, "gen_ai_token_type"],
+                buckets=_TOKENS,
+                registry=registry,
+            ),
+        )
+
+    def ended(self, record: Record, backend: Backend | None, outcome: str, seconds: float) -> None:
+        """Count a request that a backend was chosen for; of others the convention has no provider.
+
+        Args:
+            record: What became of it.
+            backend: The one that answered; None for none.
+            outcome: As the label of the router's own series.
+            seconds: From its beginning to its end.
+        """
+        operation = _OPERATIONS.get(record.path)
+        if operation is None or backend is None:
+            return
+        labels = (operation, provider_of(backend), backend.model or backend.model_id)
+        error = "" if outcome == "ok" else outcome
+        self.duration_seconds.labels(*labels, error).observe(seconds)
+        series = self._known.get(labels) or self._series(labels)
+        usage, first = record.usage, record.first_byte_seconds
+        if record.streamed and first is not None and not error:
+            series.first_seconds.observe(first)
+            if usage is not None and usage.completion > 1:
+                series.token_seconds.observe((seconds - first) / (usage.completion - 1))
+        if usage is not None:
+            series.input_tokens.observe(usage.prompt)
+            if operation != "embeddings":
+                series.output_tokens.observe(usage.completion)
+
+    def _series(self, labels: tuple[str, str, str]) -> _Series:
+        """Look the series up; labels come of the config, so that there are few."""
+        found = self._known[labels] = _Series(
+            first_seconds=self.first_seconds.labels(*labels),
+            token_seconds=self.token_seconds.labels(*labels),
+            input_tokens=self.tokens.labels(*labels, "input"),
+            output_tokens=self.tokens.labels(*labels, "output"),
+        )
+        return found
+
+
+def provider_of(backend: Backend) -> str:
+    """Return who serves a backend, by the convention's words where it has one."""
+    return _PROVIDERS.get(backend.provider, backend.provider) or OURS
