@@ -157,8 +157,9 @@ class Books:
 
     def stood_still(self):
         """Time has passed in which nobody could do anything."""
-        self._suspects, self._cordoned = {}, {}
+        self._suspects = {}
         for host in self.world.hosts.values():
+            self._restart_cordon(host)
             with self.disturbed(host):
                 self._started[host.name] = trio.current_time()
 
@@ -170,14 +171,18 @@ class Books:
             yield
         finally:
             self._still.discard(host.name)
-            self._cordoned.pop(host.name, None)
+            self._restart_cordon(host)
             self.look()
+
+    def _restart_cordon(self, host):
+        """Count a cordon from the next look on; that there was one stays known, for what the agent still does of it."""
+        self._cordoned[host.name] = (math.inf, self._cordoned.get(host.name, (0.0, -math.inf))[1])
 
     def _note_cordons(self, now):
         """Note since when each host is cordoned by its own wall clock."""
         for host in self.world.hosts.values():
             if not _is_cordoned(host):
-                self._cordoned[host.name] = (math.inf, self._cordoned.get(host.name, (0.0, -math.inf))[1])
+                self._restart_cordon(host)
             else:
                 since = self._cordoned.get(host.name, (math.inf, now))[0]
                 self._cordoned[host.name] = (min(since, now), now)

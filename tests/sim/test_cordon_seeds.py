@@ -35,6 +35,15 @@ def test_a_seed_with_cordons_violates_nothing(seed):
     assert not result.violations
 
 
+def test_what_a_cordon_began_may_end_after_it():
+    """An agent that stands still while it drains ends the engine, although the owner has uncordoned the host since."""
+    timeline = score.timeline_of(769)
+    told = ("cordoned-while-busy", "cut-off-while-frozen")
+    happenings = tuple(each for each in timeline.happenings if each.name in told or 16 < each.at < 17)
+    assert [each.name for each in happenings] == ["create", *told]
+    assert not score.play(attrs.evolve(timeline, happenings=happenings), quiet_minutes=1.0).violations
+
+
 def test_owners_do_many_things():
     """There are enough kinds of what owners do, and timelines are drawn that have them."""
     assert len(OWNERS) >= 9
