@@ -62,9 +62,9 @@ test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run p
 soak: export LLMKUBE_LENGTHS = soak
 soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py)
 
-envtest: $(STAMP)  ## run the API suites on a real kube-apiserver, built once from its published modules
+envtest: $(STAMP)  ## run the API suites on two real kube-apiservers, built once from the published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
-	$(BIN)/python -m pytest -m envtest
+	$(BIN)/python -m pytest -m envtest $(if $(LLMKUBE_TEST_KUBECONFIG),,--numprocesses 2 --dist worksteal)
 
 node: $(STAMP)  ## run the story on a real node: kubelet, containerd, kube-proxy, images built from the Dockerfile; needs root
 	@$(BIN)/python tests/node/needs.py

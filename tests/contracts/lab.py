@@ -12,7 +12,7 @@ import trio
 
 from contracts.widgets import CRDS, GROUP, WIDGETS, widget_crd
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0  # the garbage collector of a control plane that has just started may need half of it
 
 MERGE = {"content-type": "application/merge-patch+json"}
 JSON_PATCH = {"content-type": "application/json-patch+json"}
