@@ -52,6 +52,7 @@ ORDER: Final = (
     "router",
     "router_faults",
     "killed_engines",
+    "fairness",
     "flood",
     "cluster",
     "bench_cache_memory",

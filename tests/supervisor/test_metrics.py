@@ -36,7 +36,9 @@ def test_figures_are_those_of_the_snapshot():
     """Each service has its health, its restarts and the reason that it is in, and no other series."""
     text = scrape(
         Agent(
-            chat=ServiceView(Reason.LOADED, port=1, pid=5, restarts=2),
+            chat=ServiceView(
+                Reason.LOADED, port=1, pid=5, restarts=2, engine="llamacpp", build="b7000", weights_format="gguf"
+            ),
             bad=ServiceView(Reason.CRASH_LOOP, restarts=7),
         )
     )
@@ -45,6 +47,8 @@ def test_figures_are_those_of_the_snapshot():
     assert 'llmkube_metal_agent_process_healthy{name="bad",namespace="ns"} 0.0' in text
     assert 'llmkube_metal_agent_process_restarts_total{name="bad",namespace="ns"} 7.0' in text
     assert 'service_state{name="bad",namespace="ns",reason="CrashLoopBackOff"} 1.0' in text
+    told = 'engine_info{build="b7000",engine="llamacpp",format="gguf",name="chat",namespace="ns"} 1.0'
+    assert [line.partition("agent_")[2] for line in text.splitlines() if "agent_engine_info{" in line] == [told]
 
 
 def test_a_service_that_is_gone_leaves_no_series():

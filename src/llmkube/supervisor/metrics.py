@@ -57,12 +57,20 @@ class AgentCollector(Collector):
         state = GaugeMetricFamily(
             f"{PREFIX}_service_state", "1 for the reason that the service is in now.", labels=(*LABELS, "reason")
         )
+        engine = GaugeMetricFamily(
+            f"{PREFIX}_engine_info",
+            "1 for the engine that runs: its runtime, its build (unknown of one that an earlier agent has started), and"
+            " the format of its weights.",
+            labels=(*LABELS, "engine", "build", "format"),
+        )
         for key, view in services.items():
             labels = (key.namespace, key.name)
+            if view.pid is not None:
+                engine.add_metric((*labels, view.engine, view.build or "unknown", view.weights_format), 1)
             healthy.add_metric(labels, float(view.ready))
             restarts.add_metric(labels, view.restarts)
             state.add_metric((*labels, str(view.reason)), 1)
-        yield from (healthy, restarts, state)
+        yield from (healthy, restarts, state, engine)
 
 
 @attrs.define(eq=False)

@@ -19,6 +19,52 @@ def test_a_quiet_tenant_is_before_every_waiting_request_of_a_busy_one():
     assert queue.admit() == ["q"]
 
 
+@pytest.mark.parametrize(("quiet_tokens", "every"), [(20, 1), (20, 3), (400, 20), (1000, 40)])
+def test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_tokens, every):
+    """Twelve always wait, two slots: the starts of the twelve are the same, and the quiet one's a little later."""
+    queue = FairQueue(2)
+    for busy in range(12):
+        queue.offer(f"busy{busy}", (f"busy{busy}", 400, busy), 400)
+    running = queue.admit()
+    for turn in range(400):
+        name, tokens, _ = running.pop(0)
+        queue.ended(name, tokens, tokens)
+        if name != "quiet":
+            queue.offer(name, (name, 400, 100 + turn), 400)
+        if turn % every == 0 and turn > 24 and not any(each[0] == "quiet" for each in running):
+            queue.offer("quiet", ("quiet", quiet_tokens, turn), quiet_tokens)
+            admitted = queue.admit()
+            assert [each[0] for each in admitted] == ["quiet"]
+        else:
+            admitted = queue.admit()
+        running += admitted
+
+
+@pytest.mark.ci
+def test_saving_nothing_or_everything_is_noticed(monkeypatch):
+    """Deliberate bugs: who was quiet waits for a turn of all others, or keeps all the time of its quiet."""
+    monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual))
+    with pytest.raises(AssertionError):
+        test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(20, 1)
+    monkeypatch.setattr(FairQueue, "_earliest", property(lambda queue: queue.virtual - 10**9))
+    with pytest.raises(AssertionError):
+        test_idle_time_saves_no_more_than_one_request_up()
+
+
+def test_a_quiet_tenant_gets_no_more_than_its_share():
+    """One that always asks for little has as many tokens as the others, and not more for the little that it saves."""
+    queue, had = FairQueue(1), {"long": 0, "short": 0}
+    sizes = {"long": 400, "short": 20}
+    for name, tokens in sizes.items():
+        queue.offer(name, (name, tokens, 0), tokens)
+    for turn in range(3000):
+        ((name, tokens, _),) = queue.admit()
+        had[name] += tokens
+        queue.ended(name, tokens, tokens)  # the next one comes when this one has ended: a moment without any request
+        queue.offer(name, (name, tokens, turn + 1), tokens)
+    assert abs(had["long"] - had["short"]) <= 800
+
+
 def test_tenants_of_equal_requests_take_turns():
     """One each, whatever the order in which they came."""
     queue = FairQueue(1)
@@ -59,7 +105,7 @@ def test_what_a_request_took_replaces_what_it_was_taken_to_take():
     assert names.count("greedy") == pytest.approx(2, abs=1)
 
 
-def test_idle_time_saves_nothing_up():
+def test_idle_time_saves_no_more_than_one_request_up():
     """Who was away for long has one turn first, and then every second one."""
     queue = FairQueue(1)
     for number in range(50):

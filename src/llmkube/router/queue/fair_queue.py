@@ -1,7 +1,9 @@
 """Start-time fair queueing: a free slot goes to the tenant that has had the fewest tokens. Pure, without a clock.
 
-A tenant's next request starts where its last one ends, in tokens, and never before the start of what was admitted
-last: who was quiet is next, and saves nothing up. What a request took replaces what it was taken to take.
+A tenant's next request starts where its last one ends, in tokens, and not earlier than one request before the start of
+what was admitted last: who was quiet is next, and saves up no more than the largest request that is there. Without that
+one, a quiet tenant that asks again soon would wait for a turn of all others: while requests of one length wait, the
+starts of all are the same, and its own a few tokens later. What a request took replaces what it was taken to take.
 """
 
 from collections.abc import Hashable
@@ -49,6 +51,7 @@ class FairQueue(Generic[Ticket]):
     waiting: int = 0
     running: int = 0
     _tenants: dict[str, _Tenant[Ticket]] = attrs.field(factory=dict)
+    _running_tokens: list[int] = attrs.field(factory=list)
 
     def waiting_of(self, tenant: str) -> int:
         """Return how many requests of a tenant wait."""
@@ -81,10 +84,13 @@ class FairQueue(Generic[Ticket]):
         admitted: list[Ticket] = []
         while self.running < self.slots and self.waiting:
             ready = [each for each in self._tenants.values() if each.waiting]
-            one = min(ready, key=lambda each: (max(each.finish, self.virtual), each.running, each.finish))
-            ticket = next(iter(one.waiting))
-            self.virtual = max(one.finish, self.virtual)
-            one.finish = self.virtual + one.waiting.pop(ticket)
+            earliest = self._earliest
+            one = min(ready, key=lambda each: (max(each.finish, earliest), each.running, each.finish))
+            ticket, tokens = next(iter(one.waiting.items()))
+            del one.waiting[ticket]
+            start = max(one.finish, earliest)
+            self.virtual, one.finish = max(start, self.virtual), start + tokens
+            self._running_tokens.append(tokens)
             one.running += 1
             self.waiting -= 1
             self.running += 1
@@ -105,8 +111,15 @@ class FairQueue(Generic[Ticket]):
             return
         one.running -= 1
         self.running -= 1
-        one.finish = max(self.virtual, one.finish + took - tokens)
+        self._running_tokens.remove(tokens)
+        one.finish = max(self._earliest, one.finish + took - tokens)
         self._tidy()
+
+    @property
+    def _earliest(self) -> float:
+        """Where a request starts of a tenant that was quiet: the largest that runs or is next is what it may save."""
+        nexts = [next(iter(each.waiting.values())) for each in self._tenants.values() if each.waiting]
+        return self.virtual - max((*nexts, *self._running_tokens), default=0)
 
     def _tidy(self) -> None:
         """Forget whom nothing is held against; an engine at rest forgets all."""
@@ -114,7 +127,7 @@ class FairQueue(Generic[Ticket]):
             self._tenants.clear()
             return
         idle = [(each.finish, name) for name, each in self._tenants.items() if not each.running and not each.waiting]
-        surplus = len(idle) - MOST_REMEMBERED
+        surplus, earliest = len(idle) - MOST_REMEMBERED, self._earliest
         for place, (finish, name) in enumerate(sorted(idle)):
-            if finish <= self.virtual or place < surplus:
+            if finish <= earliest or place < surplus:
                 del self._tenants[name]

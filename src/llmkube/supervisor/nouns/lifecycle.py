@@ -98,7 +98,9 @@ class ServiceView:
     `port` is 0 and `pid` is None while no engine runs; `restarts` counts the engines that ended although the agent had
     not asked them to, since the agent started. `ready` is a claim about now. `api_key` lets requests in at the engine;
     it is for the programs that send them, and nothing else shows it. `aliases` are further ids that clients may send.
-    `mode` is what the engine was started for, not what a newer spec asks for; empty while none runs.
+    `mode` is what the engine was started for, not what a newer spec asks for; empty while none runs. So are `engine`,
+    the runtime that serves, its `build`, which is not known of one that an earlier agent has started, and
+    `weights_format`.
     """
 
     reason: str
@@ -111,6 +113,9 @@ class ServiceView:
     api_key: str = attrs.field(default="", repr=False)
     aliases: tuple[str, ...] = ()
     mode: str = ""
+    engine: str = ""
+    build: str = ""
+    weights_format: str = ""
 
     @property
     def ready(self) -> bool:

@@ -185,6 +185,9 @@ class Attempt:
                 self.launch.plan.alias,
                 api_key=record.api_key,
                 mode=self.launch.plan.mode,
+                engine=self.launch.plan.runtime,
+                build=self._build,
+                weights_format=context.status_manager.facts.wish.model.spec.format,
             )
             self._host = view.host
             self.address_changed()
@@ -201,7 +204,7 @@ class Attempt:
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info(launch.plan.runtime)
-        self._build = f" {engine.version}".rstrip()
+        self._build = engine.version
         if launch.plan.keys_digest and not launch.client_keys:
             raise KeysUnknownError(
                 "the keys of its clients are not known until the API server answers for their Secret"
@@ -308,8 +311,7 @@ class Attempt:
                     if self.before is not None:
                         await self._take_over(child, record, allocation)
                     gpu = await on_gpu.load_told(context.ledger.note_device_limit)
-                    weights = context.status_manager.facts.wish.model.spec.format
-                    by = f"{launch.plan.runtime}{self._build} from {weights} weights"
+                    by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     words = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
                     outcome.published = self.serves = True
