@@ -1,5 +1,6 @@
 """The book alone: what it promises, what it orders, and what is left when all is over. No Trio."""
 
+import attrs
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.memory.eviction import Cause, Decision, Evict
+from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Observation, State, step
 from llmkube.supervisor.memory.orders import Hurry, Leave, Start, Tell
 from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Role
@@ -246,3 +247,29 @@ def test_a_forgotten_service_gives_all_back():
     before = book.records.reservations()
     assert book.release(held, 3.0) == ()
     assert book.records.reservations() == before
+
+
+@pytest.mark.parametrize(("elsewhere", "gone"), [(False, False), (True, True)])
+def test_a_model_that_a_daemon_holds_frees_what_it_was_promised(elsewhere, gone):
+    """The process of the engine is small, and the model is not: under pressure its service has to go all the same."""
+    book = opened()
+    (start,) = book.ask(A, Need(30 * GIB, elsewhere=elsewhere), 1.0)
+    book.started(start.reservation, 7)
+    book.observe(Sample(TOTAL, 50 * GIB, Level.NORMAL), {7: 60 << 20}, 2.0)
+    loading = book.records.newest(start.reservation)
+    assert (loading.resident_bytes, loading.frees_bytes) == (60 << 20, 30 * GIB)
+    book.loaded(loading, 3.0)
+    book.observe(Sample(TOTAL, GIB >> 2, Level.CRITICAL), {7: 60 << 20}, 4.0)
+    held = book.records.newest(start.reservation)
+    assert (held.frees_bytes, held.unused_bytes) == (
+        (30 * GIB, 0) if elsewhere else (60 << 20, (30 << 30) - (60 << 20))
+    )
+    two = held, attrs.evolve(held, number=99, key=B)  # a host's last engine is kept
+    policy, state, now = Policy(), State(), 100.0
+    seen = Observation(Sample(TOTAL, GIB >> 2, Level.CRITICAL), two)
+    for _ in range(60):
+        state, decision = step(policy, state, seen, now)
+        if decision.evict:
+            break
+        now += 5.0
+    assert (decision.evict is not None) == gone

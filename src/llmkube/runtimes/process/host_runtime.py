@@ -117,6 +117,7 @@ class HostRuntime:
         plan: Writes its command line.
         questions: What its engines are asked.
         log: What their lines mean.
+        memory_elsewhere: Another process than the engine may hold the model: a daemon that its owner runs.
         takes_keys: Its engines ask clients for keys by themselves. Before the others the agent puts a proxy that does.
     """
 
@@ -127,6 +128,7 @@ class HostRuntime:
     plan: Planning
     questions: Questions = Questions()
     log: LogWords = LogWords()
+    memory_elsewhere: bool = False
     takes_keys: bool = True
 
 

@@ -54,6 +54,12 @@ def questions_of(runtime: str) -> Questions:
     return known.questions if known is not None else NO_QUESTIONS
 
 
+def holds_elsewhere(runtime: str) -> bool:
+    """Return whether another process than a plan's engine may hold its model."""
+    known = HOST_RUNTIMES.get(runtime)
+    return known is not None and known.memory_elsewhere
+
+
 def words_of(runtime: str) -> LogWords:
     """Return what the lines of a plan's engine mean: nothing is known of an unknown runtime's."""
     known = HOST_RUNTIMES.get(runtime)

@@ -163,4 +163,5 @@ RUNTIME: Final = HostRuntime(
         names_path="/v1/models",
     ),
     log=LogWords(_RULES, phase=phase),
+    memory_elsewhere=True,
 )

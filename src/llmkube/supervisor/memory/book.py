@@ -172,10 +172,13 @@ class Book:
         for each in self.records.reservations():
             if each.pid in footprints:
                 held = footprints[each.pid]
+                promised = each.need.total_bytes if each.need.elsewhere and each.loaded_at is not None else 0
                 # A process that leaves and is not seen may be gone by now, and its memory back.
                 left = sample.available_bytes if each.is_leaving else 0
                 peak = max(each.peak_bytes, held)
-                self.records.update(each, measured=True, resident_bytes=held, peak_bytes=peak, left_bytes=left)
+                self.records.update(
+                    each, measured=True, resident_bytes=max(held, promised), peak_bytes=peak, left_bytes=left
+                )
         self.unreturned.suspect(self._releases.note(sample, now))
         if sample.level is Level.UNKNOWN:
             return

@@ -50,6 +50,8 @@ class Need:
         sized: Whether the figure is known.
         why: Why it is not known.
         estimated_bytes: What was expected before anything was measured; 0 if nothing was.
+        elsewhere: Whether a process may hold it that is not the engine's, such as a daemon's: what the engine's own
+            processes hold says little then, and the model counts with what was promised once it is loaded.
     """
 
     total_bytes: int
@@ -57,6 +59,7 @@ class Need:
     sized: bool = True
     why: str = ""
     estimated_bytes: int = 0
+    elsewhere: bool = False
 
     def at_most(self, most_bytes: int) -> "Need":
         """Return it as a start counts: an engine that had grown must not make its model one that never fits."""

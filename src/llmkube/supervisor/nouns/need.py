@@ -2,7 +2,10 @@
 
 from typing import Final
 
+import attrs
+
 from llmkube.base.units import format_bytes
+from llmkube.runtimes.process.host_runtimes import holds_elsewhere
 from llmkube.supervisor.memory.learned import Figure
 from llmkube.supervisor.memory.reservation import Need
 from llmkube.supervisor.nouns.target import Launch
@@ -14,6 +17,10 @@ GUESS_BYTES: Final = 512 << 20
 
 def need_of(launch: Launch, figure: Figure | None) -> Need:
     """Return how much a launch will take: the largest of what was estimated, reported and measured."""
+    return attrs.evolve(_size_of(launch, figure), elsewhere=holds_elsewhere(launch.plan.runtime))
+
+
+def _size_of(launch: Launch, figure: Figure | None) -> Need:
     estimate, known = launch.estimate, figure or Figure()
     seen_bytes = max(known.measured_bytes, known.reported_bytes)
     if estimate is not None:
