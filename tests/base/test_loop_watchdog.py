@@ -10,6 +10,8 @@ from llmkube.base import loop_watchdog
 from llmkube.base.loop_watchdog import TICK_SECONDS, Look, is_at_work, open_loop_watchdog
 from waiting import until
 
+pytestmark = pytest.mark.ci
+
 STANDS, MOVES = "the event loop stands still", "the event loop moves again"
 
 

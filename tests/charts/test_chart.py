@@ -39,6 +39,8 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.container.images import parse_overrides
 from llmkube.supervisor.cluster.endpoints import service_manifest
 
+pytestmark = pytest.mark.ci
+
 MODELS = {
     ("apps/v1", "Deployment"): models.V1Deployment,
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"): models.V1ValidatingAdmissionPolicy,

@@ -17,7 +17,7 @@ from contracts.widgets import widget_crd
 from e2e.kubectl_tool import Kubectl, needs_kubectl
 from llmkube.apiserver.server import open_api_server
 
-pytestmark = [pytest.mark.e2e, pytest.mark.kubectl]
+pytestmark = [pytest.mark.e2e, pytest.mark.kubectl, pytest.mark.ci]
 
 KUBECTLS = [*filter(None, os.environ.get("LLMKUBE_TEST_KUBECTL", "").split(":"))]
 KUBECTLS = ["kubectl", *KUBECTLS]

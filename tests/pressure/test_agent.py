@@ -1,5 +1,6 @@
 """Memory pressure over the whole agent: objects in, conditions, Events and endpoints out."""
 
+import pytest
 import trio
 
 from llmkube.k8s.builtins import Event
@@ -9,6 +10,8 @@ from llmkube.supervisor.memory.policy import Mode, Policy
 from pressure.hosts import events, pressed_world, running, serve, why
 from sim.machine import Script
 from sim.memory import GIB, shape_of
+
+pytestmark = pytest.mark.ci
 
 
 async def test_a_browser_opens_and_closes(autojump_clock):

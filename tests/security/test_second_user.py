@@ -25,7 +25,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from second_user import needs_second_user, open_common_folder, start_as_other
 from waiting import until
 
-pytestmark = [pytest.mark.e2e, needs_second_user]
+pytestmark = [pytest.mark.e2e, needs_second_user, pytest.mark.ci]
 
 ATTACKER = Path(__file__).parents[2] / "benchmarks" / "http_load" / "attacks.py"
 TIMES, ANSWER_SECONDS, END_SECONDS = 10, 30.0, 30.0
@@ -78,7 +78,6 @@ while True:
 """
 
 
-@pytest.mark.ci
 async def test_s6_the_sockets_of_another_user_silence_no_server(tmp_path):
     """With a thousand idle connections and thirty held bodies of his, new clients are answered by every server."""
     state = tmp_path / "state"

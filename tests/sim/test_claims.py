@@ -17,6 +17,8 @@ from llmkube.supervisor.cluster import claims
 from sim.machine import Script
 from sim.world import agent_settings, open_world
 
+pytestmark = pytest.mark.ci
+
 QUICK = {"lease_renew_seconds": 5.0}
 
 
@@ -300,7 +302,6 @@ async def test_the_host_with_the_file_comes_first_then_the_one_with_most_memory(
             assert world.live(f"new{number}") == ["big"]
 
 
-@pytest.mark.ci
 async def test_a_race_for_one_slot_has_one_winner_and_no_noise(autojump_clock):
     """Hosts that are equal in everything want a service at once: one gets it, the others write nothing more."""
     async with two_hosts() as world, at_once():

@@ -17,6 +17,8 @@ from sim.machine import Script
 from sim.mutation import is_caught
 from sim.world import agent_settings, open_world
 
+pytestmark = pytest.mark.ci
+
 QUICK = {"lease_renew_seconds": 5.0}
 
 
@@ -224,7 +226,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""

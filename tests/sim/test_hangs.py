@@ -18,6 +18,8 @@ from sim.machine import Script, SimChild
 from sim.mutation import is_caught
 from sim.world import open_world
 
+pytestmark = pytest.mark.ci
+
 HOUR = 3600.0
 
 
@@ -345,7 +347,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -11,6 +11,8 @@ from sim.memory import SimMemory, shape_of
 from sim.stage import at
 from sim.world import ADDRESS, agent_settings, open_world
 
+pytestmark = pytest.mark.ci
+
 QUICK = agent_settings(lease_renew_seconds=5.0)
 
 

@@ -11,6 +11,8 @@ from llmkube.supervisor.nouns.host_addresses import Reach
 from sim.invariants import WatchedStore
 from sim.world import ADDRESS, agent_settings, open_world
 
+pytestmark = pytest.mark.ci
+
 QUICK = agent_settings(lease_renew_seconds=5.0, bind_address=ADDRESS)
 LAN = "192.0.2.77"
 

@@ -26,6 +26,8 @@ from sim.mutation import is_caught
 from sim.test_presence_mutants import never_yields
 from sim.world import agent_settings, open_world
 
+pytestmark = pytest.mark.ci
+
 NIGHT = 8 * 3600.0
 QUICK = {"lease_renew_seconds": 5.0}
 
@@ -304,7 +306,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""

@@ -25,6 +25,8 @@ from llmkube.k8s.wire.conditions import find_condition
 from llmkube.router.config.model_digest import model_digest
 from router.auth.token_lab import jwks, token
 
+pytestmark = pytest.mark.ci
+
 KEY = Key("ml", "front")
 CHAT = {"name": "chat", "inferenceServiceRef": {"name": "chat"}}
 SEEN = 4.0
