@@ -3,8 +3,8 @@
 A real llama-server with two slots and the demo's model. Twelve clients ask one long request after the other, each from
 an address of its own; a thirteenth asks a short one now and then. Every contender gets the same: the engine by itself,
 and a real `llmkube router` before it that knows of the two slots. A wait is the time to the first event, less what it
-takes when nobody else asks. The shortest possible wait of a schedule that interrupts no answer is that until the next
-answer ends: it is taken from the ends of the answers of the same run.
+takes while the others are silent. The shortest possible wait of a schedule that interrupts no answer is the time until
+the next answer ends: it is taken from the ends of the answers of the same run.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Round:
     """What one contender did in one round.
 
     Attributes:
-        alone_seconds: Time to the first event of the quiet user's request while nobody else asks, the median.
+        alone_seconds: Time to the first event of the quiet user's request while the others are silent, the median.
         quiet: The quiet user's answers.
         flood: Those of the others.
         seconds: How long they asked.

@@ -40,6 +40,30 @@ def test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_toke
         running += admitted
 
 
+def test_what_is_only_claimed_is_not_saved_up():
+    """A request of a million tokens that waits, or that no engine computes, puts no other tenant of its sender first."""
+    queue = FairQueue(1)
+    for number in range(40):
+        queue.offer("steady", ("steady", number), 100)
+    for _ in range(20):
+        queue.admit()
+        queue.ended("steady", 100, 100)
+    assert queue.admit() == [("steady", 20)]
+    queue.offer("large", ("large", 0), 1_000_000)
+    queue.ended("steady", 100, 100)
+    assert queue.admit() == [("large", 0)]
+    queue.offer("large", ("large", 1), 1_000_000)
+    for number in range(10):
+        queue.offer("other", ("other", number), 100)
+    queue.ended("large", 1_000_000, 0)  # the engine has refused it
+    names = []
+    for _ in range(8):
+        ((name, _),) = queue.admit()
+        names.append(name)
+        queue.ended(name, *((1_000_000, 0) if name == "large" else (100, 100)))
+    assert names.count("steady") >= 3
+
+
 @pytest.mark.ci
 def test_saving_nothing_or_everything_is_noticed(monkeypatch):
     """Deliberate bugs: who was quiet waits for a turn of all others, or keeps all the time of its quiet."""

@@ -228,7 +228,9 @@ async def test_a_response_is_given_and_deleted_by_its_id():
         assert (await lab.ask(path=path, method="DELETE")).status == 200
         assert (await lab.ask(path=path, method="GET")).status == 404
         told = [(line["method"], line["path"], line["status"], line["outcome"]) for line in lab.audit[-2:]]
-        assert told == [("DELETE", path, 200, "ok"), ("GET", path, 404, "client_error")]
+        kept_path = f"{RESPONSES}/ID"
+        assert told == [("DELETE", kept_path, 200, "ok"), ("GET", kept_path, 404, "client_error")]
+        assert said["id"] not in str(lab.audit)
         status, error = await ask(lab, previous_response_id=said["id"])
         assert (status, error["error"]["code"]) == (404, "previous_response_not_found")
         assert lab.audit[-1]["outcome"] == "previous_response_not_found"

@@ -1,9 +1,10 @@
 """Start-time fair queueing: a free slot goes to the tenant that has had the fewest tokens. Pure, without a clock.
 
 A tenant's next request starts where its last one ends, in tokens, and not earlier than one request before the start of
-what was admitted last: who was quiet is next, and saves up no more than the largest request that is there. Without that
-one, a quiet tenant that asks again soon would wait for a turn of all others: while requests of one length wait, the
-starts of all are the same, and its own a few tokens later. What a request took replaces what it was taken to take.
+what was admitted last: who was quiet is next, and saves up no more than the largest request that was computed of late.
+Without that one, a quiet tenant that asks again soon would wait for a turn of all others: while requests of one length
+wait, the starts of all are the same, and its own a few tokens later. What a request took replaces what it was taken to
+take; what a tenant only claims to need lets it save up nothing.
 """
 
 from collections.abc import Hashable
@@ -16,6 +17,9 @@ MOST_WAITING: Final = 256
 
 MOST_REMEMBERED: Final = 1024
 """Tenants without a request whose tokens still count; of more, those that had the fewest are forgotten."""
+
+FADING: Final = 0.97
+"""What of the largest request is left with each one that ends after it: a tenth after 76."""
 
 Ticket = TypeVar("Ticket", bound=Hashable)
 
@@ -44,14 +48,15 @@ class FairQueue(Generic[Ticket]):
         virtual: Start of what was admitted last, in tokens.
         waiting: How many wait.
         running: How many are admitted.
+        largest: What the largest request took, in tokens; older ones count less and less.
     """
 
     slots: int
     virtual: float = 0.0
     waiting: int = 0
     running: int = 0
+    largest: float = 0.0
     _tenants: dict[str, _Tenant[Ticket]] = attrs.field(factory=dict)
-    _running_tokens: list[int] = attrs.field(factory=list)
 
     def waiting_of(self, tenant: str) -> int:
         """Return how many requests of a tenant wait."""
@@ -90,7 +95,6 @@ class FairQueue(Generic[Ticket]):
             del one.waiting[ticket]
             start = max(one.finish, earliest)
             self.virtual, one.finish = max(start, self.virtual), start + tokens
-            self._running_tokens.append(tokens)
             one.running += 1
             self.waiting -= 1
             self.running += 1
@@ -111,15 +115,15 @@ class FairQueue(Generic[Ticket]):
             return
         one.running -= 1
         self.running -= 1
-        self._running_tokens.remove(tokens)
+        if took:
+            self.largest = max(took, FADING * self.largest)
         one.finish = max(self._earliest, one.finish + took - tokens)
         self._tidy()
 
     @property
     def _earliest(self) -> float:
-        """Where a request starts of a tenant that was quiet: the largest that runs or is next is what it may save."""
-        nexts = [next(iter(each.waiting.values())) for each in self._tenants.values() if each.waiting]
-        return self.virtual - max((*nexts, *self._running_tokens), default=0)
+        """Where a request starts of a tenant that was quiet."""
+        return self.virtual - self.largest
 
     def _tidy(self) -> None:
         """Forget whom nothing is held against; an engine at rest forgets all."""
