@@ -41,7 +41,7 @@ def test_a_quiet_tenant_gets_the_next_slot_however_soon_it_asks_again(quiet_toke
 
 
 def test_what_is_only_claimed_is_not_saved_up():
-    """A request of a million tokens that waits, or that no engine computes, puts no other tenant of its sender first."""
+    """A request of a million tokens that waits, or that no engine computes, puts no tenant of its sender first."""
     queue = FairQueue(1)
     for number in range(40):
         queue.offer("steady", ("steady", number), 100)
