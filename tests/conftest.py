@@ -65,6 +65,14 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
 
 
+@pytest.fixture(autouse=True)
+def logs_as_before():
+    """Programs configure the logs of their process; what a test runs in ours leaves no level behind for the next."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
 @pytest.fixture
 def machine_lock(request, tmp_path_factory):
     """Keep tests that look at every process of this machine apart from the one that opens a port on it."""

@@ -127,6 +127,11 @@ async def test_a_controller_takes_over_what_their_controller_has_made(client, cr
         await client.request_json("POST", path.format(namespace), params=params, body=body)
     before, theirs = await client.get(Service, key), await client.get(Deployment, key)
     await patch_pods(client, namespace, "app=chat", {"phase": "Running", "conditions": [READY]})
+
+    async def theirs_ready():
+        return (await client.get(Deployment, key)).status.ready_replicas
+
+    await until(theirs_ready, 1)  # their service answers before ours looks at it for the first time
     phases = set()
 
     async def phase():
