@@ -32,10 +32,10 @@ EXAMPLES: Final = _length("EXAMPLES", 20, 60, 1000)
 SIM_SEEDS: Final = _length("SIM_SEEDS", 60, 60, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-MAC_SEEDS: Final = _length("MAC_SEEDS", 4, 20, 300)
+MAC_SEEDS: Final = _length("MAC_SEEDS", 2, 20, 300)
 """The same of Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
-CORDON_SEEDS: Final = _length("CORDON_SEEDS", 2, 10, 100)
+CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 10, 100)
 """The same of two hosts whose owners cordon them again and again (tests/sim/test_cordon_seeds.py)."""
 
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)

@@ -19,7 +19,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from waiting import until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 MODEL = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 QUESTION = "What is LLMKube?"

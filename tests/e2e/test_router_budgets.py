@@ -10,7 +10,7 @@ from llmkube.base.errors import WorldError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.server import run_server
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 ROUTER = """
 apiVersion: inference.llmkube.dev/v1alpha1

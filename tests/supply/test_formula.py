@@ -76,6 +76,7 @@ def ruby(folder):
     return str(folder / "usr" / "bin" / "ruby3.1"), {**os.environ, "LD_LIBRARY_PATH": ":".join(libraries)}
 
 
+@pytest.mark.ci
 def test_ruby_reads_it(tmp_path):
     """`ruby -c`: the syntax, without Homebrew; a damaged one is told."""
     program, environ = ruby(tmp_path)

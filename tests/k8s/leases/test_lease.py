@@ -245,6 +245,7 @@ async def test_answers_that_never_come_end_the_body(autojump_clock):
         assert holder.left[0] <= 100 + HOLD_SECONDS
 
 
+@pytest.mark.ci
 async def test_wall_clocks_do_not_matter(autojump_clock):
     """A holder whose clock stands still and a candidate whose clock jumps by years behave as any other."""
 
