@@ -1,18 +1,21 @@
-"""`llmkube router` beside other ways from a client to an engine: nginx as the floor, LiteLLM's proxy as the peer.
+"""`llmkube router` beside other ways from a client to an engine: proxies as the floor, other routers as peers.
 
 All pass chats of 200 to 2,000 bytes on to one backend, nginx, which answers at once; wrk asks. "Bare" is a router with
 one backend and nothing else. "All on" has keys for its clients, twelve rules of which the last one fits, a sensitive
 class, prices, an audit log in a file, metrics, and a circuit for each backend. LiteLLM runs with as many workers as
-there are cores, without a database and without its logs. Contenders take turns in random order; each round begins with
+there are cores, without a database and without its logs; Portkey's gateway as one process of Node.js, nginx and Envoy
+as one thread each. Contenders take turns in random order; each round begins with
 a second that is not counted. Where a contender loses requests, the table says so. At a fixed rate each request counts
 from the moment at which it was due, and a round in which the way without a proxy had twice its best p99 is not counted.
-Streams are those of a backend that sends 50 tokens per second in each, with large requests beside them.
+Streams are those of a backend that sends 50 tokens per second in each, with large requests beside them. The wrong keys
+come over 32 connections as fast as they are refused, beside requests with a right one.
 """
 
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
@@ -25,7 +28,7 @@ import trio
 from harness import Aim, Run, Table, begin, median
 from http_load import sse, tools, wrk
 from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender
-from http_load.routers import FULL, LITELLM, ROUTER, Family, open_contenders
+from http_load.routers import ENVOY, FULL, LITELLM, PORTKEY, ROUTER, Family, open_contenders
 
 ROUNDS, SECONDS, CONNECTIONS = 3, 1, (1, 10, 32, 64, 256)
 NAMES: Final[Mapping[str, str]] = {
@@ -34,7 +37,9 @@ NAMES: Final[Mapping[str, str]] = {
     BARE: "our server and client",
     ROUTER: "router, bare",
     FULL: "router, all on",
+    ENVOY: "Envoy",
     LITELLM: "LiteLLM",
+    PORTKEY: "Portkey",
 }
 RATES, PACED_CONNECTIONS, PACED_SECONDS = (500, 1000, 3000), 64, 3
 STREAM_COUNT, STREAM_SECONDS, LARGE_BYTES, LARGE_PAUSE_SECONDS = 200, 4, 400_000, 1.0
@@ -42,8 +47,11 @@ STREAM_COUNT, STREAM_SECONDS, LARGE_BYTES, LARGE_PAUSE_SECONDS = 200, 4, 400_000
 
 OF_NGINX, OF_LITELLM, ADDED_MICROSECONDS, ADDED_P99_MICROSECONDS, MEMORY_MIB = 0.25, 60.0, 150.0, 500.0, 64.0
 PACED_AT: Final = 1000
+SIZES, SIZED_CONNECTIONS = (1_000, 100_000, 400_000), 10
+WRONG_KEYS_AT, WRONG_KEY_CONNECTIONS = 100, 32
 AT: Final = 32
 LOST: Final = "lost requests"
+ALONE, FLOODED = "nothing else", f"wrong keys, {WRONG_KEY_CONNECTIONS} connections"
 
 
 @attrs.frozen
@@ -69,12 +77,15 @@ class Paced:
 class Found:
     """All samples: rounds by connections and contender, None of a round that lost requests; seconds to start.
 
-    `paced` has requests at fixed rates, round by round, and `streamed` how late tokens come behind the one before.
+    `sized` has rounds by bytes of a request. `paced` has requests at fixed rates, round by round, and `streamed` how
+    late tokens come behind the one before. `flooded` has requests with a right key, alone and beside wrong ones.
     """
 
     rounds: dict[int, dict[str, list[Round | None]]]
     starts: dict[str, float]
     idle: dict[str, int]
+    sized: dict[int, dict[str, list[Round | None]]] = attrs.field(factory=dict)
+    flooded: dict[str, list[Paced | None]] = attrs.field(factory=dict)
     paced: dict[int, list[dict[str, Paced | None]]] = attrs.field(factory=dict)
     streamed: dict[str, list[Paced | None]] = attrs.field(factory=dict)
 
@@ -91,10 +102,24 @@ async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[
             for who in run.rng.sample([*contenders] * rounds, len(contenders) * rounds):
                 for count, samples in found.rounds.items():
                     samples[who].append(await one_round(wrk_command, script, contenders[who], count, seconds))
+            for size in SIZES:
+                wrk.write_script(script, "plain", run.rng, [size] * 8)
+                found.sized[size] = samples = {who: [] for who in contenders}
+                for who in run.rng.sample([*contenders] * rounds, len(contenders) * rounds):
+                    samples[who].append(
+                        await one_round(wrk_command, script, contenders[who], SIZED_CONNECTIONS, seconds)
+                    )
+            wrk.write_script(script, "plain", run.rng)
+            paced_seconds = seconds if run.quick else PACED_SECONDS
+            found.flooded = {ALONE: [], FLOODED: []}
+            for _ in range(rounds):
+                found.flooded[ALONE].append(await at_rate(contenders[FULL], WRONG_KEYS_AT, paced_seconds))
+                async with wrong_keys(wrk_command, script, contenders[FULL].port):
+                    found.flooded[FLOODED].append(await at_rate(contenders[FULL], WRONG_KEYS_AT, paced_seconds))
             for rate in RATES:
                 found.paced[rate] = [
                     {
-                        who: await at_rate(contenders[who], rate, seconds if run.quick else PACED_SECONDS)
+                        who: await at_rate(contenders[who], rate, paced_seconds)
                         for who in run.rng.sample(list(contenders), len(contenders))
                     }
                     for _ in range(rounds)
@@ -106,10 +131,21 @@ async def measure(run: Run, wrk_command: Sequence[str], nginx_command: Sequence[
         return found
 
 
+@asynccontextmanager
+async def wrong_keys(command: Sequence[str], script: Path, port: int) -> AsyncIterator[None]:
+    """Flood a router with keys that it does not know, until the block ends."""
+    flags = ["-t1", f"-c{WRONG_KEY_CONNECTIONS}", "-d600s", "-s", str(script), f"http://127.0.0.1:{port}"]
+    async with trio.open_nursery() as nursery:
+        flood = partial(trio.run_process, [*command, *flags, "--", "Authorization: Bearer wrong"], stdout=DEVNULL)
+        await nursery.start(flood)
+        yield
+        nursery.cancel_scope.cancel()
+
+
 async def at_rate(contender: Contender | Family, rate: int, seconds: int) -> Paced | None:
     """Return requests at a fixed rate; None where some had no answer."""
     command = [sys.executable, str(HERE / "open_loop.py"), str(contender.port)]
-    command += [str(rate), str(seconds), str(PACED_CONNECTIONS), "plain"]
+    command += [str(rate), str(seconds), str(PACED_CONNECTIONS), "plain", *contender.headers]
     done = await trio.run_process(command, capture_stdout=True, check=False)
     if done.returncode:
         return None
@@ -138,9 +174,10 @@ async def one_round(
 ) -> Round | None:
     """Return one round; None of one in which requests were lost."""
     try:
-        await wrk.load(command, script, contender.port, connections=count, seconds=1)
+        asked = partial(wrk.load, command, script, contender.port, connections=count, headers=contender.headers)
+        await asked(seconds=1)
         before = contender.processor
-        seen = await wrk.load(command, script, contender.port, connections=count, seconds=seconds)
+        seen = await asked(seconds=seconds)
     except RuntimeError as error:
         print(f"not counted: {error}", file=sys.stderr)
         return None
@@ -156,10 +193,10 @@ def middle(rounds: Sequence[Round | None], field: str) -> float | None:
     return median([getattr(each, field) for each in whole]) if len(whole) == len(rounds) else None
 
 
-def table(count: int, found: Found) -> Table:
-    """Return requests at so many connections."""
+def table(samples: Mapping[str, Sequence[Round | None]], caption: str) -> Table:
+    """Return requests as fast as they are answered."""
     columns = ["proxy", "requests/s", "of nginx", "added p50, µs", "added p99, µs", "processor, µs", "memory, MiB"]
-    samples, rows = found.rounds[count], []
+    rows = []
     floor = middle(samples[NGINX], "per_second") or float("nan")
     for who, name in NAMES.items():
         if who not in samples:
@@ -175,7 +212,7 @@ def table(count: int, found: Found) -> Table:
             added.append(f"{mine - least:.0f}" if mine is not None and least is not None else "")
         used, memory = middle(samples[who], "processor") or 0.0, (middle(samples[who], "memory") or 0.0) / (1 << 20)
         rows.append([name, f"{rate:.0f}", f"{rate / floor:.3f}", *added, f"{used:.0f}", f"{memory:.0f}"])
-    return Table(columns, rows, f"{count} connection{'s' * (count > 1)}:")
+    return Table(columns, rows, caption)
 
 
 def quiet(rounds: Sequence[Mapping[str, Paced | None]]) -> list[Mapping[str, Paced | None]]:
@@ -221,6 +258,19 @@ def stream_table(found: Found) -> Table:
             rows.append([name, "streams broke", ""])
     caption = f"{STREAM_COUNT} streams of {sse.PER_SECOND} tokens per second, beside requests of {LARGE_BYTES} bytes:"
     return Table(["proxy", "later than the one before, p50, µs", "p99, µs"], rows, caption)
+
+
+def flood_table(found: Found) -> Table:
+    """Return what requests with a right key took, alone and beside wrong ones."""
+    rows = []
+    for name, rounds in found.flooded.items():
+        whole = [each for each in rounds if each is not None]
+        if not whole or len(whole) != len(rounds):
+            rows.append([name, LOST, ""])
+            continue
+        rows.append([name, *(f"{median([getattr(each, field) for each in whole]):.0f}" for field in ("p50", "p99"))])
+    caption = f"Router, all on: {WRONG_KEYS_AT} requests per second with a right key, each from when it was due:"
+    return Table(["beside", "p50, µs", "p99, µs"], rows, caption)
 
 
 def aims(found: Found) -> list[Aim]:
@@ -277,9 +327,14 @@ def main() -> None:
         "The router as a proxy",
         __doc__ or "",
         [
-            *(table(count, found) for count in CONNECTIONS),
+            *(table(found.rounds[count], f"{count} connection{'s' * (count > 1)}:") for count in CONNECTIONS),
+            *(
+                table(found.sized[size], f"Requests of {size:,} bytes, {SIZED_CONNECTIONS} connections:")
+                for size in SIZES
+            ),
             *(paced_table(rate, found) for rate in RATES),
             stream_table(found),
+            flood_table(found),
         ],
         attrs.asdict(found),
         aims=aims(found),
@@ -288,7 +343,7 @@ def main() -> None:
             "Processor time and memory (USS) are the proxy's own, of all its processes.",
             f"Memory before the first request: {idle}.",
             f"From the start of the program to the first connection: {starts}.",
-            f"Other programs: {tools.peer_versions()}{tools.litellm_version()}.",
+            f"Other programs: {tools.peer_versions()}{tools.router_versions()}.",
         ],
     )
 

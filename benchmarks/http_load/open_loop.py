@@ -1,6 +1,6 @@
 """Requests at a fixed rate, whether those before are answered or not: each counts from the moment at which it was due.
 
-    python open_loop.py PORT RATE SECONDS CONNECTIONS MODEL     prints what it has measured, as JSON
+    python open_loop.py PORT RATE SECONDS CONNECTIONS MODEL HEADER…     prints what it has measured, as JSON
 
 One loop over epoll or kqueue. A request whose moment has come takes a connection that is free; while none is, it waits,
 and its wait counts: a server that stalls is charged for all that it kept waiting, which a client that waits for each
@@ -15,20 +15,22 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 WARM_SECONDS: Final = 1.0
 _PATIENCE_SECONDS: Final = 10.0
 
 
-def requests(model: str, rng: random.Random) -> list[bytes]:
-    """Return requests of 200 to 2,000 bytes."""
+def requests(model: str, headers: Sequence[str], rng: random.Random) -> list[bytes]:
+    """Return requests of 200 to 2,000 bytes, with further header lines (`Name: value`) if a contender needs any."""
     found = []
     for _ in range(64):
         content = "hello wörld " * rng.randint(8, 150)
         said = {"model": model, "stream": False, "messages": [{"role": "user", "content": content}]}
         body = json.dumps(said, ensure_ascii=False).encode()
         head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        head += "".join(f"{line}\r\n" for line in headers)
         head += f"Authorization: Bearer none\r\nContent-Length: {len(body)}\r\n\r\n"
         found.append(head.encode() + body)
     return found
@@ -48,9 +50,9 @@ def answer_end(data: bytes) -> int:
     return whole if len(data) >= whole else 0
 
 
-def run(port: int, rate: float, seconds: float, connections: int, model: str) -> dict[str, Any]:
+def run(asked: Sequence[bytes], port: int, rate: float, seconds: float, connections: int) -> dict[str, Any]:
     """Ask at this rate; return percentiles in microseconds, and how many were due and how many were answered."""
-    asked, poll = requests(model, random.Random(1)), selectors.DefaultSelector()
+    poll = selectors.DefaultSelector()
     free: deque[socket.socket] = deque()
     received: dict[socket.socket, bytes] = {}
     due_at: dict[socket.socket, float] = {}
@@ -90,5 +92,6 @@ def run(port: int, rate: float, seconds: float, connections: int, model: str) ->
 
 
 if __name__ == "__main__":
-    port, rate, seconds, connections, model = sys.argv[1:]
-    print(json.dumps(run(int(port), float(rate), float(seconds), int(connections), model)))
+    port, rate, seconds, connections, model, *headers = sys.argv[1:]
+    asked = requests(model, headers, random.Random(1))
+    print(json.dumps(run(asked, int(port), float(rate), float(seconds), int(connections))))

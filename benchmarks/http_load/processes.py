@@ -36,11 +36,12 @@ HERE: Final = Path(__file__).parent
 
 @attrs.frozen
 class Contender:
-    """A proxy that runs, or the backend itself; `process` is what is charged."""
+    """A proxy that runs, or the backend itself; `process` is charged, `headers` are lines that its requests need."""
 
     port: int
     model: str
     process: psutil.Process
+    headers: tuple[str, ...] = ()
 
     @property
     def processor(self) -> float:

@@ -1,4 +1,4 @@
-"""The routers that are compared, running: ours bare and with everything on, LiteLLM's, and what stands beside them."""
+"""The routers that are compared, running: ours bare and with everything on, LiteLLM's, Portkey's, and proxies."""
 
 import os
 import socket
@@ -16,21 +16,22 @@ import psutil
 import trio
 import yaml
 
-from http_load import nginx, tools
+from http_load import envoy, nginx, tools
 from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender, end, launch, launch_nginx
 
 START_SECONDS: Final = 120.0
-ROUTER, FULL, LITELLM = "router", "full", "litellm"
+ROUTER, FULL, LITELLM, PORTKEY, ENVOY = "router", "full", "litellm", "portkey", "envoy"
 KEY: Final = "none"
 """What the load's requests show."""
 
 
 @attrs.frozen
 class Family:
-    """A contender of several processes: all of them are charged."""
+    """A contender of several processes: all of them are charged. `headers` are lines that its requests need."""
 
     port: int
     process: psutil.Process
+    headers: tuple[str, ...] = ()
 
     @property
     def _all(self) -> list[psutil.Process]:
@@ -96,6 +97,14 @@ async def answers(port: int) -> float:
             await trio.sleep(0.02)
 
 
+async def launch_envoy(stack: AsyncExitStack, program: Sequence[str], folder: Path, backend: int) -> Contender:
+    """Start Envoy as a reverse proxy; it cannot choose a port and say which."""
+    port = free_port()
+    process, _ = await launch(stack, envoy.proxy_command(program, folder, port, backend), tells_port=False)
+    await answers(port)
+    return Contender(port, "plain", process)
+
+
 async def launch_router(stack: AsyncExitStack, folder: Path, backend: int, *, full: bool) -> tuple[Contender, float]:
     """Start `llmkube router`; return it, and how long that took."""
     home = folder / (FULL if full else ROUTER)
@@ -134,6 +143,29 @@ async def launch_litellm(stack: AsyncExitStack, folder: Path, backend: int) -> t
     return Family(port, psutil.Process(process.pid)), await answers(port)
 
 
+ON_LOOPBACK: Final = """
+const net = require("node:net");
+const { listen } = net.Server.prototype;
+net.Server.prototype.listen = function (port, host, ...rest) { return listen.call(this, port, "127.0.0.1", ...rest); };
+"""
+"""Portkey's gateway passes requests on to any address that they name, and has no option for its own."""
+
+
+async def launch_portkey(stack: AsyncExitStack, folder: Path, backend: int) -> tuple[Family, float] | None:
+    """Start Portkey's gateway, if it can be had: one process, as its authors start it."""
+    program = tools.portkey_program()
+    if not program:
+        return None
+    (folder / "loopback.cjs").write_text(ON_LOOPBACK, "utf-8")
+    port = free_port()
+    node, *script = program
+    command = [node, "--require", str(folder / "loopback.cjs"), *script, f"--port={port}", "--headless"]
+    process = await trio.lowlevel.open_process(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
+    stack.push_async_callback(end_family, process)
+    headers = ("x-portkey-provider: openai", f"x-portkey-custom-host: http://127.0.0.1:{backend}/v1")
+    return Family(port, psutil.Process(process.pid), headers), await answers(port)
+
+
 async def end_family(process: trio.Process) -> None:
     """End a process and those that it has started."""
     with suppress(psutil.NoSuchProcess):
@@ -157,12 +189,16 @@ async def open_contenders(
             direct = await launch_nginx(stack, partial(nginx.backend_command, program))
         proxy = partial(nginx.proxy_command, program, backend=direct.port, streams=streams)
         found: dict[str, Any] = {DIRECT: direct, NGINX: await launch_nginx(stack, proxy)}
+        if envoy_program := tools.envoy_program():
+            found[ENVOY] = await launch_envoy(stack, envoy_program, folder, direct.port)
         command = [sys.executable, str(HERE / "contenders.py"), BARE, str(direct.port)]
         process, port = await launch(stack, command, tells_port=True)
         found[BARE] = Contender(port, "plain", process)
         starts: dict[str, float] = {}
         for name in (ROUTER, FULL):
             found[name], starts[name] = await launch_router(stack, folder, direct.port, full=name == FULL)
-        if not streams and (made := await launch_litellm(stack, folder, direct.port)) is not None:
-            found[LITELLM], starts[LITELLM] = made
+        if not streams:
+            for name, launch_peer in ((LITELLM, launch_litellm), (PORTKEY, launch_portkey)):
+                if (made := await launch_peer(stack, folder, direct.port)) is not None:
+                    found[name], starts[name] = made
         yield found, starts

