@@ -4,13 +4,15 @@ A real llama-server with two slots and the demo's model. Twelve clients ask one 
 an address of its own; a thirteenth asks a short one now and then. Every contender gets the same: the engine by itself,
 and a real `llmkube router` before it that knows of the two slots. A wait is the time to the first event, less what it
 takes while the others are silent. The shortest possible wait of a schedule that interrupts no answer is the time until
-the next answer ends: it is taken from the ends of the answers of the same run.
+the next answer ends: it is taken from the ends of the answers of the same run. Where the system lets us choose, the
+engine, of one thread, has a core of its own, and router and clients have the others.
 """
 
 import contextlib
 import json
+import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -149,12 +151,26 @@ async def open_contenders(folder: Path) -> AsyncIterator[tuple[dict[str, str], p
     config = folder / "router.json"
     config.write_bytes(encode_config(RoutingConfig(name="bench", backends={"m": backend}, rules=(rule,))))
     args = ("router", "-f", str(config), "--port", "0", "--admin-port", "0", "--state-dir", str(folder / "state"))
-    flags = ("--parallel", str(SLOTS), "--ctx-size", str(SLOTS * 512))
-    async with open_engine(folder, port, flags=flags), open_program(folder, *args) as router:
+    flags = ("--parallel", str(SLOTS), "--ctx-size", str(SLOTS * 512), "--threads", "1", "--threads-batch", "1")
+    async with open_engine(folder, port, flags=flags) as engine, open_program(folder, *args) as router:
         url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-        yield {ALONE: f"http://127.0.0.1:{port}", QUEUED: url}, psutil.Process(router.process.pid)
+        with core_of_its_own(engine.pid, router.process.pid):
+            yield {ALONE: f"http://127.0.0.1:{port}", QUEUED: url}, psutil.Process(router.process.pid)
         router.process.terminate()
         await router.process.wait()
+
+
+@contextlib.contextmanager
+def core_of_its_own(engine: int, router: int) -> Iterator[None]:
+    """Let the engine compute on the first core, and router and clients on the others."""
+    if not sys.platform.startswith("linux") or len(cores := psutil.Process().cpu_affinity()) == 1:
+        yield
+        return
+    for pid, chosen in ((engine, cores[:1]), (router, cores[1:]), (os.getpid(), cores[1:])):
+        for thread in psutil.Process(pid).threads():
+            psutil.Process(thread.id).cpu_affinity(chosen)
+    yield
+    psutil.Process().cpu_affinity(cores)
 
 
 async def measure(run: Run) -> dict[str, list[Round]]:
@@ -186,11 +202,8 @@ def tell(run: Run, found: dict[str, list[Round]]) -> None:
     columns = ["contender", "first event when alone", "wait, p50", "p99", "shortest wait, p50", "p99"]
     times = percentile(waits[QUEUED], 99) / percentile(shortest[QUEUED], 99)
     share = rates[QUEUED] / rates[ALONE]
-    note = (
-        "The engine computes on the processor, and shares its cores with the clients and with the router, through which"
-        " every token passes as an event: the router took"
-        f" {percentile([each.router_cores for each in found[QUEUED]], 50):.0%} of a core."
-    )
+    cores = percentile([each.router_cores for each in found[QUEUED]], 50)
+    note = f"The router, through which every token passes as an event, took {cores:.0%} of a core."
     run.finish(
         "A quiet user among twelve who always ask",
         __doc__ or "",
