@@ -163,7 +163,8 @@ async def open_contenders(folder: Path) -> AsyncIterator[tuple[dict[str, str], p
 @contextlib.contextmanager
 def core_of_its_own(engine: int, router: int) -> Iterator[None]:
     """Let the engine compute on the first core, and router and clients on the others."""
-    if not sys.platform.startswith("linux") or len(cores := psutil.Process().cpu_affinity()) == 1:
+    cores = psutil.Process().cpu_affinity() if sys.platform.startswith("linux") else []
+    if len(cores) < 2:
         yield
         return
     for pid, chosen in ((engine, cores[:1]), (router, cores[1:]), (os.getpid(), cores[1:])):
