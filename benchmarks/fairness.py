@@ -163,7 +163,10 @@ async def open_contenders(folder: Path) -> AsyncIterator[tuple[dict[str, str], p
 @contextlib.contextmanager
 def core_of_its_own(engine: int, router: int) -> Iterator[None]:
     """Let the engine compute on the first core, and router and clients on the others."""
-    cores = psutil.Process().cpu_affinity() if sys.platform.startswith("linux") else []
+    if sys.platform != "linux":
+        yield
+        return
+    cores = psutil.Process().cpu_affinity()
     if len(cores) < 2:
         yield
         return
