@@ -22,7 +22,10 @@ HANDED_OVER = {
     ("controller/informer.py", "controller/event_handlers.py"): "callbacks, which controller/operator.py subscribes",
     ("controller/predicates.py", "k8s/workqueue.py"): "controller/queues.py, one queue per kind",
     ("controller/reconciler.py", "controller/reconcile/inference_services.py"): "a function of controller/operator.py",
-    ("router/model_field.py", "cli/commands/programs/model_directory.py"): "a look-up that `up` hands to the gateway",
+    (
+        "router/model_field.py",
+        "cli/commands/programs/one_machine/model_directory.py",
+    ): "a look-up that `up` hands to the gateway",
 }
 """The steps of a walk that no import shows, and what carries them."""
 

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from cli.cli_objects import condition, model, service
-from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.cli.commands.programs.one_machine.model_directory import AgentDirectory
 from llmkube.cli.view.describe import Scene, last_error, summary, waits_for, what_to_do
 from llmkube.cli.view.output import reason_of
 from llmkube.controller.settings import ControllerSettings

@@ -35,12 +35,12 @@ from llmkube.cli.commands.programs.apiserver import open_server
 from llmkube.cli.commands.programs.download_options import download_settings, own_folders
 from llmkube.cli.commands.programs.engine_options import engine_allowances
 from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, next_steps
 from llmkube.cli.commands.programs.host_name import check_own_address, lasting_host_name
 from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings
 from llmkube.cli.commands.programs.memory_options import memory_settings
-from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.cli.commands.programs.one_machine.first_answer import Outcome, Place, Visit, next_steps
+from llmkube.cli.commands.programs.one_machine.model_directory import AgentDirectory
 from llmkube.cli.commands.programs.router_host.engine_health import engine_asker
 from llmkube.cli.commands.programs.router_host.hosted_router import HostedSettings
 from llmkube.cli.commands.programs.router_host.router_host import RouterHost

@@ -1,7 +1,7 @@
 import attrs
 import pytest
 
-from llmkube.cli.commands.programs.model_directory import AgentDirectory
+from llmkube.cli.commands.programs.one_machine.model_directory import AgentDirectory
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.backends import Backend, State, UnavailableModel

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.units import format_duration
-from llmkube.cli.commands.programs.ask import GivenUpError, ask
+from llmkube.cli.commands.programs.one_machine.ask import GivenUpError, ask
 from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed
 from llmkube.cli.program_name import program_name

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cli.memory_cluster import NOW, open_cluster_client
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, next_steps, times, usage
+from llmkube.cli.commands.programs.one_machine.first_answer import Outcome, Place, Visit, next_steps, times, usage
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.failures import ExitCode

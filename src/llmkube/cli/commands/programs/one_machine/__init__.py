@@ -1,0 +1,5 @@
+"""`llmkube up`: the API server, the controller, the gateway and the agent in one process.
+
+model_directory    what the gateway serves: the agent's services
+first_answer, ask  `up --ask`: a question, answered as soon as the model serves
+"""
