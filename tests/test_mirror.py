@@ -44,7 +44,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/cli/ollama_engine/test_keeper.py": """
         cli/ollama_engine/keeping cli/ollama_engine/daemon_api cli/ollama_engine/witness""",
     "tests/cli/ollama_engine/test_program.py": "cli/ollama_engine/weights",
-    "tests/e2e/test_up.py": "cli/commands/programs/up",
+    "tests/e2e/test_up.py": "cli/commands/programs/up cli/commands/programs/one_machine/run",
     "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/leases/host_monitor",
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",
