@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.cli.ollama_engine.daemon_api import DaemonApi, DaemonError
+from llmkube.cli.daemon_engine.daemon_api import DaemonApi, DaemonError
 
 END_SECONDS: Final = 2.0
 """Between TERM and KILL of a server of ours, whose model is unloaded by then."""

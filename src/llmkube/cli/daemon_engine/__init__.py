@@ -1,6 +1,6 @@
 """One model of an Ollama as an engine of ours: a process that the agent supervises like llama-server.
 
-program                           python -m llmkube.cli.ollama_engine.program, and its parts in order
+program                           python -m llmkube.cli.daemon_engine.program, and its parts in order
 options, naming                   the command line; the model's name in requests, answers and Ollama's store
 keeper, keeping                   looks, decides, acts; what to do next, from what was seen: pure
 witness, runners                  one look; which processes hold weights: pure

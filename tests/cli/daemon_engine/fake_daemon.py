@@ -17,12 +17,12 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.ollama_engine.counters import Counters
-from llmkube.cli.ollama_engine.daemon_api import DaemonApi
-from llmkube.cli.ollama_engine.keeper import GivenUpError, Keeper
-from llmkube.cli.ollama_engine.runners import Process
-from llmkube.cli.ollama_engine.weights import LibraryModel
-from llmkube.cli.ollama_engine.witness import Witness
+from llmkube.cli.daemon_engine.counters import Counters
+from llmkube.cli.daemon_engine.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.keeper import GivenUpError, Keeper
+from llmkube.cli.daemon_engine.runners import Process
+from llmkube.cli.daemon_engine.weights import LibraryModel
+from llmkube.cli.daemon_engine.witness import Witness
 
 URL = "http://127.0.0.1:11434"
 NAME = "llmkube/default_chat"

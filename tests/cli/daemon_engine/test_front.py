@@ -7,13 +7,13 @@ from functools import partial
 import pytest
 import trio
 
-from cli.ollama_engine.fake_daemon import NAME, FakeDaemon, answers, staged
+from cli.daemon_engine.fake_daemon import NAME, FakeDaemon, answers, staged
 from http_lab import MemoryListener
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.base.http.server import run_server
-from llmkube.cli.ollama_engine import front
-from llmkube.cli.ollama_engine.front import handler_of, judge_of
+from llmkube.cli.daemon_engine import front
+from llmkube.cli.daemon_engine.front import handler_of, judge_of
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine.health import Engine, bearer
 
@@ -193,7 +193,7 @@ def blind(monkeypatch):
 
 def sleepy(monkeypatch):
     """A request that fails is no reason to look."""
-    monkeypatch.setattr("llmkube.cli.ollama_engine.keeper.Keeper.look_soon", lambda self: None)
+    monkeypatch.setattr("llmkube.cli.daemon_engine.keeper.Keeper.look_soon", lambda self: None)
 
 
 @pytest.mark.parametrize(

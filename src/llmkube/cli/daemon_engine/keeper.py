@@ -7,12 +7,12 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.cli.ollama_engine import keeping
-from llmkube.cli.ollama_engine.counters import Counters
-from llmkube.cli.ollama_engine.daemon_api import DaemonError
-from llmkube.cli.ollama_engine.keeping import Act, Outcome, Seen, State, Step
-from llmkube.cli.ollama_engine.weights import Weights
-from llmkube.cli.ollama_engine.witness import Witness
+from llmkube.cli.daemon_engine import keeping
+from llmkube.cli.daemon_engine.counters import Counters
+from llmkube.cli.daemon_engine.daemon_api import DaemonError
+from llmkube.cli.daemon_engine.keeping import Act, Outcome, Seen, State, Step
+from llmkube.cli.daemon_engine.weights import Weights
+from llmkube.cli.daemon_engine.witness import Witness
 
 KEEP_ALIVE: Final = "5m"
 """How long Ollama keeps the model without a renewal: so long its memory is taken after this process was killed."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.cli.ollama_engine.options import DaemonAddressError, daemon_url, parse, read_keys, refuse_elsewhere
+from llmkube.cli.daemon_engine.options import DaemonAddressError, daemon_url, parse, read_keys, refuse_elsewhere
 
 LEAST = ["--model", "/m/a.gguf", "--alias", "chat", "--service", "default/chat", "--port", "8001"]
 

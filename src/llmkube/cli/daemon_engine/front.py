@@ -16,9 +16,9 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
-from llmkube.cli.ollama_engine.counters import TYPE, Counters, Usage
-from llmkube.cli.ollama_engine.keeper import Keeper
-from llmkube.cli.ollama_engine.naming import AnswerNames, RequestBodyError, with_model
+from llmkube.cli.daemon_engine.counters import TYPE, Counters, Usage
+from llmkube.cli.daemon_engine.keeper import Keeper
+from llmkube.cli.daemon_engine.naming import AnswerNames, RequestBodyError, with_model
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.engine_proxy import OPEN_PATHS
 

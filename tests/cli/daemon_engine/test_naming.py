@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmkube.cli.ollama_engine.naming import AnswerNames, RequestBodyError, store_name, with_model
+from llmkube.cli.daemon_engine.naming import AnswerNames, RequestBodyError, store_name, with_model
 
 OLLAMAS, OURS = "llmkube/default_chat", "chat"
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from llmkube.cli.ollama_engine.naming import store_name
+from llmkube.cli.daemon_engine.naming import store_name
 
 DEFAULT_PORT: Final = 11434
 _SCHEME: Final = "ollama://"

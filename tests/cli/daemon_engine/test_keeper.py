@@ -6,10 +6,10 @@ import attrs
 import pytest
 import trio
 
-from cli.ollama_engine.fake_daemon import NAME, FakeDaemon, answers, breaks_off, staged
-from llmkube.cli.ollama_engine import keeper as keeper_module
-from llmkube.cli.ollama_engine import keeping
-from llmkube.cli.ollama_engine.keeping import Act, Outcome, Step
+from cli.daemon_engine.fake_daemon import NAME, FakeDaemon, answers, breaks_off, staged
+from llmkube.cli.daemon_engine import keeper as keeper_module
+from llmkube.cli.daemon_engine import keeping
+from llmkube.cli.daemon_engine.keeping import Act, Outcome, Step
 
 
 async def test_a_model_is_loaded_kept_and_given_back(autojump_clock):

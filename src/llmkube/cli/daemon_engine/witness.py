@@ -8,9 +8,9 @@ import attrs
 import psutil
 import trio
 
-from llmkube.cli.ollama_engine.daemon_api import DaemonApi, DaemonError, DaemonLateError
-from llmkube.cli.ollama_engine.keeping import Seen
-from llmkube.cli.ollama_engine.runners import Holders, Process, holders_of, servers_in
+from llmkube.cli.daemon_engine.daemon_api import DaemonApi, DaemonError, DaemonLateError
+from llmkube.cli.daemon_engine.keeping import Seen
+from llmkube.cli.daemon_engine.runners import Holders, Process, holders_of, servers_in
 from llmkube.supervisor.host.processes import listens, start_of
 
 T = TypeVar("T")

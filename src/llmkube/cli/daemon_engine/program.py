@@ -1,4 +1,4 @@
-"""The program that an agent starts for a service on Ollama: python -m llmkube.cli.ollama_engine.program --help.
+"""The program that an agent starts for a service on Ollama: python -m llmkube.cli.daemon_engine.program --help.
 
 ```
 serve
@@ -26,14 +26,14 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
-from llmkube.cli.ollama_engine.counters import Counters
-from llmkube.cli.ollama_engine.daemon_api import DaemonApi
-from llmkube.cli.ollama_engine.daemon_process import OllamaProgram, Starter, borrowed_or_own
-from llmkube.cli.ollama_engine.front import handler_of, judge_of
-from llmkube.cli.ollama_engine.keeper import Keeper
-from llmkube.cli.ollama_engine.options import Options, parse, read_keys
-from llmkube.cli.ollama_engine.weights import weights_of
-from llmkube.cli.ollama_engine.witness import ProcessTable, ThisMachine, Witness
+from llmkube.cli.daemon_engine.counters import Counters
+from llmkube.cli.daemon_engine.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.daemon_process import OllamaProgram, Starter, borrowed_or_own
+from llmkube.cli.daemon_engine.front import handler_of, judge_of
+from llmkube.cli.daemon_engine.keeper import Keeper
+from llmkube.cli.daemon_engine.options import Options, parse, read_keys
+from llmkube.cli.daemon_engine.weights import weights_of
+from llmkube.cli.daemon_engine.witness import ProcessTable, ThisMachine, Witness
 from llmkube.cli.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
 
 DRAIN_SECONDS: Final = 0.5
