@@ -41,9 +41,10 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/mac/test_guide.py": "cli/commands/programs/background/agent_commands",
     "tests/mac/test_daemon.py": "cli/commands/programs/background/launchd_user",
     # a model of an Ollama over time, between its API and the processes that the kernel shows
-    "tests/cli/daemon_engine/test_keeper.py": """
-        cli/daemon_engine/keeping cli/daemon_engine/daemon_api cli/daemon_engine/witness""",
-    "tests/cli/daemon_engine/test_program.py": "cli/daemon_engine/weights",
+    "tests/cli/daemon_engine/ollama/test_keeper.py": """
+        cli/daemon_engine/keeper cli/daemon_engine/keeping
+        cli/daemon_engine/ollama/daemon_api cli/daemon_engine/ollama/witness""",
+    "tests/cli/daemon_engine/ollama/test_program.py": "cli/daemon_engine/ollama/weights",
     "tests/e2e/test_up.py": "cli/commands/programs/up",
     "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/leases/host_monitor",
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import trio
 
-from cli.daemon_engine.fake_daemon import NAME, FakeDaemon, answers, staged
+from cli.daemon_engine.ollama.fake_daemon import NAME, FakeDaemon, answers, staged
 from http_lab import MemoryListener
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import NO_HEADERS, Headers

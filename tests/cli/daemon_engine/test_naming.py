@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmkube.cli.daemon_engine.naming import AnswerNames, RequestBodyError, store_name, with_model
+from llmkube.cli.daemon_engine.naming import AnswerNames, RequestBodyError, with_model
 
 OLLAMAS, OURS = "llmkube/default_chat", "chat"
 
@@ -60,19 +60,3 @@ def test_what_looks_like_the_beginning_of_a_name_at_the_end_is_not_lost():
     """An answer may stop anywhere."""
     names = AnswerNames.between(OLLAMAS, OURS)
     assert names.feed(b'{"mod') + names.end() == b'{"mod'
-
-
-@pytest.mark.parametrize(
-    ("namespace", "name", "stored"),
-    [
-        ("default", "chat", "llmkube/default_chat:"),
-        ("a", "b" * 253, "llmkube/a_" + "b" * 78 + ":"),
-        ("team-a", "llama3.1", "llmkube/team-a_llama3.1:"),
-    ],
-)
-def test_a_service_has_one_name_in_the_store(namespace, name, stored):
-    """It is one that Ollama takes; with other weights, or another context, it is another one."""
-    first = store_name(namespace, name, "/m/a.gguf", 512)
-    assert first.startswith(stored)
-    assert len(first) == len(stored) + 8
-    assert first != store_name(namespace, name, "/m/a.gguf", 1024)

@@ -1,12 +1,12 @@
-"""One model of an Ollama as an engine of ours: a process that the agent supervises like llama-server.
+"""One model of a shared daemon as an engine of ours: a process that the agent supervises like llama-server.
 
-program                           python -m llmkube.cli.daemon_engine.program, and its parts in order
-options, naming                   the command line; the model's name in requests, answers and Ollama's store
+serving, front_options            what the programs of all daemons share, and their command line
+adapter                           what a daemon has to be able to do with one model
 keeper, keeping                   looks, decides, acts; what to do next, from what was seen: pure
-witness, runners                  one look; which processes hold weights: pure
-daemon_api, daemon_process        Ollama's HTTP API; an `ollama serve` of our own, where none runs
-weights                           brings a model into Ollama's store
-front, counters                   what clients and the agent reach; what `/metrics` and `/slots` say
+front, naming, counters           what clients and the agent reach; the model's name; `/metrics` and `/slots`
+server_process, daemon_http       a server that is borrowed, or ours; questions to it
+processes, process                what the kernel shows
+ollama                            Ollama
 
-It borrows the server that answers at OLLAMA_HOST, and never ends that one.
+A daemon that we did not start is borrowed: it is told to load and to unload our model, and never ended.
 """

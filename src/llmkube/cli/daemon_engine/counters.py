@@ -1,8 +1,8 @@
 """What the agent reads of an engine: llama.cpp's series of requests and tokens, and what shows that work goes on.
 
-Ollama counts nothing for its clients. Requests are counted as they pass, tokens as answers name them (`usage`), and
-pieces of a stream as decodes. The processor time of the process that computes stands among the slots: through a long
-prompt nothing else moves.
+A daemon counts for all of its clients, or for none. Requests are counted as they pass, tokens as answers name them
+(`usage`), and pieces of a stream as decodes. The processor time of the process that computes stands among the slots:
+through a long prompt nothing else moves.
 """
 
 import re
@@ -22,7 +22,7 @@ class Counters:
     """The counts of one engine since it was started.
 
     Attributes:
-        processing: Requests that are with Ollama.
+        processing: Requests that are with the daemon.
         prompt_tokens: Tokens of prompts.
         predicted_tokens: Tokens of answers.
         decodes: Pieces of answers that have come.

@@ -1,7 +1,7 @@
 """What clients and the agent reach: `/health`, `/metrics`, `/slots` and `/v1/…` as llama-server has them.
 
-Only these paths lead to Ollama, and with our model alone: a client with this engine's key cannot pull or delete models,
-nor use the other models of its owner.
+Only these paths lead to the daemon, and with our model alone: a client with this engine's key cannot pull or delete
+models, nor use the other models of its owner.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from llmkube.router.engine_proxy import OPEN_PATHS
 PROXIED: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"}
 )
-"""What of Ollama's server is passed on."""
+"""What of the daemon is passed on."""
 
 EMBEDDINGS: Final = frozenset({"/v1/embeddings"})
 
@@ -54,7 +54,7 @@ def handler_of(
 
     Args:
         keeper: Knows whether the model is loaded.
-        client: Reaches Ollama.
+        client: Reaches the daemon.
         alias: The name that clients know the model by.
         counters: What is counted.
         embeds: Whether embeddings alone are served.
@@ -63,8 +63,8 @@ def handler_of(
     said: dict[str, Callable[[], Response]] = {
         "/metrics": lambda: Response(200, Headers.of({"Content-Type": TYPE}), counters.metrics()),
         "/slots": lambda: Response(200, Headers.of({"Content-Type": "application/json"}), counters.slots()),
-        "/v1/models": lambda: Response.json(200, _models(alias)),
-        "/models": lambda: Response.json(200, _models(alias)),
+        "/v1/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
+        "/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
         "/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),
         "/v1/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),
     }
@@ -80,30 +80,30 @@ def handler_of(
         else:
             counters.processing += 1
             try:
-                await _ask_ollama(exchange, keeper, client, alias, counters)
+                await _ask_daemon(exchange, keeper, client, alias, counters)
             finally:
                 counters.processing -= 1
 
     return handle
 
 
-async def _ask_ollama(
+async def _ask_daemon(
     exchange: StreamExchange, keeper: Keeper, client: HttpClient, alias: str, counters: Counters
 ) -> None:
-    witness = keeper.witness
+    adapter = keeper.adapter
     try:
         if len(exchange.body) > THREAD_BYTES:
-            body = await trio.to_thread.run_sync(with_model, exchange.body, witness.name, abandon_on_cancel=True)
+            body = await trio.to_thread.run_sync(with_model, exchange.body, adapter.name, abandon_on_cancel=True)
         else:
-            body = with_model(exchange.body, witness.name)
+            body = with_model(exchange.body, adapter.name)
     except RequestBodyError as error:
         await exchange.respond(_error(400, str(error), "invalid_request_error"))
         return
-    headers = Headers.of({"Content-Type": "application/json", "Accept-Encoding": "identity"})
-    url = witness.api.url + exchange.request.origin_target
+    headers = adapter.headers.with_("Content-Type", "application/json").with_("Accept-Encoding", "identity")
+    url = adapter.url + exchange.request.origin_target
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
-            names, usage = AnswerNames.between(witness.name, alias), Usage()
+            names, usage = AnswerNames.between(adapter.name, alias), Usage()
             lines = answer.headers.end_to_end().without("content-length")
             async with exchange.stream(answer.status, lines) as send:
                 while piece := await answer.receive_some():
@@ -120,8 +120,9 @@ async def _ask_ollama(
         keeper.look_soon()
         if exchange.begun:
             raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
-        log.warning("Ollama did not answer a request", error=str(error))
-        await exchange.respond(_error(502, "Ollama did not answer", "server_error"))
+        said = f"{adapter.words.name} did not answer"
+        log.warning(said, error=str(error))
+        await exchange.respond(_error(502, said, "server_error"))
 
 
 def _loading() -> Response:
@@ -132,5 +133,5 @@ def _error(status: int, message: str, kind: str, headers: Headers = NO_HEADERS) 
     return Response.json(status, {"error": {"code": status, "message": message, "type": kind}}, headers=headers)
 
 
-def _models(alias: str) -> dict[str, object]:
-    return {"object": "list", "data": [{"id": alias, "object": "model", "owned_by": "ollama"}]}
+def _models(alias: str, owner: str) -> dict[str, object]:
+    return {"object": "list", "data": [{"id": alias, "object": "model", "owned_by": owner}]}

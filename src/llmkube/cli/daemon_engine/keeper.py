@@ -8,14 +8,10 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.cli.daemon_engine import keeping
+from llmkube.cli.daemon_engine.adapter import Adapter
 from llmkube.cli.daemon_engine.counters import Counters
-from llmkube.cli.daemon_engine.daemon_api import DaemonError
+from llmkube.cli.daemon_engine.daemon_http import DaemonError
 from llmkube.cli.daemon_engine.keeping import Act, Outcome, Seen, State, Step
-from llmkube.cli.daemon_engine.weights import Weights
-from llmkube.cli.daemon_engine.witness import Witness
-
-KEEP_ALIVE: Final = "5m"
-"""How long Ollama keeps the model without a renewal: so long its memory is taken after this process was killed."""
 
 TELL_SECONDS: Final = 5.0
 """Between two lines while a load moves: the agent gives up a load of which nothing moves for two minutes."""
@@ -35,18 +31,14 @@ class Keeper:
     """Keeps one model loaded.
 
     Attributes:
-        witness: Looks at it.
-        weights: Brings it into the server's store.
+        adapter: The model in its daemon.
         counters: Told what the process that holds it has used.
-        embeds: Whether the model computes embeddings alone.
         state: What is remembered between looks.
         seen: The last look.
     """
 
-    witness: Witness
-    weights: Weights
+    adapter: Adapter
     counters: Counters
-    embeds: bool = False
     state: State = attrs.field(factory=State)
     seen: Seen = attrs.field(factory=Seen)
     _poke: trio.Event = attrs.field(factory=trio.Event)
@@ -67,8 +59,8 @@ class Keeper:
             GivenUpError: It cannot be kept.
         """
         while True:
-            self.seen = await self.witness.look()
-            self.counters.runner_cpu_seconds = await self.witness.table.cpu_seconds(self.seen.holders)
+            self.seen = await self.adapter.look()
+            self.counters.runner_cpu_seconds = await self.adapter.cpu_seconds(self.seen.holders)
             self.state, step = keeping.decide(self.state, self.seen, trio.current_time())
             if step.why:
                 log.info(step.why, pid=self.seen.holders[0] if self.seen.holders else None)
@@ -93,14 +85,13 @@ class Keeper:
             log.warning(outcome.error, act=step.act.value)
 
     async def _outcome(self, act: Act) -> Outcome:
-        api, name = self.witness.api, self.witness.name
         try:
             if act is Act.PREPARE:
-                self.witness.blob = await self.weights.prepare(api)
+                await self.adapter.prepare()
             elif act is Act.LOAD:
                 await self._load()
             elif act is Act.RENEW:
-                await api.renew(name, KEEP_ALIVE, embeds=self.embeds)
+                await self.adapter.renew()
             else:
                 await self._end_runners()
         except DaemonError as error:
@@ -121,7 +112,7 @@ class Keeper:
 
     async def _load_error(self) -> DaemonError | None:
         try:
-            await self.witness.api.load(self.witness.name, KEEP_ALIVE, embeds=self.embeds)
+            await self.adapter.load()
         except DaemonError as error:
             return error
         return None
@@ -131,17 +122,19 @@ class Keeper:
         before = -1.0
         while True:
             await trio.sleep(TELL_SECONDS)
-            self.seen = await self.witness.look()
-            used = await self.witness.table.cpu_seconds(self.seen.holders)
+            self.seen = await self.adapter.look()
+            used = await self.adapter.cpu_seconds(self.seen.holders)
             if self.seen.holders and used != before:
-                log.info("Ollama loads the model", pid=self.seen.holders[0], cpu_seconds=round(used, 2))
+                said = f"{self.adapter.words.name} loads the model"
+                log.info(said, pid=self.seen.holders[0], cpu_seconds=round(used, 2))
             before = used
 
     async def _end_runners(self) -> None:
-        seen = await self.witness.look()  # a number may be another process' by now
+        seen = await self.adapter.look()  # a number may be another process' by now
         pids = (*seen.holders, *seen.orphans)
-        log.warning("ending the processes of our own Ollama that hold the model", pids=pids)
-        await self.witness.table.end(pids)
+        said = f"ending the processes of our own {self.adapter.words.name} that hold the model"
+        log.warning(said, pids=pids)
+        await self.adapter.end(pids)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -149,13 +142,14 @@ class Keeper:
         """Have it unloaded, and return whether its memory is back; bounded, and it shields itself."""
         with trio.move_on_after(LAST_SECONDS, shield=True):
             return await self._unload()
-        log.error("Ollama has not unloaded the model in time", seconds=LAST_SECONDS)
+        said = f"{self.adapter.words.name} has not unloaded the model in time"
+        log.error(said, seconds=LAST_SECONDS)
         return False
 
     async def _unload(self) -> bool:
         since, asked_at = trio.current_time(), None
         while True:
-            seen = await self.witness.look()
+            seen = await self.adapter.look()
             step = keeping.unload(seen, since, asked_at, trio.current_time())
             if step.act in (Act.DONE, Act.GIVE_UP):
                 (log.info if step.act is Act.DONE else log.error)(step.why)
@@ -163,10 +157,11 @@ class Keeper:
             if step.act is Act.UNLOAD:
                 asked_at = trio.current_time()
                 try:
-                    await self.witness.api.unload(self.witness.name)
+                    await self.adapter.unload()
                 except DaemonError as error:
                     if error.status != 404:  # a model that it does not know is not loaded
-                        log.warning("Ollama did not take the unload; it is repeated", error=str(error))
+                        said = f"{seen.words.name} did not take the unload; it is repeated"
+                        log.warning(said, error=str(error))
             elif step.act is Act.END_RUNNERS:
                 await self._end_runners()
             await trio.sleep(step.wait_seconds)

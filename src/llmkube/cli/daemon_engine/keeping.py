@@ -68,10 +68,28 @@ class Act(enum.Enum):
 
 
 @attrs.frozen(kw_only=True)
+class Words:
+    """What is said of one daemon.
+
+    Attributes:
+        name: What people call it.
+        moved: What to do where it listens elsewhere now.
+        search: What is looked for before a load.
+        gone: What an unload that has succeeded is seen by.
+    """
+
+    name: str = "the server"
+    moved: str = ""
+    search: str = "looking for the model"
+    gone: str = "the model is unloaded, and its process is gone"
+
+
+@attrs.frozen(kw_only=True)
 class Seen:
     """One look.
 
     Attributes:
+        words: What is said of the daemon.
         answers: Whether the server answers: `yes`, `late` (it listens, but says nothing in time) or `gone`.
         url: Where it was asked.
         version: What it says that it is.
@@ -84,6 +102,7 @@ class Seen:
         owned: Whether it was started by us.
     """
 
+    words: Words = Words()
     answers: Literal["yes", "late", "gone"] = "yes"
     url: str = ""
     version: str = ""
@@ -170,11 +189,11 @@ def decide(state: State, seen: Seen, now: float) -> tuple[State, Step]:
         return _unanswered(state, seen, now)
     why = ""
     if state.silent_since is not None:
-        why = "Ollama answers again"
+        why = f"{seen.words.name} answers again"
         state = attrs.evolve(state, silent_since=None)
     if seen.version != state.version:
         if state.version:
-            why = f"Ollama is {seen.version} now, and was {state.version}"
+            why = f"{seen.words.name} is {seen.version} now, and was {state.version}"
         # Another release, or another server at this address, may have another store.
         state = attrs.evolve(state, version=seen.version, prepared=False)
     state, step = _answered(state, seen, now)
@@ -213,10 +232,10 @@ def unload(seen: Seen, since: float, asked_at: float | None, now: float) -> Step
     if asked_at is not None and not seen.listed and (not left or shared):
         return Step(Act.DONE, _gone(seen, shared=shared))
     if seen.answers == "gone" and not left:
-        return Step(Act.DONE, "Ollama does not run any more" if seen.visible else "Ollama does not answer any more")
+        return Step(Act.DONE, f"{seen.words.name} does not {'run' if seen.visible else 'answer'} any more")
     if now - since >= UNLOAD_SECONDS:
         if seen.owned and left:
-            why = f"{_processes(left)} {UNLOAD_SECONDS:g} s after Ollama was told to unload the model"
+            why = f"{_processes(left)} {UNLOAD_SECONDS:g} s after {seen.words.name} was told to unload the model"
             return Step(Act.END_RUNNERS, why, 0.1)
         return Step(Act.GIVE_UP, _kept(seen, left))
     if seen.answers != "gone" and (asked_at is None or now - asked_at >= UNLOAD_AGAIN_SECONDS):
@@ -228,14 +247,16 @@ def _gone(seen: Seen, *, shared: bool) -> str:
     if shared:
         return "another name of the same weights is loaded, and keeps their process"
     if not seen.visible:
-        return "Ollama says that the model is unloaded; its processes cannot be seen here"
-    return "the model is unloaded, and its process is gone"
+        return f"{seen.words.name} says that the model is unloaded; its processes cannot be seen here"
+    return seen.words.gone
 
 
 def _kept(seen: Seen, left: tuple[int, ...]) -> str:
     if left:
-        return f"Ollama was told to unload the model, and {_processes(left)} still; quit Ollama to have the memory back"
-    return f"Ollama at {seen.url} was told to unload the model, and lists it still: it answers other requests with it"
+        said = f"{seen.words.name} was told to unload the model, and {_processes(left)} still"
+        return f"{said}; quit {seen.words.name} to have the memory back"
+    said = f"{seen.words.name} at {seen.url} was told to unload the model, and lists it still"
+    return f"{said}: it answers other requests with it"
 
 
 def _unanswered(state: State, seen: Seen, now: float) -> tuple[State, Step]:
@@ -246,14 +267,14 @@ def _unanswered(state: State, seen: Seen, now: float) -> tuple[State, Step]:
         # Late is not gone: what is loaded answers meanwhile.
         state = attrs.evolve(state, silent_since=since)
         if silent >= LATE_SECONDS:
-            why = f"Ollama at {seen.url} has answered nothing for {silent:.0f} s"
+            why = f"{seen.words.name} at {seen.url} has answered nothing for {silent:.0f} s"
             return attrs.evolve(state, ready=False), Step(Act.GIVE_UP, why)
-        return state, Step(Act.NOTHING, f"Ollama at {seen.url} does not answer in time" if first else "")
+        return state, Step(Act.NOTHING, f"{seen.words.name} at {seen.url} does not answer in time" if first else "")
     state = attrs.evolve(state, silent_since=since, ready=False, prepared=False)
     if silent >= LOST_SECONDS or seen.owned:
-        where = "" if seen.owned else "; if it listens elsewhere, start the agent with OLLAMA_HOST=ADDRESS:PORT"
-        return state, Step(Act.GIVE_UP, f"no Ollama answers at {seen.url} any more{where}")
-    why = f"no Ollama answers at {seen.url}; it may start again" if first else ""
+        where = "" if seen.owned else f"; if it listens elsewhere, {seen.words.moved}"
+        return state, Step(Act.GIVE_UP, f"no {seen.words.name} answers at {seen.url} any more{where}")
+    why = f"no {seen.words.name} answers at {seen.url}; it may start again" if first else ""
     return state, Step(Act.NOTHING, why, CLOSE_SECONDS)
 
 
@@ -271,14 +292,16 @@ def _answered(state: State, seen: Seen, now: float) -> tuple[State, Step]:
 
 def _loaded(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     if not state.prepared and now >= state.next_at:  # of another server than before, or of an earlier front
-        return state, Step(Act.PREPARE, "looking for the model in Ollama's store", 0.0)
+        return state, Step(Act.PREPARE, seen.words.search, 0.0)
     if not state.prepared:
         return state, Step(Act.NOTHING, wait_seconds=max(0.1, state.next_at - now))
     became = not state.ready
     if became and not state.claimed:  # whatever has loaded it may have done so with other options
         return state, Step(Act.LOAD, "loading the model", 0.0)
     state = attrs.evolve(state, ready=True, claimed=False, odd="", failures=0, last_error="")
-    why = "the model is loaded, and a process of Ollama holds it" if seen.visible else "Ollama says that it is loaded"
+    why = f"{seen.words.name} says that it is loaded"
+    if seen.visible:
+        why = f"the model is loaded, and a process of {seen.words.name} holds it"
     if now - state.renewed_at >= RENEW_SECONDS:
         return state, Step(Act.RENEW)
     return state, Step(Act.NOTHING, why if became else "")
@@ -291,17 +314,17 @@ def _held(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     """
     pids = (*seen.orphans, *seen.holders)
     if state.odd != "held":
-        why = f"Ollama does not list the model, and {_processes(pids)} still"
+        why = f"{seen.words.name} does not list the model, and {_processes(pids)} still"
         state = _lost(attrs.evolve(state, odd="held", odd_since=now), now)
         return state, Step(Act.NOTHING, why, CLOSE_SECONDS)
     if now - state.odd_since < STALE_SECONDS:
         return state, Step(Act.NOTHING, wait_seconds=CLOSE_SECONDS)
     if seen.owned:
         return attrs.evolve(state, odd=""), Step(
-            Act.END_RUNNERS, f"Ollama lists no such model, and {_processes(pids)}", CLOSE_SECONDS
+            Act.END_RUNNERS, f"{seen.words.name} lists no such model, and {_processes(pids)}", CLOSE_SECONDS
         )
-    fix = f"end it: kill {' '.join(map(str, pids))}" if seen.orphans else "quit Ollama and start it again"
-    return state, Step(Act.GIVE_UP, f"Ollama lists no such model, and {_processes(pids)} still; {fix}")
+    fix = f"end it: kill {' '.join(map(str, pids))}" if seen.orphans else f"quit {seen.words.name} and start it again"
+    return state, Step(Act.GIVE_UP, f"{seen.words.name} lists no such model, and {_processes(pids)} still; {fix}")
 
 
 def _absent(state: State, seen: Seen, now: float) -> tuple[State, Step]:
@@ -310,7 +333,7 @@ def _absent(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     if state.ready:
         state, why = _lost(state, now), "the model is not loaded any more"
     elif state.claimed:
-        said = "Ollama says that it has loaded the model, and "
+        said = f"{seen.words.name} says that it has loaded the model, and "
         said += "no process of it holds it" if seen.listed else "does not list it"
         state = _failed(attrs.evolve(state, claimed=False, odd=""), said, now)
         why = said
@@ -319,7 +342,7 @@ def _absent(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     if now < state.next_at:
         return state, Step(Act.NOTHING, why, min(LOOK_SECONDS, max(0.1, state.next_at - now)))
     if not state.prepared:
-        return state, Step(Act.PREPARE, why or "looking for the model in Ollama's store", 0.0)
+        return state, Step(Act.PREPARE, why or seen.words.search, 0.0)
     return state, Step(Act.LOAD, f"{why}; loading it again" if why else "loading the model", 0.0)
 
 

@@ -1,40 +1,17 @@
-"""The model's name in Ollama's store, in requests and in answers. Pure.
+"""The model's name in requests and in answers. Pure.
 
-A client can reach one model alone, whatever it asks for. Go's JSON reader takes `"Model"` for `"model"`, and the last
-of several: so no key that it would take is left beside ours.
+A client can reach one model alone, whatever it asks for. Go's JSON reader, Ollama's, takes `"Model"` for `"model"`, and
+the last of several: so no key that it would take is left beside ours.
 """
 
-import hashlib
-import re
-from typing import Any, Final
+from typing import Any
 
 import attrs
 import orjson
 
-PREFIX: Final = "llmkube/"
-"""The namespace of our models in a store that others use too."""
-
-_ALLOWED: Final = re.compile(r"[^a-z0-9._-]+")
-_LONGEST: Final = 80
-"""What a part of a name may have (`types/model/name.go` of Ollama, 0.17.4)."""
-
 
 class RequestBodyError(Exception):
     """A request's body is no JSON object; says so to the client."""
-
-
-def store_name(namespace: str, name: str, *what: object) -> str:
-    """Return what a service's model is called in Ollama's store.
-
-    While a service is given other weights or another context, the models of both have to have names.
-
-    Args:
-        namespace: The service's.
-        name: The service's.
-        what: The weights, and what they are served with.
-    """
-    tag = hashlib.sha256(repr(what).encode()).hexdigest()[:8]
-    return f"{PREFIX}{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"
 
 
 def with_model(body: bytes, name: str) -> bytes:
@@ -55,25 +32,25 @@ def with_model(body: bytes, name: str) -> bytes:
 
 @attrs.define(eq=False)
 class AnswerNames:
-    """Put the name that clients know in the place of Ollama's, in an answer that comes in pieces.
+    """Put the name that clients know in the place of the daemon's, in an answer that comes in pieces.
 
     Text of a model cannot be taken for it: within a JSON string, quotes have a backslash before them.
     """
 
-    _ollamas: bytes
+    _theirs: bytes
     _ours: bytes
     _held: bytes = b""
 
     @classmethod
-    def between(cls, ollamas: str, ours: str) -> "AnswerNames":
+    def between(cls, theirs: str, ours: str) -> "AnswerNames":
         """Replace one name by another."""
-        return cls(b'"model":' + orjson.dumps(ollamas), b'"model":' + orjson.dumps(ours))
+        return cls(b'"model":' + orjson.dumps(theirs), b'"model":' + orjson.dumps(ours))
 
     def feed(self, piece: bytes) -> bytes:
         """Return what can be sent; the beginning of a name waits for its rest, which no end of an event is."""
-        data = (self._held + piece).replace(self._ollamas, self._ours)
+        data = (self._held + piece).replace(self._theirs, self._ours)
         keep = next(
-            (n for n in range(min(len(self._ollamas) - 1, len(data)), 0, -1) if data.endswith(self._ollamas[:n])), 0
+            (n for n in range(min(len(self._theirs) - 1, len(data)), 0, -1) if data.endswith(self._theirs[:n])), 0
         )
         self._held = data[len(data) - keep :]
         return data[: len(data) - keep]

@@ -22,7 +22,7 @@ from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 
 NAME: Final = "ollama"
-MODULE: Final = "llmkube.cli.daemon_engine.program"
+MODULE: Final = "llmkube.cli.daemon_engine.ollama.program"
 """What runs for each service; nothing of it is imported here."""
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {

@@ -18,11 +18,12 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.cli.daemon_engine.counters import Counters
-from llmkube.cli.daemon_engine.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.keeper import GivenUpError, Keeper
-from llmkube.cli.daemon_engine.runners import Process
-from llmkube.cli.daemon_engine.weights import LibraryModel
-from llmkube.cli.daemon_engine.witness import Witness
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.model import OllamaModel
+from llmkube.cli.daemon_engine.ollama.weights import LibraryModel
+from llmkube.cli.daemon_engine.ollama.witness import Witness
+from llmkube.cli.daemon_engine.process import Process
 
 URL = "http://127.0.0.1:11434"
 NAME = "llmkube/default_chat"
@@ -336,7 +337,8 @@ async def staged(fake, *, owned=False):
     client = HttpClient(connect, max_idle=0, max_idle_per_origin=0)
     weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512})
     witness = Witness(DaemonApi(client, URL), 11434, NAME, fake, SERVER_PID if owned else None)
-    stage = Stage(Keeper(witness, weights, Counters(), fake.embeds), client, trio.CancelScope())
+    adapter = OllamaModel(witness, weights, fake.embeds)
+    stage = Stage(Keeper(adapter, Counters()), client, trio.CancelScope())
 
     async def run():
         with stage.scope:

@@ -11,15 +11,16 @@ import psutil
 import pytest
 import trio
 
-from cli.daemon_engine.fake_daemon import SERVER_PID, URL, FakeDaemon, blob_of
+from cli.daemon_engine.ollama.fake_daemon import SERVER_PID, URL, FakeDaemon, blob_of
 from http_lab import MemoryListener
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.server import run_server
-from llmkube.cli.daemon_engine.daemon_api import DaemonApi
-from llmkube.cli.daemon_engine.daemon_process import NoDaemonError, OllamaProgram, Server
-from llmkube.cli.daemon_engine.options import parse
-from llmkube.cli.daemon_engine.program import Outside, serve
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.daemon_process import OllamaProgram
+from llmkube.cli.daemon_engine.ollama.options import parse
+from llmkube.cli.daemon_engine.ollama.program import Outside, serve
+from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server
 from llmkube.cli.program import Stop
 from waiting import until
 

@@ -1,74 +1,27 @@
 """One look at a model: what the server says, and which processes the kernel shows."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 import attrs
-import psutil
 import trio
 
-from llmkube.cli.daemon_engine.daemon_api import DaemonApi, DaemonError, DaemonLateError
-from llmkube.cli.daemon_engine.keeping import Seen
-from llmkube.cli.daemon_engine.runners import Holders, Process, holders_of, servers_in
-from llmkube.supervisor.host.processes import listens, start_of
-
-T = TypeVar("T")
+from llmkube.cli.daemon_engine.daemon_http import DaemonError, DaemonLateError
+from llmkube.cli.daemon_engine.keeping import Seen, Words
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.runners import Holders, holders_of, servers_in
+from llmkube.cli.daemon_engine.processes import ProcessTable
 
 SCAN_SECONDS: Final = 30.0
 """Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""
 
+WORDS: Final = Words(
+    name="Ollama",
+    moved="start the agent with OLLAMA_HOST=ADDRESS:PORT",
+    search="looking for the model in Ollama's store",
+)
+
 _NO_BLOB: Final = "sha256-"
 """Of a model whose file is not known yet: no process holds it."""
-
-
-class ProcessTable(Protocol):
-    """What the kernel shows of processes."""
-
-    async def read(self) -> Sequence[Process]:
-        """Return all that this user may see."""
-        ...
-
-    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
-        ...
-
-    async def listener(self, servers: Sequence[int], port: int) -> int | None:
-        """Return which of these processes listens on a port; None if none is seen to."""
-        ...
-
-    async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
-        ...
-
-    async def end(self, pids: Sequence[int]) -> None:
-        """Kill these processes."""
-        ...
-
-
-@attrs.frozen
-class ThisMachine:
-    """The processes of this machine; of other users' macOS shows no command line."""
-
-    async def read(self) -> Sequence[Process]:
-        """Return all that this user may see."""
-        return await _in_thread(lambda: tuple(processes_here()))
-
-    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
-        return await _in_thread(lambda: tuple(map(start_of, pids)))
-
-    async def listener(self, servers: Sequence[int], port: int) -> int | None:
-        """Return which of these processes listens on a port; None if none is seen to."""
-        return await _in_thread(lambda: next((pid for pid in servers if listens(pid, port)), None))
-
-    async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
-        return await _in_thread(lambda: sum(map(_cpu_seconds, pids)))
-
-    async def end(self, pids: Sequence[int]) -> None:
-        """Kill these processes."""
-        await _in_thread(lambda: _kill(pids))
 
 
 @attrs.frozen
@@ -119,6 +72,7 @@ class Witness:
         ours = {self.name, f"{self.name}:latest"}
         listed = sum(name in ours for name in names)
         return Seen(
+            words=WORDS,
             answers=answers,  # type: ignore[arg-type]  # one of its three words
             url=self.api.url,
             version=version,
@@ -155,27 +109,3 @@ class Witness:
                 self._borrowed = await self.table.listener(servers, self.port)
             server = self._borrowed
         return holders_of(self.blob or _NO_BLOB, processes, server), server
-
-
-async def _in_thread(look: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-
-
-def processes_here() -> Iterator[Process]:
-    """Yield what this user may see; of others macOS shows no command line. Blocks."""
-    for each in psutil.process_iter(["pid", "ppid", "cmdline"]):
-        yield Process(each.info["pid"], each.info["ppid"] or 0, tuple(each.info["cmdline"] or ()))
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except (psutil.Error, SystemError):  # SystemError: reaped while psutil 7.2 read it on macOS (psutil issue 2854)
-        return 0.0
-    return float(times.user + times.system)
-
-
-def _kill(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(psutil.Error, SystemError):  # it has ended
-            psutil.Process(pid).kill()

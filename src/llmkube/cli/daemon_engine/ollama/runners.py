@@ -10,19 +10,12 @@ from typing import Final
 
 import attrs
 
+from llmkube.cli.daemon_engine.process import Process
+
 _PROGRAM: Final = "ollama"
 _BLOB: Final = re.compile(r"sha256-[0-9a-f]{64}")
 _INITS: Final = frozenset({"systemd", "init", "launchd"})
 """Programs that adopt what others leave."""
-
-
-@attrs.frozen
-class Process:
-    """A process with its parent's number and its command line."""
-
-    pid: int
-    parent: int
-    argv: tuple[str, ...]
 
 
 @attrs.frozen

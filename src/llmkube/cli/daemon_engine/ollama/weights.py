@@ -8,8 +8,9 @@ import attrs
 import structlog
 import trio
 
-from llmkube.cli.daemon_engine.daemon_api import DaemonApi, DaemonError
-from llmkube.cli.daemon_engine.options import Options
+from llmkube.cli.daemon_engine.daemon_http import DaemonError
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.options import Options
 
 TELL_SECONDS: Final = 5.0
 """Between two lines of progress."""

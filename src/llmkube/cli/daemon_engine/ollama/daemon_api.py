@@ -4,7 +4,6 @@ Facts: `docs/api.md`, `server/routes.go` and `server/create.go` of https://githu
 comes as one JSON object a line; an error in the middle of it comes as a line too, after a 200.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,10 +14,15 @@ import trio
 
 from llmkube.base.http.client import HttpClient, SendBytes
 from llmkube.base.http.errors import ConnectError, HttpError
-from llmkube.base.http.message import Headers, Response
-
-ASK_SECONDS: Final = 2.0
-"""For what the server knows without looking at a file."""
+from llmkube.base.http.message import Headers
+from llmkube.cli.daemon_engine.daemon_http import (
+    ASK_SECONDS,
+    DaemonError,
+    DaemonHttp,
+    DaemonLateError,
+    body_of,
+    words_of,
+)
 
 QUIET_SECONDS: Final = 600.0
 """So long a pull or a creation may say nothing: the server hashes the file of a large model in silence."""
@@ -29,31 +33,12 @@ LOAD_SECONDS: Final = 3600.0
 PIECE_BYTES: Final = 4 << 20
 
 _JSON: Final = Headers.of({"Content-Type": "application/json"})
-_MOST_BYTES: Final = 1 << 20
 _SHOW_BYTES: Final = 64 << 20
 _LINE_BYTES: Final = 1 << 20
 _FROM: Final = re.compile(r"^FROM\s+\S*(sha256[-:][0-9a-f]{64})", re.MULTILINE)
 
 Tell = Callable[[str, int, int], None]
 """Gets what is done, and how many bytes of how many; 0 where there is no number."""
-
-
-class DaemonError(Exception):
-    """The server did not do what it was asked for.
-
-    Attributes:
-        status: What it answered; 0 without an answer.
-        gone: Nothing listens there, or it broke off.
-    """
-
-    def __init__(self, message: str, status: int = 0, *, gone: bool = False) -> None:
-        super().__init__(message)
-        self.status = status
-        self.gone = gone
-
-
-class DaemonLateError(DaemonError):
-    """It listens, and has not answered in time."""
 
 
 @attrs.frozen
@@ -68,13 +53,17 @@ class DaemonApi:
     http: HttpClient
     url: str
 
+    @property
+    def _way(self) -> DaemonHttp:
+        return DaemonHttp(self.http, self.url, "Ollama", _JSON)
+
     async def version(self) -> str:
         """Return its release.
 
         Raises:
             DaemonError: It does not answer, or is no Ollama.
         """
-        said = (await self._ask("/api/version")).get("version")
+        said = (await self._way.ask("/api/version")).get("version")
         if not isinstance(said, str) or not said:
             raise DaemonError(f"what answers at {self.url} is no Ollama: it tells no version")
         return said
@@ -85,7 +74,7 @@ class DaemonApi:
         Raises:
             DaemonError: It does not answer, or says something else.
         """
-        models = (await self._ask("/api/ps")).get("models")
+        models = (await self._way.ask("/api/ps")).get("models")
         if models is None:
             return ()
         if not isinstance(models, list):
@@ -99,9 +88,9 @@ class DaemonApi:
             DaemonError: It does not answer, or the model's weights are no file in GGUF.
         """
         try:
-            body = _body({"model": name})
-            answer = await self._within(ASK_SECONDS * 5, "POST", "/api/show", body, most=_SHOW_BYTES)
-            said = _object(answer)
+            body = body_of({"model": name})
+            answer = await self._way.within(ASK_SECONDS * 5, "POST", "/api/show", body, most=_SHOW_BYTES)
+            said = self._way.object_of(answer)
         except DaemonError as error:
             if error.status == 404:
                 return None
@@ -113,7 +102,7 @@ class DaemonApi:
 
     async def has_blob(self, digest: str) -> bool:
         """Whether a file with this digest is in its store."""
-        answer = await self._within(ASK_SECONDS * 5, "HEAD", f"/api/blobs/sha256:{digest}")
+        answer = await self._way.within(ASK_SECONDS * 5, "HEAD", f"/api/blobs/sha256:{digest}")
         return answer.status == 200
 
     async def upload(self, digest: str, path: Path, tell: Tell) -> None:
@@ -138,7 +127,7 @@ class DaemonApi:
         except HttpError as error:
             raise DaemonError(f"Ollama did not take the weights: {error}", gone=True) from error
         if answer.status not in (200, 201):
-            raise _refusal(answer)
+            raise self._way.refusal(answer)
 
     async def create(self, name: str, source: Mapping[str, Any], tell: Tell) -> None:
         """Make a model of a file in its store, or of another model.
@@ -188,32 +177,21 @@ class DaemonApi:
         Raises:
             DaemonError: It did not take that.
         """
-        body = _body({"model": name, "keep_alive": 0, "stream": False})
-        _object(await self._within(ASK_SECONDS, "POST", "/api/generate", body))
+        body = body_of({"model": name, "keep_alive": 0, "stream": False})
+        self._way.object_of(await self._way.within(ASK_SECONDS, "POST", "/api/generate", body))
 
     async def _stay(self, seconds: float, name: str, keep_alive: str, *, embeds: bool) -> None:
         path, nothing = ("/api/embed", {"input": ""}) if embeds else ("/api/generate", {"stream": False})
-        _object(await self._within(seconds, "POST", path, _body({"model": name, "keep_alive": keep_alive, **nothing})))
-
-    async def _ask(self, path: str) -> dict[str, Any]:
-        return _object(await self._within(ASK_SECONDS, "GET", path))
-
-    async def _within(
-        self, seconds: float, method: str, path: str, body: bytes = b"", *, most: int = _MOST_BYTES
-    ) -> Response:
-        with trio.move_on_after(seconds):
-            try:
-                return await self.http.request(method, self.url + path, headers=_JSON, body=body, max_body_bytes=most)
-            except HttpError as error:
-                raise DaemonError(f"no Ollama answers at {self.url}: {error}", gone=True) from error
-        raise DaemonLateError(f"Ollama at {self.url} has not answered {path} in {seconds:g} s")
+        self._way.object_of(
+            await self._way.within(seconds, "POST", path, body_of({"model": name, "keep_alive": keep_alive, **nothing}))
+        )
 
     async def _follow(self, path: str, body: Mapping[str, Any], tell: Tell) -> None:
         """Follow progress to its end, which is `success`: an answer that stops before it has failed."""
         done = False
         with trio.move_on_after(QUIET_SECONDS) as quiet:
             try:
-                async with self.http.open_stream("POST", self.url + path, headers=_JSON, body=_body(body)) as answer:
+                async with self.http.open_stream("POST", self.url + path, headers=_JSON, body=body_of(body)) as answer:
                     lines = bytearray()
                     while piece := await answer.receive_some():
                         quiet.deadline = trio.current_time() + QUIET_SECONDS
@@ -223,9 +201,9 @@ class DaemonApi:
                         if len(lines) > _LINE_BYTES:
                             raise DaemonError("Ollama's answer has a line without an end")
                         for line in filter(None, whole):
-                            done = _progress(line, answer.status, tell)
+                            done = _progress(self._way.parsed(line), line, answer.status, tell)
                     if lines:
-                        done = _progress(bytes(lines), answer.status, tell)
+                        done = _progress(self._way.parsed(bytes(lines)), bytes(lines), answer.status, tell)
             except HttpError as error:
                 raise DaemonError(f"Ollama broke off: {error}", gone=isinstance(error, ConnectError)) from error
         if quiet.cancelled_caught:
@@ -234,11 +212,10 @@ class DaemonApi:
             raise DaemonError(f"Ollama's answer to {path} ends before its success")
 
 
-def _progress(line: bytes, status: int, tell: Tell) -> bool:
+def _progress(said: Mapping[str, Any], line: bytes, status: int, tell: Tell) -> bool:
     """Tell of a line; return whether it is the last one of a success."""
-    said = _parsed(line)
     if "error" in said or status >= 400:
-        raise DaemonError(_words(said, line), status if status >= 400 else _status_of(str(said.get("error", ""))))
+        raise DaemonError(words_of(said, line), status if status >= 400 else _status_of(str(said.get("error", ""))))
     text = str(said.get("status", ""))[:200]
     tell(text, _count(said.get("completed")), _count(said.get("total")))
     return text == "success"
@@ -251,36 +228,3 @@ def _status_of(error: str) -> int:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _object(answer: Response) -> dict[str, Any]:
-    if answer.status != 200:
-        raise _refusal(answer)
-    return _parsed(answer.body)
-
-
-def _refusal(answer: Response) -> DaemonError:
-    try:
-        said = _parsed(answer.body)
-    except DaemonError:
-        said = {}
-    return DaemonError(f"Ollama answers {answer.status}: {_words(said, answer.body)}", answer.status)
-
-
-def _words(said: Mapping[str, Any], body: bytes) -> str:
-    error = said.get("error")
-    return (error if isinstance(error, str) and error else body.decode("utf-8", "replace"))[:500]
-
-
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(body)
-    except ValueError as error:
-        raise DaemonError(f"what Ollama answers is not JSON: {body[:80]!r}") from error
-    if not isinstance(said, dict):
-        raise DaemonError(f"what Ollama answers is no object: {body[:80]!r}")
-    return said
-
-
-def _body(said: Mapping[str, Any]) -> bytes:
-    return json.dumps(said).encode()

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import trio
 
-from cli.daemon_engine.fake_daemon import NAME, FakeDaemon, answers, breaks_off, staged
+from cli.daemon_engine.ollama.fake_daemon import NAME, FakeDaemon, answers, breaks_off, staged
 from llmkube.cli.daemon_engine import keeper as keeper_module
 from llmkube.cli.daemon_engine import keeping
 from llmkube.cli.daemon_engine.keeping import Act, Outcome, Step

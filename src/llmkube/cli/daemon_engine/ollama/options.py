@@ -1,14 +1,13 @@
-"""The command line of the program, with llama-server's names where llama-server has the flag."""
+"""The command line of the program, and OLLAMA_HOST."""
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
 
-from llmkube.cli.daemon_engine.naming import store_name
+from llmkube.cli.daemon_engine.front_options import FrontOptions, front_parser, service_of
+from llmkube.cli.daemon_engine.ollama.store_names import store_name
 
 DEFAULT_PORT: Final = 11434
 _SCHEME: Final = "ollama://"
@@ -21,32 +20,22 @@ class DaemonAddressError(Exception):
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class Options(FrontOptions):
     """What to serve, and how.
 
     Attributes:
         model: A file in GGUF, or `ollama://name:tag`.
-        alias: The name that clients know.
         store_name: The name in Ollama's store.
-        host: Where to listen.
-        port: The port.
-        keys: The file with the keys that clients show; None when none is asked for.
         context: Tokens of context; 0 for what Ollama takes.
         gpu_layers: Layers on the GPU; None for what Ollama takes.
-        embeds: Whether it serves embeddings, and nothing else.
         program: Ollama's own program, which is started where no server answers.
         daemon: Where the server is that is borrowed.
     """
 
     model: str
-    alias: str
     store_name: str
-    host: str = "127.0.0.1"
-    port: int
-    keys: Path | None = None
     context: int = 0
     gpu_layers: int | None = None
-    embeds: bool = False
     program: str = "ollama"
     daemon: str = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -64,25 +53,13 @@ class Options:
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Read the command line and OLLAMA_HOST; exits with 2 and one line when that cannot be honoured."""
-    parser = argparse.ArgumentParser(
-        "ollama-engine", description="One model of an Ollama, served as llama-server serves one.", allow_abbrev=False
-    )
+    parser = front_parser("ollama-engine", "One model of an Ollama, served as llama-server serves one.")
     parser.add_argument("--model", required=True, help="file in GGUF, or ollama://NAME:TAG", metavar="MODEL")
-    parser.add_argument("--alias", required=True, help="name that clients know")
-    parser.add_argument(
-        "--service", required=True, help="whose model it is in Ollama's store", metavar="NAMESPACE/NAME"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, required=True, help="port to listen on")
-    parser.add_argument("--api-key-file", type=Path, help="keys that clients must show, one per line", metavar="FILE")
     parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: Ollama's own default)")
     parser.add_argument("--n-gpu-layers", type=int, help="layers on the GPU (default: Ollama's own)")
-    parser.add_argument("--embedding", action="store_true", help="serve embeddings and nothing else")
     parser.add_argument("--ollama", default="ollama", help="program to start where no server answers")
     said = parser.parse_args(argv)
-    namespace, slash, name = said.service.partition("/")
-    if not (namespace and slash and name):
-        parser.error(f"--service {said.service}: write NAMESPACE/NAME")
+    namespace, name = service_of(parser, said)
     if not said.model.removeprefix(_SCHEME):
         parser.error("--model ollama://: name a model of Ollama's library, as ollama://NAME:TAG")
     try:
@@ -126,17 +103,3 @@ def refuse_elsewhere(url: str) -> None:
             f"OLLAMA_HOST names {url}, which is not on this machine: the memory of a model there is not this host's; "
             "unset it, or name 127.0.0.1:PORT"
         )
-
-
-def read_keys(path: Path) -> frozenset[str]:
-    """Return the keys of a file, as llama-server's flag reads them; blocks.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It holds no key: an engine with an empty list would let all in.
-    """
-    lines = (line.strip() for line in path.read_text("utf-8").splitlines())
-    keys = frozenset(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise ValueError(f"{path} holds no key")
-    return keys

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.cli.daemon_engine.options import DaemonAddressError, daemon_url, parse, read_keys, refuse_elsewhere
+from llmkube.cli.daemon_engine.ollama.options import DaemonAddressError, daemon_url, parse, refuse_elsewhere
 
 LEAST = ["--model", "/m/a.gguf", "--alias", "chat", "--service", "default/chat", "--port", "8001"]
 
@@ -53,13 +53,3 @@ def test_a_server_of_another_machine_is_refused(said):
 def test_a_server_of_this_machine_is_not(said):
     """All of these are loopback, or what is asked there."""
     refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
-
-
-def test_keys_are_read_as_llama_server_reads_them(tmp_path):
-    """A line each; lines that begin with # are none."""
-    path = tmp_path / "keys"
-    path.write_text("# two\na\n\n b \n")
-    assert read_keys(path) == {"a", "b"}
-    path.write_text("\n# none\n")
-    with pytest.raises(ValueError, match="holds no key"):
-        read_keys(path)
