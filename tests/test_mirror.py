@@ -45,6 +45,8 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         cli/daemon_engine/keeper cli/daemon_engine/keeping
         cli/daemon_engine/ollama/daemon_api cli/daemon_engine/ollama/witness""",
     "tests/cli/daemon_engine/ollama/test_program.py": "cli/daemon_engine/ollama/weights",
+    # a model of an oMLX over time
+    "tests/cli/daemon_engine/omlx/test_model.py": "cli/daemon_engine/omlx/daemon_api",
     "tests/e2e/test_up.py": "cli/commands/programs/up",
     "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/leases/host_monitor",
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",

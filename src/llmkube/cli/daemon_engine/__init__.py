@@ -6,7 +6,7 @@ keeper, keeping                   looks, decides, acts; what to do next, from wh
 front, naming, counters           what clients and the agent reach; the model's name; `/metrics` and `/slots`
 server_process, daemon_http       a server that is borrowed, or ours; questions to it
 processes, process                what the kernel shows
-ollama                            Ollama
+ollama, omlx                      Ollama; oMLX
 
 A daemon that we did not start is borrowed: it is told to load and to unload our model, and never ended.
 """

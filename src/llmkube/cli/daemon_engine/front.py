@@ -103,6 +103,11 @@ async def _ask_daemon(
     url = adapter.url + exchange.request.origin_target
     try:
         async with client.open_stream("POST", url, headers=headers, body=body) as answer:
+            if answer.status in (401, 403):  # it is our key that it refuses, or misses: the client's was good
+                keeper.look_soon()
+                said = f"{adapter.words.name} refuses requests of this host with {answer.status}"
+                await exchange.respond(_error(502, said, "server_error"))
+                return
             names, usage = AnswerNames.between(adapter.name, alias), Usage()
             lines = answer.headers.end_to_end().without("content-length")
             async with exchange.stream(answer.status, lines) as send:

@@ -92,6 +92,7 @@ class Seen:
         words: What is said of the daemon.
         answers: Whether the server answers: `yes`, `late` (it listens, but says nothing in time) or `gone`.
         url: Where it was asked.
+        said: What it has answered instead of what it was asked for; "" where it has said nothing.
         version: What it says that it is.
         listed: Whether it lists our model as loaded.
         others_listed: How many other models it lists.
@@ -105,6 +106,7 @@ class Seen:
     words: Words = Words()
     answers: Literal["yes", "late", "gone"] = "yes"
     url: str = ""
+    said: str = ""
     version: str = ""
     listed: bool = False
     others_listed: int = 0
@@ -229,7 +231,8 @@ def unload(seen: Seen, since: float, asked_at: float | None, now: float) -> Step
     """
     left = (*seen.holders, *seen.orphans)
     shared = seen.visible and not seen.listed and not seen.orphans and seen.loaded
-    if asked_at is not None and not seen.listed and (not left or shared):
+    known = seen.answers == "yes" or seen.visible  # by one witness at least
+    if asked_at is not None and known and not seen.listed and (not left or shared):
         return Step(Act.DONE, _gone(seen, shared=shared))
     if seen.answers == "gone" and not left:
         return Step(Act.DONE, f"{seen.words.name} does not {'run' if seen.visible else 'answer'} any more")
@@ -268,6 +271,8 @@ def _unanswered(state: State, seen: Seen, now: float) -> tuple[State, Step]:
         state = attrs.evolve(state, silent_since=since)
         if silent >= LATE_SECONDS:
             why = f"{seen.words.name} at {seen.url} has answered nothing for {silent:.0f} s"
+            if seen.said:
+                why = f"{seen.words.name} at {seen.url} has told nothing of the model for {silent:.0f} s: {seen.said}"
             return attrs.evolve(state, ready=False), Step(Act.GIVE_UP, why)
         return state, Step(Act.NOTHING, f"{seen.words.name} at {seen.url} does not answer in time" if first else "")
     state = attrs.evolve(state, silent_since=since, ready=False, prepared=False)

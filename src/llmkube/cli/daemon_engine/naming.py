@@ -4,10 +4,12 @@ A client can reach one model alone, whatever it asks for. Go's JSON reader, Olla
 the last of several: so no key that it would take is left beside ours.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import orjson
+
+_KEYS: Final = (b'"model":', b'"model": ')
 
 
 class RequestBodyError(Exception):
@@ -37,21 +39,21 @@ class AnswerNames:
     Text of a model cannot be taken for it: within a JSON string, quotes have a backslash before them.
     """
 
-    _theirs: bytes
+    _theirs: tuple[bytes, ...]
     _ours: bytes
     _held: bytes = b""
 
     @classmethod
     def between(cls, theirs: str, ours: str) -> "AnswerNames":
-        """Replace one name by another."""
-        return cls(b'"model":' + orjson.dumps(theirs), b'"model":' + orjson.dumps(ours))
+        """Replace one name by another, whether or not a daemon writes a space after a colon."""
+        return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
 
     def feed(self, piece: bytes) -> bytes:
         """Return what can be sent; the beginning of a name waits for its rest, which no end of an event is."""
-        data = (self._held + piece).replace(self._theirs, self._ours)
-        keep = next(
-            (n for n in range(min(len(self._theirs) - 1, len(data)), 0, -1) if data.endswith(self._theirs[:n])), 0
-        )
+        data = self._held + piece
+        for theirs in self._theirs:
+            data = data.replace(theirs, self._ours)
+        keep = max(_begun(theirs, data) for theirs in self._theirs)
         self._held = data[len(data) - keep :]
         return data[: len(data) - keep]
 
@@ -59,3 +61,8 @@ class AnswerNames:
         """Return what has waited."""
         held, self._held = self._held, b""
         return held
+
+
+def _begun(name: bytes, data: bytes) -> int:
+    """Return how many bytes of a name the data end with, of one that is not complete."""
+    return next((n for n in range(min(len(name) - 1, len(data)), 0, -1) if data.endswith(name[:n])), 0)

@@ -1,6 +1,6 @@
 """What the kernel shows of processes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
@@ -10,6 +10,7 @@ import trio
 
 from llmkube.cli.daemon_engine.process import Process
 from llmkube.supervisor.host.processes import listens, start_of
+from llmkube.supervisor.host.this_machine import footprints_here
 
 T = TypeVar("T")
 
@@ -31,6 +32,10 @@ class ProcessTable(Protocol):
 
     async def cpu_seconds(self, pids: Sequence[int]) -> float:
         """Return what these processes have used of the processors."""
+        ...
+
+    async def footprints(self, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return what these processes hold with all below them, in bytes by their numbers."""
         ...
 
     async def end(self, pids: Sequence[int]) -> None:
@@ -57,6 +62,10 @@ class ThisMachine:
     async def cpu_seconds(self, pids: Sequence[int]) -> float:
         """Return what these processes have used of the processors."""
         return await _in_thread(lambda: sum(map(_cpu_seconds, pids)))
+
+    async def footprints(self, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return what these processes hold with all below them, in bytes by their numbers."""
+        return await _in_thread(lambda: footprints_here(pids))
 
     async def end(self, pids: Sequence[int]) -> None:
         """Kill these processes."""
