@@ -41,9 +41,12 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/mac/test_guide.py": "cli/commands/programs/background/agent_commands",
     "tests/mac/test_daemon.py": "cli/commands/programs/background/launchd_user",
     # a model of an Ollama over time, between its API and the processes that the kernel shows
-    "tests/cli/ollama_engine/test_keeper.py": """
-        cli/ollama_engine/keeping cli/ollama_engine/daemon_api cli/ollama_engine/witness""",
-    "tests/cli/ollama_engine/test_program.py": "cli/ollama_engine/weights",
+    "tests/cli/daemon_engine/ollama/test_keeper.py": """
+        cli/daemon_engine/keeper cli/daemon_engine/keeping
+        cli/daemon_engine/ollama/daemon_api cli/daemon_engine/ollama/witness""",
+    "tests/cli/daemon_engine/ollama/test_program.py": "cli/daemon_engine/ollama/weights",
+    # a model of an oMLX over time
+    "tests/cli/daemon_engine/omlx/test_model.py": "cli/daemon_engine/omlx/daemon_api",
     "tests/e2e/test_up.py": "cli/commands/programs/up cli/commands/programs/one_machine/run",
     "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/leases/host_monitor",
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",

@@ -57,13 +57,13 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()
         assert (await run(*DEPLOY))[0] == 0
-        code, _, err = await run(*DEPLOY, "--runtime", "omlx")
-        refused = "the newest spec was refused (Invalid: spec.runtime: omlx is not supported on a host yet"
+        code, _, err = await run(*DEPLOY, "--runtime", "vllm")
+        refused = "the newest spec was refused (Invalid: spec.runtime: vllm is not supported on a host yet"
         assert (code, refused in err, "; the previous one still serves\n" in err) == (1, True, True), err
         assert "cannot be served" not in err
         status = await settled(run, "Degraded True Invalid", "status", "demo")
         assert refused in status
-        assert "runtime      omlx (asked for; the previous spec serves)" in status
+        assert "runtime      vllm (asked for; the previous spec serves)" in status
         assert "phase        Ready, 1 of 1 ready" in status
         assert (await run("list", "isvc"))[1].splitlines()[1].split()[2:5] == ["Ready", "1/1", "Invalid"]
         assert (await run("chat", "demo", "Hi"))[0] == 0

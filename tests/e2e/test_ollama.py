@@ -24,8 +24,8 @@ from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
-from llmkube.cli.ollama_engine import program
-from llmkube.cli.ollama_engine.runners import kind_of
+from llmkube.cli.daemon_engine.ollama import program
+from llmkube.cli.daemon_engine.ollama.runners import kind_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 

@@ -54,11 +54,14 @@ def test_every_other_runtime_is_refused_by_name(runtime):
     [
         ("llama-server", model("metal", "mlx"), "Model.spec.format", "llama-server reads gguf, not mlx"),
         (
-            "omlx",
+            "vllm",
             model("metal", "mlx"),
             "spec.runtime",
-            "omlx is not supported on a host yet: use mlx-lm or vllm-metal",
+            "vllm is not supported on a host yet: use mlx-lm or omlx or vllm-metal",
         ),
+        ("vllm", model("cpu", "mlx"), "spec.runtime", "vllm is not supported on a host yet: use mlx-lm$"),
+        ("omlx", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
+        ("omlx", model("metal"), "Model.spec.format", "omlx reads mlx, not gguf"),
         ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
         ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to mlx-lm or vllm-metal"),
         ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),

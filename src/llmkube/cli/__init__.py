@@ -6,7 +6,7 @@ view                                      tables, progress, explanations: how th
 engine_pod                                programs beside an engine in its pod
 job                                       the program inside a download Job's pod
 catalog                                   models that can be deployed by name
-bundled_engine, ollama_engine             llama-server over xllamacpp; one model of an Ollama, as an engine
+bundled_engine, daemon_engine             llama-server over xllamacpp; one model of a daemon, as an engine
 options, config, target_cluster, program  what commands share
 state_location, state_lock                where the state directory is; which program works on it
 program_name, line_breaks                 what a reader types to call this program; where long lines break

@@ -70,6 +70,16 @@ class HostConfig:
     ollama: Path | None = setting(
         None, help="The ollama of spec.runtime ollama; without it, the one on PATH or of Homebrew, if there is one."
     )
+    omlx_bin: Path | None = setting(
+        None, help="The omlx of spec.runtime omlx; without it, the one on PATH or of Homebrew, if there is one."
+    )
+    omlx_port: int = setting(8000, help="Port of an oMLX that runs already.", minimum=1, maximum=65535)
+    omlx_key_file: Path | None = setting(
+        None, help="File with the API key that an oMLX which runs already asks for; without it, such a one is not used."
+    )
+    omlx_startup_seconds: float = setting(
+        120.0, help="Seconds until an oMLX that was started for a service has to answer.", minimum=1
+    )
     host_name: str | None = setting(
         None, help="Name of this host; without it, the short host name and four hex digits."
     )

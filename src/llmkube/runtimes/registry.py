@@ -12,7 +12,7 @@ import attrs
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.crd.pairing import METAL, READS, mismatch
+from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, READS, mismatch
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flags_in, texts_in
@@ -63,18 +63,21 @@ _NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 # -- on a host --------------------------------------------------------------------------------------------------------
 
 
-def check(isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES) -> None:
+def check(
+    isvc: InferenceService, model: Model, allowances: Allowances = NO_ALLOWANCES, mlx_runtime: str = MLX_RUNTIME
+) -> None:
     """Refuse what the objects alone show to be impossible on a host, before anything is downloaded.
 
     Args:
         isvc: The service.
         model: The Model that it refers to.
         allowances: What the host's owner lets services use.
+        mlx_runtime: Which of the engines built on MLX the host takes where none is named.
 
     Raises:
         PlanError: Its `field` is the path that stands in the way.
     """
-    host_runtime_of(isvc, model).check(isvc, model, allowances)
+    host_runtime_of(isvc, model, mlx_runtime).check(isvc, model, allowances)
 
 
 def plan_for(inputs: PlanInputs) -> LaunchPlan:
@@ -83,7 +86,7 @@ def plan_for(inputs: PlanInputs) -> LaunchPlan:
     Raises:
         PlanError: As `check`, and when the engine lacks a flag of spec.extraArgs.
     """
-    return host_runtime_of(inputs.isvc, inputs.model).plan(inputs)
+    return host_runtime_of(inputs.isvc, inputs.model, inputs.mlx_runtime).plan(inputs)
 
 
 # -- in a pod ---------------------------------------------------------------------------------------------------------

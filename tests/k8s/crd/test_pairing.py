@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES
 from llmkube.k8s.crd.model import FORMATS
-from llmkube.k8s.crd.pairing import READS, mismatch, resolve_runtime
+from llmkube.k8s.crd.pairing import READS, host_engines_for, mismatch, mlx_runtime_of, resolve_runtime
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,24 @@ from llmkube.k8s.crd.pairing import READS, mismatch, resolve_runtime
 def test_only_the_default_runtime_gives_way(runtime: str, model_format: str, accelerator: str, engine: str) -> None:
     """The engine mlx-lm takes the place of the default runtime for mlx weights on metal, and of no other anywhere."""
     assert resolve_runtime(runtime, model_format, accelerator) == engine
+
+
+@pytest.mark.parametrize(
+    ("has_omlx", "runtime", "model_format", "accelerator", "engine"),
+    [
+        (True, "llamacpp", "mlx", "metal", "omlx"),
+        (False, "llamacpp", "mlx", "metal", "mlx-lm"),
+        (True, "mlx-lm", "mlx", "metal", "mlx-lm"),
+        (False, "omlx", "mlx", "metal", "omlx"),
+        (True, "llamacpp", "gguf", "metal", "llamacpp"),
+        (True, "llamacpp", "mlx", "cpu", "llamacpp"),
+        (True, "llamacpp", "safetensors", "metal", "llamacpp"),
+    ],
+)
+def test_mlx_on_metal_is_omlx_where_the_host_has_it(has_omlx, runtime, model_format, accelerator, engine) -> None:
+    """Else mlx-lm; and who names an engine gets that one."""
+    taken = mlx_runtime_of(has_omlx=has_omlx)
+    assert resolve_runtime(runtime, model_format, accelerator, mlx_runtime=taken) == engine
 
 
 PAIRS = {
@@ -62,17 +80,19 @@ def test_on_metal_no_engine_is_named_that_no_host_runs(model_format: str) -> Non
 @pytest.mark.parametrize("model_format", ["mlx", "safetensors"])
 def test_on_metal_the_engines_built_on_mlx_are_the_way_out(model_format: str) -> None:
     """What an agent on a Mac runs is named for the formats that it reads."""
-    assert mismatch("llama-server", model_format, "metal").endswith("or spec.runtime to mlx-lm or vllm-metal")
+    assert mismatch("llama-server", model_format, "metal").endswith(" or vllm-metal")
+    assert "mlx-lm" in mismatch("llama-server", model_format, "metal")
+    assert ("omlx" in mismatch("llama-server", model_format, "metal")) is (model_format == "mlx")
 
 
 @pytest.mark.parametrize("runtime", ["llamacpp", "vllm", "generic"])
 @pytest.mark.parametrize("model_format", FORMATS)
 def test_no_hint_names_what_neither_pods_nor_hosts_run(runtime: str, model_format: str) -> None:
-    """Nothing leads to omlx, which no agent runs, nor away from a Mac to what computes on its GPU alone."""
-    for accelerator in ("cpu", "cuda", "metal"):
-        said = mismatch(runtime, model_format, accelerator)
+    """Nothing leads away from a Mac to what computes on its GPU alone."""
+    for accelerator in ("cpu", "cuda"):
+        said = mismatch(runtime, model_format, accelerator) + " ".join(host_engines_for(model_format, accelerator))
         assert "omlx" not in said
-        assert accelerator == "metal" or "vllm-metal" not in said
+        assert "vllm-metal" not in said
 
 
 def test_the_default_format_binds_nobody_who_fetches_alone() -> None:

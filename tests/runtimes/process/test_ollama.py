@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from llmkube.cli.ollama_engine import program
-from llmkube.cli.ollama_engine.options import parse
+from llmkube.cli.daemon_engine.ollama import program
+from llmkube.cli.daemon_engine.ollama.options import parse
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model

@@ -46,11 +46,14 @@ async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monk
     wanted = command(tmp_path)
     told = "import json, os; print(json.dumps(dict(os.environ)), flush=True)"
     wanted = attrs.evolve(wanted, argv=(sys.executable, "-c", told), env={"OMP_NUM_THREADS": "2"})
-    async with engines(tmp_path).open_child(wanted, Shutdown(), Grace(0.2, 0.2)):
+    local = engines(tmp_path)
+    local.settings = attrs.evolve(local.settings, variables={"OMLX_PORT": "8001"})
+    async with local.open_child(wanted, Shutdown(), Grace(0.2, 0.2)):
         with trio.fail_after(30):
             await until(lambda: wanted.log_path.exists() and "}" in wanted.log_path.read_text())
     found = json.loads(wanted.log_path.read_text())
     assert (found["OMP_TOOL"], found["OMP_NUM_THREADS"]) == ("disabled", "2")
+    assert found["OMLX_PORT"] == "8001"
     assert not {"HF_TOKEN", "OMP_TOOL_LIBRARIES"} & found.keys()
 
 

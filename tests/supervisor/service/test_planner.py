@@ -20,7 +20,8 @@ from llmkube.supervisor.credentials import SourceCredentials
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.download.hugging_face import ENDPOINT
 from sim.machine import Machine
-from sim.world import open_world
+from sim.memory import SimMemory, shape_of
+from sim.world import agent_settings, open_world
 from weights.hostile import FROM_OBJECT, inline, open_bench
 
 DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
@@ -280,3 +281,48 @@ async def test_files_picks_one_of_a_repository(open_host, autojump_clock):
         )
         await host.deploy("strange", "o/r", files=["b.gguf", "a.gguf"])
         assert "'a.gguf' is no part of 'b.gguf'" in await host.wait_fetched("InvalidFileSet", "strange")
+
+
+# -- engines built on MLX ---------------------------------------------------------------------------------------------
+
+MLX = "hf://org/mlx"
+
+
+@asynccontextmanager
+async def a_mac(**settings):
+    """A host with oMLX and mlx-lm, and a model in MLX's format."""
+    async with open_world(settings=agent_settings(**settings), memory=SimMemory) as world:
+        world.machine.programs |= {"omlx", "mlx-lm"}
+        world.machine.shapes |= {"builtin://demo": shape_of(30.0), MLX: attrs.evolve(shape_of(25.0), format="mlx")}
+        world.machine.memory.sizes |= {"other": 25.0, "chat": 30.0}
+        yield world
+
+
+@pytest.mark.parametrize("taken", ["omlx", "mlx-lm"])
+async def test_mlx_on_metal_is_served_by_what_the_host_takes(autojump_clock, taken):
+    """A service that names no engine gets that one; one that names the other gets the other."""
+    named = {"omlx": "mlx-lm", "mlx-lm": "omlx"}[taken]
+    async with a_mac(mlx_runtime=taken) as world:
+        await world.apply("other", source=MLX, weights="mlx")
+        await world.until(world.ready_addresses, 1, "other")
+        assert f"/sim/{taken}" in world.machine.live("other")[0].argv
+        await world.apply("other", source=MLX, weights="mlx", runtime=named)
+        await world.until(lambda: _programs(world), lambda programs: f"/sim/{named}" in programs, seconds=300)
+
+
+async def _programs(world):
+    await trio.lowlevel.checkpoint()
+    return [word for engine in world.machine.live("other") for word in engine.argv]
+
+
+async def test_a_service_on_omlx_gives_way_and_comes_back(autojump_clock):
+    """Under memory pressure it is evicted like any other, and returns when there is room."""
+    async with a_mac() as world:
+        await world.apply("other", source=MLX, weights="mlx", runtime="omlx", priority="low")
+        await world.until(world.ready_addresses, 1, "other")
+        await world.apply("chat", priority="critical")
+        await world.until(world.ready_addresses, 1, "chat", seconds=300)
+        assert world.machine.live("other") == []
+        assert world.machine.memory.lowest_bytes >= 0
+        await world.delete("chat")
+        await world.until(world.ready_addresses, 1, "other", seconds=600)

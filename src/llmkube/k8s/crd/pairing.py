@@ -15,6 +15,7 @@ MLX: Final = "mlx"
 METAL: Final = "metal"
 DEFAULT_RUNTIME: Final = "llamacpp"
 MLX_RUNTIME: Final = "mlx-lm"
+OMLX: Final = "omlx"
 
 _TENSORS: Final = ("safetensors", "pytorch", "custom")
 
@@ -22,7 +23,7 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
     DEFAULT_RUNTIME: (GGUF,),
     "llamacpp-router": (GGUF,),
     "llama-server": (GGUF,),
-    "omlx": (MLX,),
+    OMLX: (MLX,),
     MLX_RUNTIME: (MLX, "safetensors"),
     "vllm-metal": (MLX, "safetensors"),
     "ollama": (GGUF, "safetensors", "custom"),
@@ -36,27 +37,44 @@ READS: Final[Mapping[str, tuple[str, ...]]] = {
 """By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
 
 
-HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", "vllm-metal", "ollama")
+HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", OMLX, "vllm-metal", "ollama")
 """What agents run today, in the order in which they are proposed."""
 
-_ON_HOSTS_ALONE: Final = frozenset({"omlx", MLX_RUNTIME, "vllm-metal"})
+_ON_HOSTS_ALONE: Final = frozenset({OMLX, MLX_RUNTIME, "vllm-metal"})
 """Runtimes that are no way out for pods, nor for other hardware than they compute on."""
 
-
-def host_engines_for(model_format: str) -> list[str]:
-    """Return what agents run with weights of this format; of Ollama's formats a host gives it files in gguf alone."""
-    return [name for name in HOST_ENGINES if model_format in (READS[name] if name != "ollama" else (GGUF,))]
+_ON_METAL_ALONE: Final = frozenset({OMLX, "vllm-metal"})
 
 
-def resolve_runtime(runtime: str, model_format: str, accelerator: str) -> str:
-    """Return the engine that a service gets: the default one, on metal and with mlx weights, is mlx-lm.
+def host_engines_for(model_format: str, accelerator: str) -> list[str]:
+    """Return what agents run with weights of this format on this hardware.
+
+    Of Ollama's formats a host gives it files in gguf alone.
+    """
+    fitting = [name for name in HOST_ENGINES if model_format in (READS[name] if name != "ollama" else (GGUF,))]
+    return [name for name in fitting if accelerator == METAL or name not in _ON_METAL_ALONE]
+
+
+def resolve_runtime(runtime: str, model_format: str, accelerator: str, *, mlx_runtime: str = MLX_RUNTIME) -> str:
+    """Return the engine that a service gets: the default one, on metal and with mlx weights, is built on MLX.
 
     The API server writes the default runtime into every object, so `llamacpp` may not be the user's choice;
     `llama-server` is, and stays.
+
+    Args:
+        runtime: The service's `spec.runtime`.
+        model_format: The Model's `spec.format`.
+        accelerator: The Model's `spec.hardware.accelerator`.
+        mlx_runtime: Which of the engines built on MLX the host takes by default (`mlx_runtime_of`).
     """
     if (runtime, model_format, accelerator) == (DEFAULT_RUNTIME, MLX, METAL):
-        return MLX_RUNTIME
+        return mlx_runtime
     return runtime
+
+
+def mlx_runtime_of(*, has_omlx: bool) -> str:
+    """Return the engine built on MLX that a host takes where none is named: oMLX where it is there, else mlx-lm."""
+    return OMLX if has_omlx else MLX_RUNTIME
 
 
 def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weights: bool = False) -> str:
@@ -78,7 +96,7 @@ def mismatch(runtime: str, model_format: str, accelerator: str, *, brings_weight
     others = " or ".join([name for name in fitting if name not in _ON_HOSTS_ALONE] or [MLX_RUNTIME])
     said = f"{engine} reads {' or '.join(readable)}, not {model_format}"
     if accelerator == METAL:  # pods reach no Mac's GPU, and an agent runs these engines alone
-        fitting = host_engines_for(model_format)
+        fitting = host_engines_for(model_format, accelerator)
         if not fitting:
             return f"{said}: an agent on a Mac serves gguf, mlx and safetensors: name weights of one of them"
         others = " or ".join(fitting)

@@ -5,39 +5,45 @@ from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, host_engines_for, mismatch, resolve_runtime
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, host_engines_for, mismatch, resolve_runtime
 from llmkube.runtimes.plan import PlanError
-from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, vllm_metal
+from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, omlx, vllm_metal
 from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
 
 HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
-    runtime.name: runtime for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME)
+    runtime.name: runtime
+    for runtime in (llamacpp.SERVER, mlx_lm.RUNTIME, omlx.RUNTIME, vllm_metal.RUNTIME, ollama.RUNTIME)
 }
 
 _NAMED: Final = {name: runtime for runtime in HOST_RUNTIMES.values() for name in (runtime.name, *runtime.further_names)}
 
 
-def host_runtime_of(isvc: InferenceService, model: Model) -> HostRuntime:
+def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX_RUNTIME) -> HostRuntime:
     """Return the runtime that serves this service on a host.
+
+    Args:
+        isvc: The service.
+        model: The Model that it refers to.
+        mlx_runtime: Which of the engines built on MLX the host takes where none is named.
 
     Raises:
         PlanError: No host runs what is asked for, or it cannot read the weights; `field` says where.
     """
     asked, hardware, weights = isvc.spec.runtime, model.spec.hardware.accelerator, model.spec.format
-    named = resolve_runtime(asked, weights, hardware)
+    named = resolve_runtime(asked, weights, hardware, mlx_runtime=mlx_runtime)
     runtime = _NAMED.get(named)
     if isvc.spec.multi_node is not None:
         raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
     if runtime is None:
-        raise PlanError(f"{named} is not supported on a host yet: {_way_out(weights)}", field="spec.runtime")
+        raise PlanError(f"{named} is not supported on a host yet: {_way_out(weights, hardware)}", field="spec.runtime")
     if problem := mismatch(named, weights, hardware):
         raise PlanError(problem, field="Model.spec.format")
     return runtime
 
 
-def _way_out(weights: str) -> str:
+def _way_out(weights: str, hardware: str) -> str:
     """Name what a host runs: what reads these weights, else what reads the usual ones."""
-    fitting = host_engines_for(weights)
+    fitting = host_engines_for(weights, hardware)
     if fitting:
         return f"use {' or '.join(fitting)}"
     return f"use weights in gguf and {' or '.join(_names(DEFAULT_RUNTIME))}"

@@ -1,6 +1,6 @@
 """Ollama on a host, planned: a process of ours that has one model loaded in an Ollama, and looks like llama-server.
 
-It borrows the Ollama that its owner runs, or starts one (`llmkube.cli.ollama_engine`). Ollama reads weights in GGUF as
+It borrows the Ollama that its owner runs, or starts one (`llmkube.cli.daemon_engine`). Ollama reads weights in GGUF as
 llama.cpp does, and with its code: what they take is estimated by the same figures.
 """
 
@@ -22,7 +22,7 @@ from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 
 NAME: Final = "ollama"
-MODULE: Final = "llmkube.cli.ollama_engine.program"
+MODULE: Final = "llmkube.cli.daemon_engine.ollama.program"
 """What runs for each service; nothing of it is imported here."""
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {

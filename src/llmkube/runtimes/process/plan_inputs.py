@@ -6,6 +6,7 @@ import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import MLX_RUNTIME
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
@@ -30,6 +31,7 @@ class PlanInputs:
         allowances: What the host's owner lets services use.
         asks_key: Whether it answers only requests that show a key.
         keys_digest: Tells which keys of the service's clients it takes; with any, it always asks for one.
+        mlx_runtime: Which of the engines built on MLX the host takes where none is named.
     """
 
     isvc: InferenceService
@@ -42,6 +44,7 @@ class PlanInputs:
     allowances: Allowances = attrs.field(default=NO_ALLOWANCES, kw_only=True)
     asks_key: bool = attrs.field(default=True, kw_only=True)
     keys_digest: str = attrs.field(default="", kw_only=True)
+    mlx_runtime: str = attrs.field(default=MLX_RUNTIME, kw_only=True)
 
     @property
     def spec(self) -> InferenceServiceSpec:

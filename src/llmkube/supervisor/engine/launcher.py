@@ -250,4 +250,10 @@ class LocalEngines:
 
     def _environment(self, extra: dict[str, str]) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return inherited | dict(OURS) | extra | {OWNER_VARIABLE: str(self.settings.state_dir)}
+        return (
+            inherited
+            | dict(self.settings.variables)
+            | dict(OURS)
+            | extra
+            | {OWNER_VARIABLE: str(self.settings.state_dir)}
+        )

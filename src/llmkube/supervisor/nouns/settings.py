@@ -7,6 +7,7 @@ from typing import Literal
 
 import attrs
 
+from llmkube.k8s.crd.pairing import MLX_RUNTIME
 from llmkube.k8s.label_selectors import Selector
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.supervisor.memory.policy import Policy, Rules
@@ -42,6 +43,8 @@ class AgentSettings:
         allowances: Flags and variables that services may use although LLMKube lets none use them.
         llama_server: Path of the llama-server program.
         programs: Paths of the programs of other runtimes, by runtime; one without is looked for by its name.
+        variables: What all engines of this host find in their environment, such as where their owner's oMLX is.
+        mlx_runtime: Which of the engines built on MLX serves `format: mlx` where none is named.
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
             (one machine, reached through the local gateway).
         bind_address: The address that engines listen on; never a wildcard.
@@ -115,6 +118,8 @@ class AgentSettings:
     hub_endpoint: str = ENDPOINT
     allowances: Allowances = NO_ALLOWANCES
     programs: Mapping[str, str] = attrs.field(factory=dict)
+    variables: Mapping[str, str] = attrs.field(factory=dict)
+    mlx_runtime: str = MLX_RUNTIME
 
     @property
     def publishes(self) -> bool:

@@ -110,7 +110,7 @@ async def _plan(
         target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
         return True
     try:
-        check(wish.service, wish.model, manager.settings.allowances)
+        check(wish.service, wish.model, manager.settings.allowances, manager.settings.mlx_runtime)
         own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
     except UserError as error:
         manager.update(Facts.without_plan, error)
@@ -197,7 +197,7 @@ async def _launch(
     draft: "_Draft | None" = None,
     keys: tuple[str, ...] = (),
 ) -> Launch:
-    engine = await ports.engines.info(host_runtime_of(wish.service, wish.model).name)
+    engine = await ports.engines.info(host_runtime_of(wish.service, wish.model, settings.mlx_runtime).name)
     plan = plan_for(
         PlanInputs(
             wish.service,
@@ -210,6 +210,7 @@ async def _launch(
             allowances=settings.allowances,
             asks_key=not settings.insecure_lan,
             keys_digest=digest_of(keys),
+            mlx_runtime=settings.mlx_runtime,
         )
     )
     demand = plan.demand

@@ -20,10 +20,10 @@ MACS = ["sleep", "FileVault", "firewall", "Full Disk Access", "local network"]
         ({}, [*ANY, "power", "background", *OURS]),
         ({"unit": Path("/u")}, [*ANY, "power", "systemd", *OURS]),
         ({"program": "agent"}, [*ANY, "power", "background", *OURS, "address"]),
-        ({"mac": True}, ["system", "GPU limit", *ANY[1:], *MACS, "background", *OURS]),
+        ({"mac": True}, ["system", "GPU limit", *ANY[1:3], "oMLX", *ANY[3:], *MACS, "background", *OURS]),
         (
             {"mac": True, "program": "agent", "job": Path("/j")},
-            ["system", "GPU limit", *ANY[1:], *MACS, "launchd", *OURS, "address"],
+            ["system", "GPU limit", *ANY[1:3], "oMLX", *ANY[3:], *MACS, "launchd", *OURS, "address"],
         ),
     ],
 )

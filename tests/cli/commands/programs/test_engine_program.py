@@ -1,9 +1,10 @@
 import importlib.util
+from pathlib import Path
 
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
+from llmkube.cli.commands.programs.engine_program import engine_settings, find_llama_server, further_programs
 from llmkube.cli.config import HostConfig
 
 
@@ -81,3 +82,31 @@ def test_other_programs_are_those_that_are_named(tmp_path):
     assert further_programs(HostConfig()) == {}
     with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; give the path of a vllm program"):
         further_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("installed", "taken"),
+    [((), "mlx-lm"), (("mlx_lm.server",), "mlx-lm"), (("omlx",), "omlx"), (("omlx", "mlx_lm.server"), "omlx")],
+)
+def test_mlx_is_served_by_what_the_host_has(tmp_path, monkeypatch, installed, taken):
+    """By oMLX where its program is, on PATH or of Homebrew; else by mlx-lm."""
+    monkeypatch.setattr("llmkube.cli.commands.programs.engine_program._HOMEBREW", (str(tmp_path / "brew"),))
+    for name in installed:
+        program(tmp_path / "brew", name)
+    path = str(tmp_path / "bin")
+    assert engine_settings(HostConfig(), search_path=path)["mlx_runtime"] == taken
+    mine = program(tmp_path / "mine", "my-omlx")
+    named = engine_settings(HostConfig(omlx_bin=mine), search_path=path)
+    assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(mine)})
+
+
+def test_engines_are_told_where_the_owners_omlx_is(tmp_path, monkeypatch):
+    """By variables that hold paths and numbers, and no key."""
+    monkeypatch.chdir(tmp_path)
+    said = engine_settings(HostConfig(omlx_port=8001, omlx_key_file=Path("key"), omlx_startup_seconds=30.0))
+    assert said["variables"] == {
+        "OMLX_PORT": "8001",
+        "LLMKUBE_OMLX_STARTUP_SECONDS": "30",
+        "LLMKUBE_OMLX_KEY_FILE": str(tmp_path / "key"),
+    }
+    assert "LLMKUBE_OMLX_KEY_FILE" not in engine_settings(HostConfig())["variables"]

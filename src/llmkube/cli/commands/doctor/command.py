@@ -20,6 +20,7 @@ from llmkube.cli.commands.doctor.probes import (
     mac_probes,
     machine_probes,
     ollama_probe,
+    omlx_probe,
     pod_probe,
     program_probes,
 )
@@ -90,6 +91,7 @@ def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
         *(about_mac if here.mac else [Probe("system", machine_probes.linux_system)]),
         Probe("engine", partial(program_probes.engine, here), ENGINE_SECONDS),
         Probe("Ollama", ollama_probe.look),
+        *([Probe("oMLX", omlx_probe.look)] if here.mac else []),
         Probe("memory", partial(machine_probes.memory, here)),
         Probe("disk", partial(machine_probes.disk, here)),
         *(power if here.mac else [Probe("power", machine_probes.linux_power)]),

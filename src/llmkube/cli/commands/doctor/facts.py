@@ -15,6 +15,7 @@ from llmkube.cli.commands.doctor.machine_facts import (
     System,
 )
 from llmkube.cli.commands.doctor.ollama import Ollama
+from llmkube.cli.commands.doctor.omlx import Omlx
 from llmkube.cli.commands.doctor.program_facts import (
     Engine,
     LastEnds,
@@ -54,6 +55,7 @@ Fact = (
     | Settings
     | Engine
     | Ollama
+    | Omlx
     | LaunchdJob
     | SystemdUnit
     | NoJob

@@ -14,6 +14,7 @@ from llmkube.cli.commands.doctor import (
 from llmkube.cli.commands.doctor.facts import Fact, Unanswered
 from llmkube.cli.commands.doctor.findings import Finding, warned
 from llmkube.cli.commands.doctor.ollama import Ollama, ollama
+from llmkube.cli.commands.doctor.omlx import Omlx, omlx
 
 
 def unanswered(fact: Unanswered) -> Iterator[Finding]:
@@ -37,6 +38,7 @@ JUDGES: Final[Mapping[type[Any], Callable[[Any], Iterator[Finding]]]] = {
     program_facts.Settings: program_verdicts.settings,
     program_facts.Engine: program_verdicts.engine,
     Ollama: ollama,
+    Omlx: omlx,
     program_facts.LaunchdJob: program_verdicts.launchd_job,
     program_facts.SystemdUnit: program_verdicts.systemd_unit,
     program_facts.NoJob: program_verdicts.no_job,

@@ -30,7 +30,7 @@ from llmkube.cli.commands.programs.background.start_limit import (
 )
 from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.cli.commands.programs.engine_options import engine_allowances
-from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
+from llmkube.cli.commands.programs.engine_program import engine_settings, find_llama_server
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir
@@ -173,7 +173,7 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         state_dir=config.state_dir,
         store_dir=config.model_store or config.state_dir / "store",
         llama_server=str(llama_server),
-        programs=further_programs(config),
+        **engine_settings(config),
         advertise_address=address,
         bind_address=address or LOOPBACK,
         api_server=server_url,

@@ -5,16 +5,26 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TypedDict
 
 from llmkube.base.errors import UserError
 from llmkube.cli.config import HostConfig
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
+from llmkube.cli.daemon_engine.omlx.options import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.runtimes.process.host_runtime import Program
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 
 _PROGRAM = "llama-server"
 _BUNDLED = "llmkube-llama-server"
 _HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
+
+
+class EngineSettings(TypedDict):
+    """Settings of the agent (`AgentSettings`)."""
+
+    programs: dict[str, str]
+    variables: dict[str, str]
+    mlx_runtime: str
 
 
 def find_llama_server(chosen: Path | None, *, search_path: str | None = None, beside: Path | None = None) -> Path:
@@ -50,12 +60,33 @@ def further_programs(config: HostConfig, *, search_path: str | None = None) -> d
         UserError: One of them is not there or not executable.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
-    named = {"mlx-lm": config.mlx_server, "vllm-metal": config.vllm_metal, "ollama": config.ollama}
+    named = {
+        MLX_RUNTIME: config.mlx_server,
+        "vllm-metal": config.vllm_metal,
+        "ollama": config.ollama,
+        OMLX: config.omlx_bin,
+    }
     return {
         runtime: str(_chosen(chosen, path, HOST_RUNTIMES[runtime].program))
         for runtime, chosen in named.items()
         if chosen is not None
     }
+
+
+def engine_settings(config: HostConfig, *, search_path: str | None = None) -> EngineSettings:
+    """Return what the settings say of the engines besides llama-server.
+
+    Raises:
+        UserError: A program that they name is not there or not executable.
+    """
+    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
+    programs = further_programs(config, search_path=path)
+    command = HOST_RUNTIMES[OMLX].program.command
+    has_omlx = OMLX in programs or shutil.which(command, path=os.pathsep.join([path, *_HOMEBREW])) is not None
+    variables = {PORT_VARIABLE: str(config.omlx_port), START_VARIABLE: f"{config.omlx_startup_seconds:g}"}
+    if config.omlx_key_file is not None:
+        variables[KEY_FILE_VARIABLE] = str(config.omlx_key_file.expanduser().absolute())
+    return {"programs": programs, "variables": variables, "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx)}
 
 
 def _chosen(chosen: Path, search_path: str, program: Program) -> Path:

@@ -56,6 +56,8 @@ def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
             "--apple-power-enabled=true",
             "--omlx-bin",
             "/opt/homebrew/bin/omlx",
+            "--omlx-startup-timeout",
+            "120s",
         ],
     }
     kept = kept_flags(plistlib.dumps(old), set())
@@ -64,8 +66,9 @@ def test_the_go_agent_s_job_of_the_same_name_is_taken_over():
         "--model-store=/Users/ada/models",
         "--port=9090",
         "--apple-power-enabled",
+        "--omlx-bin=/opt/homebrew/bin/omlx",
     )
-    assert kept.dropped == ("--omlx-bin",)
+    assert kept.dropped == ("--omlx-startup-timeout",)
 
 
 @pytest.mark.parametrize("content", [b"", b"<plist>", b"[]", b"\x00\x01"])

@@ -30,7 +30,7 @@ from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.apiserver import open_server
 from llmkube.cli.commands.programs.download_options import download_settings, own_folders
 from llmkube.cli.commands.programs.engine_options import engine_allowances
-from llmkube.cli.commands.programs.engine_program import further_programs
+from llmkube.cli.commands.programs.engine_program import engine_settings
 from llmkube.cli.commands.programs.host_name import lasting_host_name
 from llmkube.cli.commands.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen
@@ -94,7 +94,7 @@ class UpPlan:
             state_dir=self.state_dir,
             store_dir=store,
             llama_server=str(self.llama_server),
-            programs=further_programs(self.config),
+            **engine_settings(self.config),
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
             accelerators=frozenset(self.config.accelerator),

@@ -1,0 +1,84 @@
+"""The program that an agent starts for a service on Ollama: python -m llmkube.cli.daemon_engine.ollama.program --help.
+
+It borrows the server that answers at OLLAMA_HOST, and never ends that one.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+import trio
+
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.hub import open_sockets
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.daemon_process import OllamaProgram
+from llmkube.cli.daemon_engine.ollama.model import OllamaModel
+from llmkube.cli.daemon_engine.ollama.options import Options, parse
+from llmkube.cli.daemon_engine.ollama.weights import weights_of
+from llmkube.cli.daemon_engine.ollama.witness import Witness
+from llmkube.cli.daemon_engine.processes import ProcessTable, ThisMachine
+from llmkube.cli.daemon_engine.server_process import Starter, borrowed_or_own
+from llmkube.cli.daemon_engine.serving import free_port, run_program, serve_model
+from llmkube.cli.program import Stop
+
+
+@attrs.frozen
+class Outside:
+    """What of the world a test replaces.
+
+    Attributes:
+        client: The way to Ollama.
+        table: The processes of this machine.
+        starter: Starts a server where none answers.
+    """
+
+    client: HttpClient
+    table: ProcessTable
+    starter: Starter
+
+
+@asynccontextmanager
+async def opened_model(options: Options, outside: Outside) -> AsyncIterator[OllamaModel]:
+    """Have a server during the block, and the model in it.
+
+    Raises:
+        NoDaemonError: There is none, and none can be started.
+    """
+    api = DaemonApi(outside.client, options.daemon)
+    async with borrowed_or_own("Ollama", api.url, api.version, outside.starter) as server:
+        api = DaemonApi(outside.client, server.url)
+        witness = Witness(api, server.port, options.store_name, outside.table, server.pid)
+        yield OllamaModel(witness, weights_of(options), options.embeds)
+
+
+async def serve(
+    options: Options,
+    keys: frozenset[str],
+    outside: Outside,
+    stop: Stop,
+    *,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> bool:
+    """Serve the model until a stop; arguments and errors are those of `serve_model`."""
+    opened = opened_model(options, outside)
+    return await serve_model(options, keys, outside.client, opened, stop, task_status=task_status)
+
+
+async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
+    async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
+        starter = OllamaProgram(options.program, DaemonApi(client, options.daemon), await free_port())
+        return await serve(options, keys, Outside(client, ThisMachine(), starter), stop)
+
+
+def main() -> None:
+    """Serve what the command line says."""
+    options = parse(sys.argv[1:], os.environ)
+    run_program("ollama", options, partial(_run, options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""oMLX: one process that holds all of its models, found in folders and named by them.
+
+program, options                  python -m llmkube.cli.daemon_engine.omlx.program, and its command line
+model                             the model, as the keeper handles it
+daemon_api, daemon_process        oMLX's HTTP API; an `omlx serve` of our own
+choosing, account                 whose oMLX is used; whether a model's memory is back: pure
+"""

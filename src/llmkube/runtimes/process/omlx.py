@@ -1,0 +1,149 @@
+"""oMLX on a host, planned: a process of ours that has one model loaded in an oMLX, and looks like llama-server.
+
+It borrows the oMLX that its owner runs where that has the model's folder, or starts one (`llmkube.cli.daemon_engine`).
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import METAL, OMLX
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.llama_fields import mode_of
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
+from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
+from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.weights.estimate.demand import Demand
+
+NAME: Final = OMLX
+MODULE: Final = "llmkube.cli.daemon_engine.omlx.program"
+"""What runs for each service; nothing of it is imported here."""
+
+DEFAULT_CONTEXT: Final = 4096
+ALL_LAYERS: Final = 1 << 16
+CACHES: Final = 2
+"""KV caches: that of the request, and the last one's, whose buffers MLX keeps for a while."""
+
+_HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.contextSize"}
+
+_VERSION: Final = re.compile(r"\bv?(\d+(?:\.\w+)+)")
+_OURS: Final = r"^omlx: "
+
+_RULES: Final = (
+    *GENERAL_RULES,
+    rule(
+        ExitCause.OUT_OF_MEMORY,
+        _OURS + r".*(answers 507|memory ceiling|[Ii]nsufficient memory|out of memory)",
+        "oMLX has not enough memory for it: {said}",
+        "a smaller model needs less; oMLX's own ceiling is in its settings",
+    ),
+    rule(
+        ExitCause.BAD_MODEL,
+        _OURS + r".*(failed to load|is not an embedding model|[Uu]nsupported model)",
+        "oMLX cannot use the model: {said}",
+        "check the Model's spec.source and spec.format, or use mlx-lm",
+    ),
+    rule(ExitCause.UNKNOWN, _OURS, "{said}"),
+)
+
+
+def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
+    """Refuse what an oMLX cannot do.
+
+    Raises:
+        PlanError: The field that stands in the way, and what to do about it.
+    """
+    spec = isvc.spec
+    if model.spec.hardware.accelerator != METAL:
+        raise PlanError(
+            "omlx computes on a Mac's GPU alone: set metal, or use llamacpp with weights in gguf",
+            field="Model.spec.hardware.accelerator",
+        )
+    if mode_of(spec) == "rerank":
+        raise PlanError("omlx does not rerank here: use llamacpp with weights in gguf", field="spec.mode")
+    if spec.extra_args:
+        raise PlanError("omlx takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
+    if spec.speculative_decoding is not None:
+        raise PlanError("omlx takes no draft model: leave it out, or use llamacpp", field="spec.speculativeDecoding")
+    if spec.env:
+        raise PlanError("the environment of oMLX is its owner's: leave it out, or use mlx-lm", field="spec.env")
+
+
+def plan(inputs: PlanInputs) -> LaunchPlan:
+    """Return the command line for this service.
+
+    Raises:
+        PlanError: As `check`.
+    """
+    check(inputs.isvc, inputs.model, inputs.allowances)
+    spec = inputs.spec
+    context = spec.context_size or min(inputs.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    argv: list[str] = [
+        sys.executable,
+        "-m",
+        MODULE,
+        "--omlx",
+        Placeholder.PROGRAM,
+        "--model",
+        Placeholder.MODEL,
+        "--service",
+        f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
+        "--host",
+        Placeholder.HOST,
+        "--port",
+        Placeholder.PORT,
+        "--alias",
+        inputs.alias,
+        *(("--api-key-file", Placeholder.KEYS) if inputs.takes_keys else ()),
+        *(("--embedding",) if mode_of(spec) == "embedding" else ()),
+        "--ctx-size",
+        str(context),
+    ]
+    demand = Demand(context=context, slots=CACHES, device_layers=ALL_LAYERS, cache_ram_bytes=0)
+    return inputs.launch_plan(argv, runtime=NAME, env=(), demand=demand, honoured=_HONOURED)
+
+
+def describe(program: str, answers: Sequence[str]) -> EngineInfo:
+    """Return what a program of oMLX is, from its `--help` and its `--version`.
+
+    Raises:
+        ProgramError: It is another program.
+    """
+    said, version = answers
+    found = _VERSION.search(version)
+    if "omlx" not in said.lower() or "serve" not in said or found is None:
+        raise ProgramError(f"{program} does not answer --help and --version as oMLX does; name oMLX's with --omlx-bin")
+    return EngineInfo(program, found[1], frozenset())
+
+
+def phase(lines: Sequence[str]) -> str:
+    """Return what one that loads does, by its newest line that says so."""
+    return next(("oMLX is loading the model" for line in reversed(lines) if "oMLX loads the model" in line), "")
+
+
+RUNTIME: Final = HostRuntime(
+    name=NAME,
+    program=Program(
+        command="omlx",
+        setting="--omlx-bin",
+        remedy="install oMLX's command (brew install omlx, from its tap jundot/omlx), or name it with --omlx-bin",
+        describe=describe,
+    ),
+    check=check,
+    plan=plan,
+    questions=Questions(
+        metrics_path="/metrics",
+        metric=re.compile(rb"^llamacpp:(\w+)\s+([0-9.eE+]+)", re.MULTILINE),
+        work=frozenset({"requests_processing", "requests_deferred"}),
+        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
+        slots_path="/slots",
+        names_path="/v1/models",
+    ),
+    log=LogWords(_RULES, phase=phase),
+    memory_elsewhere=True,
+)

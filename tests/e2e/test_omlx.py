@@ -1,0 +1,205 @@
+"""The engine for oMLX as a process, with an oMLX as a process: loaded, asked, unloaded, lied to, killed.
+
+oMLX runs on Macs alone: `omlx_program` plays it, by the API that its sources document, and holds real memory.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+import trio
+
+from e2e import omlx_program
+from free_ports import free_port
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers
+from llmkube.cli.daemon_engine.omlx import program
+from llmkube.supervisor.host.this_machine import footprints_here
+
+pytestmark = pytest.mark.e2e
+
+KEY, OWNERS_KEY = "CanaryKeyOfThisTest", "CanaryKeyOfTheOwner"
+ASK = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}).encode()
+READY_SECONDS = 60
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of models, with one in it."""
+    model = tmp_path / "models" / "tiny-4bit"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    return model
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """An environment in which nothing listens at oMLX's port yet."""
+    own = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "FAKE_OMLX": str(tmp_path), "OMLX_PORT": str(free_port())}
+    return {name: value for name, value in os.environ.items() if not name.startswith("OMLX_")} | own
+
+
+@asynccontextmanager
+async def running(*command, environ, log):
+    """A program that writes to a file; killed at the end if it runs still."""
+    with log.open("ab") as output:
+        process = await trio.lowlevel.open_process(
+            list(map(str, command)), env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        with trio.CancelScope(shield=True):
+            if process.poll() is None:
+                process.kill()
+            await process.wait()
+
+
+@asynccontextmanager
+async def engine(folder, environ, tmp_path):
+    """An engine of ours, with its key; and a way to ask it."""
+    keys, port = tmp_path / "keys", free_port()
+    keys.write_text(f"{KEY}\n")
+    command = (
+        sys.executable, "-m", program.__name__, "--omlx", omlx_program.install(tmp_path), "--model", folder,
+        "--service", "default/tiny", "--port", port, "--alias", "tiny", "--api-key-file", keys, "--ctx-size", 512,
+    )  # fmt: skip
+    log = tmp_path / "engine.log"
+    async with running(*command, environ=environ, log=log) as process, open_http_client() as http:
+
+        async def ask(method, path, body=b""):
+            headers = Headers.of({"Authorization": f"Bearer {KEY}"})
+            return await http.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, body=body)
+
+        yield process, ask, log
+
+
+@asynccontextmanager
+async def owners(folder, environ, tmp_path, key=""):
+    """An oMLX that the host's owner runs."""
+    log = tmp_path / "owners.log"
+    its = environ | ({"OMLX_API_KEY": key} if key else {})
+    argv = (omlx_program.install(tmp_path), "serve", "--model-dir", folder.parent, "--port", environ["OMLX_PORT"])
+    async with running(*argv, environ=its, log=log) as process:
+        with trio.fail_after(READY_SECONDS):
+            while not await answers(environ):  # noqa: ASYNC110 - another program
+                await trio.sleep(0.1)
+        yield process
+
+
+async def answers(environ):
+    """Whether an oMLX answers at this test's port."""
+    async with open_http_client() as http:
+        try:
+            return (await http.request("GET", f"http://127.0.0.1:{environ['OMLX_PORT']}/health")).status == 200
+        except HttpError:
+            return False
+
+
+async def ready(ask, log):
+    """Return when an engine answers that its model is loaded."""
+    with trio.move_on_after(READY_SECONDS):
+        while True:
+            try:
+                if (await ask("GET", "/health")).status == 200:
+                    return
+            except HttpError:
+                pass
+            await trio.sleep(0.1)
+    raise AssertionError(f"it is not ready:\n{log.read_text()}")
+
+
+def servers_below(folder):
+    """The processes of an oMLX that serves models below a folder."""
+    found = []
+    for each in psutil.process_iter(["pid", "cmdline"]):
+        words = each.info["cmdline"] or ()
+        if omlx_program.__file__ in words and any(str(folder) in word for word in words):
+            found.append(each.info["pid"])
+    return found
+
+
+async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, environ, tmp_path):
+    """Loaded, asked with and without its key, ended by TERM: no process is left, and no file of it."""
+    async with engine(folder, environ, tmp_path) as (process, ask, log):
+        await ready(ask, log)
+        [server] = servers_below(tmp_path)
+        assert footprints_here([server])[server] > omlx_program.SIZE
+        answer = await ask("POST", "/v1/chat/completions", ASK)
+        assert (answer.status, json.loads(answer.body)["model"]) == (200, "tiny")
+        words = psutil.Process(server).cmdline()
+        async with open_http_client() as http:  # it asks for a key of its own, which no command line has
+            port = words[words.index("--port") + 1]
+            assert (await http.request("GET", f"http://127.0.0.1:{port}/v1/models/status")).status == 401
+        process.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await process.wait() == 0, log.read_text()
+    assert "the model is unloaded, and its memory is back" in log.read_text()
+    assert servers_below(tmp_path) == []
+    assert not list(tmp_path.glob("llmkube-omlx-*"))
+    assert not (tmp_path / ".omlx").exists()
+
+
+async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ, tmp_path):
+    """It is killed and started again by its owner meanwhile; then the engine ends, and its memory is back."""
+    key = tmp_path / "owners-key"
+    key.write_text(f"{OWNERS_KEY}\n")
+    environ["LLMKUBE_OMLX_KEY_FILE"] = str(key)
+    async with engine_beside(folder, environ, tmp_path) as (server, process, ask, log):
+        await ready(ask, log)
+        assert footprints_here([server.pid])[server.pid] > omlx_program.SIZE
+        server.kill()
+        await server.wait()
+        async with owners(folder, environ, tmp_path, OWNERS_KEY) as second:
+            with trio.fail_after(READY_SECONDS):
+                while footprints_here([second.pid])[second.pid] < omlx_program.SIZE:  # noqa: ASYNC110
+                    await trio.sleep(0.2)
+            await ready(ask, log)
+            assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
+            process.send_signal(signal.SIGTERM)
+            with trio.fail_after(30):
+                assert await process.wait() == 0, log.read_text()
+            assert footprints_here([second.pid])[second.pid] < omlx_program.SIZE
+            assert await answers(environ)
+    assert OWNERS_KEY not in log.read_text()
+
+
+async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_path):
+    """It says that the model is unloaded, and its process holds as much as before: the engine ends with 1."""
+    async with engine_beside(folder, environ, tmp_path, key="") as (server, process, ask, log):
+        await ready(ask, log)
+        (tmp_path / "lies").touch()
+        process.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await process.wait() == 1, log.read_text()
+        assert (
+            f"oMLX was told to unload the model, and process {server.pid} holds it still; quit oMLX" in log.read_text()
+        )
+        assert server.poll() is None
+
+
+async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, environ, tmp_path):
+    """Which one, and what would have it used, is in the log."""
+    other = tmp_path / "others" / "another"
+    other.mkdir(parents=True)
+    async with owners(other, environ, tmp_path) as server, engine(folder, environ, tmp_path) as (process, ask, log):
+        await ready(ask, log)
+        assert f"add the folder above {folder} to its model folders" in log.read_text()
+        assert len(servers_below(tmp_path)) == 2
+        process.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            assert await process.wait() == 0, log.read_text()
+        assert servers_below(tmp_path) == [server.pid]
+
+
+@asynccontextmanager
+async def engine_beside(folder, environ, tmp_path, key=OWNERS_KEY):
+    """An engine that finds an oMLX."""
+    async with owners(folder, environ, tmp_path, key) as server, engine(folder, environ, tmp_path) as found:
+        yield server, *found

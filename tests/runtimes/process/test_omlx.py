@@ -1,0 +1,128 @@
+"""oMLX on a host, planned: a command line that our own program takes, and no field without effect in silence."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmkube.cli.daemon_engine.omlx import program
+from llmkube.cli.daemon_engine.omlx.options import parse
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.runtimes.plan import EngineInfo, PlanError
+from llmkube.runtimes.process import omlx
+from llmkube.runtimes.process.exits import ExitCause, classify
+from llmkube.runtimes.process.host_runtime import ProgramError
+from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.registry import check, plan_for
+from runtimes.process.test_llamacpp import FACTS, WEIGHTS
+
+ENGINE = EngineInfo("/opt/homebrew/bin/omlx", "0.6.3", frozenset())
+
+
+def objects(model=None, runtime="omlx", **spec):
+    body = {"metadata": {"name": "chat", "namespace": "team"}, "spec": {"modelRef": "m", "runtime": runtime, **spec}}
+    made = {"source": "hf://o/r", "format": "mlx", "hardware": {"accelerator": "metal"}, **(model or {})}
+    return decode(InferenceService, body), decode(Model, {"metadata": {"name": "m"}, "spec": made})
+
+
+def plan(model=None, *, asks_key=True, mlx_runtime="mlx-lm", **spec):
+    inputs = PlanInputs(
+        *objects(model, **spec), WEIGHTS, FACTS, ENGINE, alias="chat", asks_key=asks_key, mlx_runtime=mlx_runtime
+    )
+    return plan_for(inputs)
+
+
+def options(made):
+    """What our program reads of a plan."""
+    argv = made.render(program=ENGINE.program, model="/m/tiny", host="127.0.0.1", port=8001, keys="/k")
+    assert argv[:3] == (sys.executable, "-m", program.__name__)
+    return parse(argv[3:], {})
+
+
+def test_the_program_takes_what_is_planned():
+    """Model, address, keys and context arrive; what serves is the module that the plan names."""
+    read = options(plan(contextSize=128))
+    assert (read.model, read.host, read.port, read.keys) == (Path("/m/tiny"), "127.0.0.1", 8001, Path("/k"))
+    assert (read.context, read.program, read.alias, read.embeds) == (128, ENGINE.program, "chat", False)
+    assert options(plan(mode="embedding")).embeds
+    assert options(plan(asks_key=False)).keys is None
+
+
+def test_what_is_promised_counts_the_context():
+    """Of one request, and of the buffers that the last one has left."""
+    made = plan(contextSize=128)
+    assert (made.demand.context, made.demand.slots) == (128, omlx.CACHES)
+    assert made.demand.device_layers >= 99
+
+
+def test_mlx_on_metal_is_planned_with_omlx_where_the_host_takes_that():
+    """By default; the plan of who names it is the same one."""
+    assert plan(runtime="llamacpp", mlx_runtime="omlx") == plan(runtime="omlx")
+    assert plan(runtime="llamacpp", mlx_runtime="mlx-lm").runtime == "mlx-lm"
+    assert plan(runtime="mlx-lm", mlx_runtime="omlx").runtime == "mlx-lm"
+
+
+def test_what_has_no_effect_is_told():
+    """Settings of the daemon are its owner's; those of llama.cpp are nobody's."""
+    made = plan(hotCacheMaxSize="8GB", turboQuantBits=3, parallelSlots=4, aliases=["gpt"], flashAttention=True)
+    assert set(made.not_honoured) == {
+        "spec.hotCacheMaxSize",
+        "spec.turboQuantBits",
+        "spec.parallelSlots",
+        "spec.flashAttention",
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "spec", "field", "said"),
+    [
+        ({"format": "gguf"}, {}, "Model.spec.format", "omlx reads mlx, not gguf"),
+        ({"hardware": {"accelerator": "cpu"}}, {}, "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
+        ({}, {"mode": "rerank"}, "spec.mode", "does not rerank"),
+        ({}, {"extraArgs": ["--x"]}, "spec.extraArgs", "no further arguments"),
+        ({}, {"env": [{"name": "A", "value": "b"}]}, "spec.env", "its owner's"),
+        (
+            {},
+            {"speculativeDecoding": {"type": "mtp"}},
+            "spec.speculativeDecoding",
+            "no draft model",
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_field(model, spec, field, said):
+    """Before anything is downloaded."""
+    with pytest.raises(PlanError, match=said) as refused:
+        check(*objects(model, **spec))
+    assert refused.value.field == field
+
+
+def test_a_program_says_what_it_is():
+    """By its help and its bare number; another program, or one too old to say, is told with the flag."""
+    known = omlx.describe("/o", ["usage: omlx [-h] {serve,launch} ...\nomlx: Production-ready LLM server", "0.6.3\n"])
+    assert known == EngineInfo("/o", "0.6.3", frozenset())
+    for wrong in (["usage: ollama serve", "0.6.3"], ["usage: omlx {serve}", "no version"]):
+        with pytest.raises(ProgramError, match="--omlx-bin"):
+            omlx.describe("/o", wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("omlx: oMLX answers 507: projected memory 30 GB would exceed the memory ceiling", ExitCause.OUT_OF_MEMORY),
+        ("omlx: oMLX answers 503: Model 'x' failed to load: KeyError", ExitCause.BAD_MODEL),
+        ("omlx: no oMLX answers at http://127.0.0.1:8000 any more", ExitCause.UNKNOWN),
+    ],
+)
+def test_an_end_is_told_in_its_words(line, cause):
+    """The last line says why."""
+    found = classify(1, ["x", line], rules=omlx.RUNTIME.log.rules)
+    assert found.cause is cause
+    assert line[:30] in found.summary
+
+
+def test_a_load_is_told_while_it_lasts():
+    """As the front writes it."""
+    assert omlx.phase(["2026 [info] oMLX loads the model pid=3"]) == "oMLX is loading the model"
+    assert omlx.phase(["another line"]) == ""
