@@ -132,7 +132,7 @@ class BackendCalls:
             await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
             return
         headers = answer_headers(whole.headers, record.request_id, permit.backend.name)
-        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", server_timing(record))
+        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", _timing(record))
         try:
             await client.respond(Response(whole.status, headers, whole.body))
         except DialectError as exc:
@@ -151,15 +151,23 @@ class BackendCalls:
             if joined.continuations:
                 record.continuations += 1
                 self.on_break("continued")
-        try:
-            await client.begin(headers.with_("Server-Timing", server_timing(record)))
-            ending = await relay(begun, client)
-            record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
-        finally:
+
+        def note() -> None:
             record.usage = record.last_usage = begun.judge.usage
             record.model = record.model or begun.judge.model
             if joined is not None and joined.continuations:
                 record.usage = joined.usage
+
+        def timing() -> str:
+            note()
+            return _timing(record)
+
+        try:
+            await client.begin(headers.with_("Server-Timing", _timing(record)))
+            ending = await relay(begun, client, timing)
+            record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
+        finally:
+            note()
         if ending is Ending.WHOLE:
             self.circuits.succeeded(name)
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
@@ -170,6 +178,10 @@ class BackendCalls:
             record.not_continued = joined.why_not
             self.on_break("not_continuable")
         return None
+
+
+def _timing(record: Record) -> str:
+    return server_timing(record, trio.current_time() - record.started_at)
 
 
 def _comment(record: Record) -> bytes:

@@ -71,13 +71,15 @@ class Dispatcher:
         """Ask an engine of ours that loads its model again and again, for as long as its first byte may take."""
         name, client, record = permit.backend.name, request.client, request.record
         until = record.started_at + request.first_byte_seconds(name)
-        silent_since = trio.current_time()
+        silent_since = began_at = trio.current_time()
+        queued_before = record.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
             await trio.sleep(LOADING_POLL_SECONDS)
             if request.asked.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
                 await client.begin(answer_headers(Headers(), record.request_id, name))
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
+            record.load_seconds = trio.current_time() - began_at - ((record.queue_seconds or 0.0) - queued_before)
             failure = await self.calls.ask(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
                 return failure

@@ -56,7 +56,9 @@ class QueuedCalls:
         most = asked_tokens(asked.body) if asked.path in STREAMING else 0
         with self.turns.turn(backend, _tenant(record), line.tokens_of(asked.size, most)) as turn:
             headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None
-            if not await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers):
+            is_called = await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers)
+            record.queue_seconds = (record.queue_seconds or 0.0) + trio.current_time() - started_at
+            if not is_called:
                 failure = _not_called(turn, line)
                 record.tried(backend.name, failure, trio.current_time() - started_at)
                 self.on_try(backend.name, failure.cause.value)
