@@ -59,6 +59,7 @@ class Record:
         prompt: What is remembered of its prompt; None where that has no part in the choice.
         history_bytes: How long the conversation is that it continues.
         queue_seconds: How long it waited for its turn; None where it was asked without a queue.
+        diverged: Where its prompt leaves an earlier one of its tenant, in characters; "" where it leaves none.
         load_seconds: How long it waited for an engine that loaded its model; None where none did.
     """
 
@@ -88,6 +89,12 @@ class Record:
     dropped: tuple[str, ...] = ()
     queue_seconds: float | None = None
     load_seconds: float | None = None
+    diverged: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is: a team's, else that of its key or its address."""
+        return self.principal.team or self.principal.tenant
 
     def tried(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Note an attempt."""
@@ -120,6 +127,8 @@ def server_timing(record: Record, total_seconds: float) -> str:
     usage = record.usage
     if usage is not None and (usage.cached or usage.prefill_ms is not None):  # others do not say
         parts.append(f'cached;desc="{usage.cached}"')
+    if record.diverged:
+        parts.append(f'diverged;desc="{record.diverged}"')
     if usage is not None and usage.prefill_ms is not None:
         parts.append(f"prefill;dur={usage.prefill_ms:.1f}")
     if usage is not None and usage.decode_ms is not None:

@@ -178,7 +178,7 @@ async def open_router(
         probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
-        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued)
+        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
         handler = RouterHandler(
             routing=lambda: live.routing,
