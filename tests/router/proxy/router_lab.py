@@ -189,9 +189,9 @@ def saying(*pieces, seconds=0.0, then=None):
 class Lab:
     """A router, its backends and somebody to ask it."""
 
-    def __init__(self, config, players, registry, lines):
+    def __init__(self, config, players, registry, lines, make_pair):
         self.config = config
-        self.front = MemoryListener()
+        self.front = MemoryListener(make_pair)
         self.players = players
         self.registry = registry
         self.lines = lines
@@ -244,13 +244,23 @@ def _unchunked(data):
 
 
 @asynccontextmanager
-async def open_lab(config, players=None, *, connect=None, ca_file=None, limits=LIMITS, budgets_folder=None, **scripts):
+async def open_lab(
+    config,
+    players=None,
+    *,
+    connect=None,
+    ca_file=None,
+    limits=LIMITS,
+    budgets_folder=None,
+    make_pair=trio.testing.memory_stream_pair,
+    **scripts,
+):
     """Hold a router over backends: `name=script` or `name=(script, script)`, by the host that their URL names."""
     players = dict(players or {}) | {
         name: Player(script if isinstance(script, tuple) else (script,)) for name, script in scripts.items()
     }
     registry, lines = CollectorRegistry(), []
-    lab = Lab(config, players, registry, lines)
+    lab = Lab(config, players, registry, lines, make_pair)
 
     async def dial(host, port):
         if host not in players:

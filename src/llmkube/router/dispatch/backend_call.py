@@ -173,7 +173,8 @@ class BackendCalls:
 
         try:
             await client.begin(headers.with_("Server-Timing", _timing(record)))
-            ending = await relay(begun, client, timing)
+            with self.watch.watching(permit, extends=False) as waiting:
+                ending = await relay(begun, client, waiting, timing)
             record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
         finally:
             note()

@@ -18,6 +18,7 @@ from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Begun
 from llmkube.router.dispatch.client_stream import ClientStream
 from llmkube.router.dispatch.event_stream import Kind, OversizedEventError, data_of
+from llmkube.router.health.engine_watch import Waiting
 from llmkube.router.refusals import error_object
 
 UNTRANSLATABLE: Final = "the backend's answer cannot be said in the client's dialect"
@@ -51,17 +52,18 @@ _SAID: Final = {
 }
 
 
-async def relay(begun: Begun, client: ClientStream, timing: Callable[[], str]) -> Ending:
+async def relay(begun: Begun, client: ClientStream, waiting: Waiting, timing: Callable[[], str]) -> Ending:
     """Pass a stream on to its end, which is an error event unless it is whole, or unless the answer can go on.
 
     Args:
         begun: The stream.
         client: Gets it.
+        waiting: Learns what is heard of the engine, and says if it is frozen.
         timing: Returns where the time went, once the answer is whole.
     """
     joined = client.joined
     try:
-        ending = await _pass(begun, client)
+        ending = await _pass(begun, client, waiting)
         if joined is not None and ending in BREAKS:
             closing = joined.release() if joined.is_finished else joined.closing()
             if closing:
@@ -94,11 +96,15 @@ async def fail(client: ClientStream, ending: Ending) -> None:
     await client.fail(error_object(502, _SAID[ending], f"stream_{ending.value}"))
 
 
-async def _pass(begun: Begun, client: ClientStream) -> Ending:
+async def _pass(begun: Begun, client: ClientStream, waiting: Waiting) -> Ending:
+    waiting.heard_at = trio.current_time()
     await client.send(_passed(begun, client, begun.events))
     with trio.CancelScope() as silence:
+        waiting.silence = silence
         until = trio.current_time() + begun.silence_seconds
         while not begun.judge.done:
+            if waiting.is_left:
+                return Ending.SILENT
             silence.deadline = until
             try:
                 piece = await begun.answer.receive_some()
@@ -108,6 +114,7 @@ async def _pass(begun: Begun, client: ClientStream) -> Ending:
             except OversizedEventError:
                 return Ending.GARBAGE
             silence.deadline = float("inf")
+            waiting.heard_at = trio.current_time()
             if not piece:
                 return Ending.WHOLE if begun.judge.is_whole and not begun.splitter.rest else Ending.CUT
             read = [(begun.judge.take(event), event) for event in events]
