@@ -102,7 +102,9 @@ async def test_engines_are_summed_for_the_picker_and_those_that_do_not_tell_are_
         found = figures(lab, *backends)
         nursery.cancel_scope.cancel()
     assert found == ([464 / 1024, 464 / 512, None, None, None, None, None], 928 / 1536)
-    assert [there[name].probed for name in ("several", "cloud")] == [[], []]
+    assert [name for name, each in there.items() if "/slots" in {path for _, path in each.probed}] == [
+        *("a", "b", "unclear", "closed")
+    ]
 
 
 # -- deliberate bugs --------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ MUTANTS = {
     "an idle slot counts": (cache_watch, "cache_use", lambda body, splits: CacheUse(1024, 1024)),
     "an idle engine is asked for its slots": (cache_watch, "HEALTH_PATH", "/slots"),
     "no engine is asked": (cache_watch, "_may_tell", lambda backend: False),
-    "every server is believed": (cache_watch, "LLAMA_SERVER", ""),
+    "what it calls itself is not read": (cache_watch, "LLAMA_SERVER", ""),
 }
 
 

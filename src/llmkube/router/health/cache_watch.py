@@ -30,11 +30,13 @@ class CacheWatch:
         ask: Asks an engine.
         config: Returns what counts now.
         in_flight: Requests under way, by the backend's name.
+        is_llama: Whether a backend has called itself llama.cpp's server: others have nothing at `/slots`.
     """
 
     ask: Ask
     config: Callable[[], RoutingConfig]
     in_flight: Mapping[str, int]
+    is_llama: Callable[[str], bool]
     _told: dict[str, tuple[Backend, CacheUse]] = attrs.field(factory=dict)
 
     def use(self, backend: Backend) -> CacheUse | None:
@@ -52,8 +54,12 @@ class CacheWatch:
                 del self._told[name]
             async with trio.open_nursery() as nursery:
                 for permit in permits:
-                    if self.in_flight.get(permit.backend.name) or self.use(permit.backend) is not None:
+                    if self._is_asked(permit.backend):
                         nursery.start_soon(self._look, permit)
+
+    def _is_asked(self, backend: Backend) -> bool:
+        is_busy = bool(self.in_flight.get(backend.name)) and self.is_llama(backend.name)
+        return is_busy or self.use(backend) is not None
 
     async def _look(self, permit: Permit) -> None:
         backend = permit.backend

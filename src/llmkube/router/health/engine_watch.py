@@ -113,6 +113,11 @@ class EngineWatch:
         engine = self._of(name)
         engine.silence = engine.silence.heard(server)
 
+    def is_llama(self, name: str) -> bool:
+        """Whether a backend has called itself llama.cpp's server."""
+        engine = self._engines.get(name)
+        return engine is not None and engine.silence.is_llama
+
     def keep_only(self, same: frozenset[str]) -> None:
         """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
         self._engines = {name: engine for name, engine in self._engines.items() if name in same}

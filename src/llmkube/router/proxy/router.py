@@ -168,7 +168,7 @@ async def open_router(
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
-        caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight)
+        caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         registry.register(
             BackendGauges(
                 router=name,
