@@ -108,6 +108,15 @@ async def test_an_engine_that_loads_is_told(autojump_clock):
     await _waits_for_a_cold_engine()
 
 
+async def test_a_refusal_says_what_was_waited_for(autojump_clock):
+    """An engine that never loaded, and attempts."""
+    async with open_lab(config_of(local("mac"), first_byte_seconds=20), mac=LOADING) as lab:
+        refused = await lab.ask()
+    said = parts_of(refused.headers.get("server-timing"))
+    assert (refused.status, said["attempts"]) == (503, "1")
+    assert said["load"] == pytest.approx(19_000, abs=50)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "comes"),
     [

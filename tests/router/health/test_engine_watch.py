@@ -153,6 +153,18 @@ async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock
     assert there["a"].gone_at[0] - began <= 10
 
 
+async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock):
+    """Its server answers: the router cannot tell it from one that reads a long prompt, the agent can, by what moves."""
+    twins = config_of(*(local(name, model_digest="x") for name in "ab"))
+    half = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(saying(half, b"", seconds=60)), "b": engine(stream(WHOLE_STREAM))}
+    async with open_lab(twins, there) as lab:
+        began = trio.current_time()
+        _, body, clean = await lab.read(STREAMED)
+        assert trio.current_time() - began == pytest.approx(60, abs=1)
+    assert (clean, b" two" in body, lab.audit[0]["continuations"]) == (True, True, 1)
+
+
 async def test_a_client_is_told_of_it_where_no_other_engine_goes_on(autojump_clock):
     """Tools are offered: an error event within ten seconds, and no clean end."""
     said = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)

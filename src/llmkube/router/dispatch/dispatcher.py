@@ -20,7 +20,7 @@ from llmkube.router.dispatch.next_engine import LOADING_POLL_SECONDS, Ask, go_on
 from llmkube.router.dispatch.no_answer import no_answer
 from llmkube.router.dispatch.passed_headers import answer_headers
 from llmkube.router.dispatch.queued_call import QueuedCalls
-from llmkube.router.dispatch.record import Record
+from llmkube.router.dispatch.record import Record, server_timing
 from llmkube.router.dispatch.routed_request import RoutedRequest
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.policy.decision import Decision
@@ -101,5 +101,6 @@ class Dispatcher:
         if client.begun:
             await client.fail(error)
             return
-        named = Headers.of({"X-Request-Id": record.request_id, **said.headers})
+        timing = server_timing(record, now - record.started_at)
+        named = Headers.of({"X-Request-Id": record.request_id, "Server-Timing": timing, **said.headers})
         await client.respond(Response.json(said.status, {"error": error}, headers=named))
