@@ -149,12 +149,16 @@ async def test_the_use_of_the_kv_cache_is_the_engines_own(tmp_path):
             assert await metric("vllm:kv_cache_usage_perc") is None
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(partial(ask, "hello", max_tokens=20_000, ignore_eos=True))
-                while (use := await metric("vllm:kv_cache_usage_perc")) is None or not use:
-                    await trio.sleep(0.2)
-                assert 0 < use < 0.5
+                assert 0 < await shown(metric, lambda use: use) < 0.5
                 nursery.cancel_scope.cancel()
-            while await metric("vllm:kv_cache_usage_perc") != 0:
-                await trio.sleep(0.2)
+            await shown(metric, lambda use: use == 0)
             engine.kill()
-            while await metric("vllm:kv_cache_usage_perc") is not None:
-                await trio.sleep(0.2)
+            await shown(metric, lambda use: use is None)
+
+
+async def shown(metric, holds):
+    """Wait until the figure is such, and return it."""
+    while True:
+        if holds(use := await metric("vllm:kv_cache_usage_perc")):
+            return use
+        await trio.sleep(0.2)
