@@ -189,7 +189,7 @@ def saying(*pieces, seconds=0.0, then=None):
 class Lab:
     """A router, its backends and somebody to ask it."""
 
-    def __init__(self, config, players, registry, lines, make_pair):
+    def __init__(self, config, players, registry, lines, make_pair=trio.testing.memory_stream_pair):
         self.config = config
         self.front = MemoryListener(make_pair)
         self.players = players
