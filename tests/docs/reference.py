@@ -209,6 +209,7 @@ def families() -> Iterator[tuple[Any, str]]:
         healthy=lambda _: True,
         in_flight={},
         waiting=lambda _: 0,
+        cache_use=lambda _: None,
         config_valid=lambda: True,
         budgets=tuple,
     )

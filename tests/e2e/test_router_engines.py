@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import struct
+from functools import partial
 
 import pytest
 import trio
@@ -85,7 +87,13 @@ async def open_two(folder, **first):
                     return [[(each["backend"], each["result"]) for each in line["attempts"]] for line in decided]
                 await trio.sleep(0.1)
 
-        yield process, ask, states, attempts
+        async def metric(name):
+            """The value of a series without labels; None while it has none."""
+            said = (await http.request("GET", f"{admin}/metrics")).body.decode()
+            found = re.search(rf"^{name} (\S+)$", said, re.MULTILINE)
+            return float(found[1]) if found else None
+
+        yield process, ask, states, attempts, metric
         router.process.terminate()
         await router.process.wait()
 
@@ -93,7 +101,7 @@ async def open_two(folder, **first):
 @pytest.mark.ci
 async def test_a_stopped_engine_is_left_and_comes_back(tmp_path):
     """SIGSTOP: the next permitted engine answers, no request is sent to the first until SIGCONT, and then one is."""
-    async with open_two(tmp_path) as (engine, ask, states, attempts):
+    async with open_two(tmp_path) as (engine, ask, states, attempts, _):
         with trio.fail_after(120):
             assert (await ask("hello"))[0] == "one"
             os.kill(engine.pid, signal.SIGSTOP)
@@ -121,7 +129,7 @@ async def test_a_stopped_engine_is_left_and_comes_back(tmp_path):
 async def test_an_engine_that_reads_a_long_prompt_is_not_left(tmp_path):
     """On one thread it reads for longer than a frozen one is waited for, and answers."""
     flags = ("--ctx-size", str(LONG), "-b", "512", "-t", "1", "--parallel", "1")
-    async with open_two(tmp_path, model=long_model(tmp_path), flags=flags) as (_, ask, _, attempts):
+    async with open_two(tmp_path, model=long_model(tmp_path), flags=flags) as (_, ask, _, attempts, _):
         with trio.fail_after(600):
             name, said = await ask("hello world " * 600)
             assert name == "one"
@@ -130,3 +138,27 @@ async def test_an_engine_that_reads_a_long_prompt_is_not_left(tmp_path):
     assert found == [[("one", "answered")]]
     if said["timings"]["prompt_ms"] < 9000:
         pytest.skip("this machine reads 7,000 tokens on one thread before a frozen engine would be left")
+
+
+@pytest.mark.ci
+async def test_the_use_of_the_kv_cache_is_the_engines_own(tmp_path):
+    """Nothing before it was asked, a part while it writes, 0 when it is idle, nothing when it is gone."""
+    flags = ("--ctx-size", str(LONG), "-t", "1", "--parallel", "1")
+    async with open_two(tmp_path, model=long_model(tmp_path), flags=flags) as (engine, ask, _, _, metric):
+        with trio.fail_after(300):
+            assert await metric("vllm:kv_cache_usage_perc") is None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(partial(ask, "hello", max_tokens=20_000, ignore_eos=True))
+                assert 0 < await shown(metric, lambda use: use) < 0.5
+                nursery.cancel_scope.cancel()
+            await shown(metric, lambda use: use == 0)
+            engine.kill()
+            await shown(metric, lambda use: use is None)
+
+
+async def shown(metric, holds):
+    """Wait until the figure is such, and return it."""
+    while True:
+        if holds(use := await metric("vllm:kv_cache_usage_perc")):
+            return use
+        await trio.sleep(0.2)

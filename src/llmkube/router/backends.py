@@ -6,6 +6,8 @@ from typing import Protocol
 
 import attrs
 
+from llmkube.base.http.message import Headers
+
 
 class State(enum.Enum):
     """Whether a model is there, in the words of llama.cpp's server."""
@@ -32,6 +34,12 @@ class Backend:
     alias: str
     credentials: bytes = attrs.field(default=b"", repr=False)
     mode: str = ""
+
+    @property
+    def credential_headers(self) -> Headers:
+        """The credentials as headers."""
+        name, _, value = self.credentials.decode("ascii").strip().partition(": ")
+        return Headers([(name, value)] if name else [])
 
 
 @attrs.frozen

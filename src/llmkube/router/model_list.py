@@ -13,7 +13,7 @@ import trio
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.message import Headers, netloc
+from llmkube.base.http.message import netloc
 from llmkube.router.backends import Backend, ModelDirectory, State, UnavailableModel
 
 PATIENCE_SECONDS: Final = 2.0
@@ -55,10 +55,8 @@ class ModelList:
 
     async def _ask(self, backend: Backend) -> None:
         url = f"http://{netloc((backend.host, backend.port))}/v1/models"
-        name, _, value = backend.credentials.decode("ascii").strip().partition(": ")
-        headers = Headers([(name, value)] if name else [])
         try:
-            answer = await self.client.request("GET", url, headers=headers, max_body_bytes=1 << 20)
+            answer = await self.client.request("GET", url, headers=backend.credential_headers, max_body_bytes=1 << 20)
             self._said[backend] = _said_in(orjson.loads(answer.body) if answer.status == 200 else None, backend.alias)
         except (HttpError, orjson.JSONDecodeError):
             return  # it is asked again for the next list

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceServiceSpec
-from llmkube.router.config.service_slots import is_replicated, slots_of
+from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,21 @@ def test_slots_of_a_service(changes, slots):
 def test_several_engines_answer_at_one_address(changes, several):
     """Also where their number changes."""
     assert is_replicated(InferenceServiceSpec(model_ref="m", **changes)) == several
+
+
+@pytest.mark.parametrize(
+    ("changes", "splits"),
+    [
+        ({}, True),
+        ({"parallel_slots": 4}, True),
+        ({"parallel_slots": 4, "extra_args": ("--kv-unified",)}, False),
+        ({"parallel_slots": 4, "extra_args": ("-kvu",)}, False),
+        ({"parallel_slots": 4, "extra_args": ("--kv-unified", "--no-kv-unified")}, None),
+        ({"parallel_slots": 4, "extra_args": ("--kv-unified-per-slot",)}, None),
+        ({"parallel_slots": 4, "runtime": "vllm"}, None),
+        ({"extra_args": ("--parallel", "8")}, None),
+    ],
+)
+def test_each_slot_has_a_part_of_the_cache_or_all_share_it(changes, splits):
+    """What is not clear is not known, and no figure is made of it."""
+    assert splits_cache(InferenceServiceSpec(model_ref="m", **changes)) is splits

@@ -1,10 +1,12 @@
 """A frozen engine is left within ten seconds, a long prefill never: timelines between a router and scripted engines."""
 
 import json
+import math
 
 import attrs
 import pytest
 import trio
+import trio.testing
 
 from llmkube.router.health import engine_watch, silence
 from llmkube.router.health.engine_watch import FROZEN
@@ -13,6 +15,7 @@ from router.proxy.router_lab import (
     WHOLE_STREAM,
     Player,
     answer,
+    chunk,
     cloud,
     config_of,
     local,
@@ -24,6 +27,7 @@ from router.proxy.router_lab import (
 )
 
 LLAMA = [b"Server: llama.cpp"]
+LLAMA_200 = b"HTTP/1.1 200 OK\r\nServer: llama.cpp"
 ALIVE = answer(200, {"status": "ok"}, LLAMA)
 FIRST = answer(lines=LLAMA)
 TWO = config_of(local("a"), cloud("b"))
@@ -73,7 +77,7 @@ async def test_a_long_prefill_is_never_left(autojump_clock):
     async with open_lab(config, there) as lab:
         assert await backend_of(lab) == ("a", 3600)
         assert there["b"].asked == []
-        assert 3500 < len(there["a"].probed) < 3700
+        assert 3500 < sum(path == "/health" for _, path in there["a"].probed) < 3700
 
 
 @pytest.mark.parametrize(("prefill", "name", "seconds"), [(3000, "a", 3000), (4000, "b", 3600)])
@@ -126,6 +130,94 @@ async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):
         status, body, clean = await lab.read(STREAMED)
         assert (status, body, clean) == (200, WHOLE_STREAM, True)
         assert trio.current_time() - began <= 10
+
+
+def flowing(seconds, pieces=60):
+    """A script: a stream that says something every so often, and then nothing more."""
+    first, more = stream(piece("one"), end=b""), chunk(piece(" more"))
+    return saying(first, *[more] * pieces, seconds=seconds, then=until_gone)
+
+
+async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock):
+    """Within ten seconds a twin goes on with its answer, and not after the two minutes between two events."""
+    twins = config_of(*(local(name, model_digest="x") for name in "ab"))
+    half = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(saying(half, then=until_gone)), "b": engine(stream(WHOLE_STREAM))}
+    async with open_lab(twins, there) as lab:
+        there["a"].health = None
+        began = trio.current_time()
+        _, body, clean = await lab.read(STREAMED)
+        assert trio.current_time() - began <= 10
+    assert (clean, b" two" in body, len(there["b"].asked)) == (True, True, 1)
+    assert lab.audit[0]["continuations"] == 1
+    assert there["a"].gone_at[0] - began <= 10
+
+
+async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock):
+    """Its server answers: the router cannot tell it from one that reads a long prompt, the agent can, by what moves."""
+    twins = config_of(*(local(name, model_digest="x") for name in "ab"))
+    half = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(saying(half, b"", seconds=60)), "b": engine(stream(WHOLE_STREAM))}
+    async with open_lab(twins, there) as lab:
+        began = trio.current_time()
+        _, body, clean = await lab.read(STREAMED)
+        assert trio.current_time() - began == pytest.approx(60, abs=1)
+    assert (clean, b" two" in body, lab.audit[0]["continuations"]) == (True, True, 1)
+
+
+async def test_a_client_is_told_of_it_where_no_other_engine_goes_on(autojump_clock):
+    """Tools are offered: an error event within ten seconds, and no clean end."""
+    said = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(saying(said, then=until_gone), health=None)}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    async with open_lab(config_of(local("a")), there) as lab:
+        began = trio.current_time()
+        _, body, clean = await lab.read(STREAMED | {"tools": [tool]})
+        assert trio.current_time() - began <= 10
+        assert (clean, b"stream_backend_silent" in body) == (False, True)
+        assert lab.router.states()["a"] == FROZEN
+
+
+async def test_a_stream_that_flows_costs_no_questions(autojump_clock):
+    """What comes is the evidence; with the first silence of a second it is asked."""
+    there = {"a": engine(flowing(0.5))}
+    async with open_lab(config_of(local("a")), there) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(lab.read, STREAMED)
+        await trio.sleep(29)
+        assert [path for _, path in there["a"].probed if path == "/health"] == []
+        await trio.sleep(11)
+        assert 8 <= sum(path == "/health" for _, path in there["a"].probed) <= 11
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("backend", [local("a"), cloud("a"), local("a", is_replicated=True)])
+async def test_in_a_stream_the_silence_of_another_server_is_no_evidence(autojump_clock, backend):
+    """It computes in the thread that answers: the limit between two events holds."""
+    there = {"a": engine(saying(stream(piece("one"), end=b""), then=until_gone), health=None)}
+    async with open_lab(config_of(backend), there) as lab:
+        began = trio.current_time()
+        await lab.read(STREAMED)
+        assert trio.current_time() - began == pytest.approx(120, abs=1)
+
+
+async def test_a_slow_client_loses_no_half_of_a_piece(autojump_clock):
+    """The engine is found frozen while the client reads nothing: what it reads then is whole events, and the error."""
+    big = stream(*[piece("x" * 60_000)] * 40, end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(saying(big, then=until_gone), health=None)}
+    async with open_lab(config_of(local("a")), there, make_pair=trio.testing.lockstep_stream_pair) as lab:
+        connection = await lab.front.connect("router", 80)
+        data = json.dumps(STREAMED).encode()
+        await connection.send_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\n")
+        await connection.send_all(b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(data), data))
+        received = b""
+        while received.count(b"data: ") < 3:
+            received += await connection.receive_some(1000)
+        await trio.sleep(15)
+        while some := await connection.receive_some():
+            received += some
+    events = [each.partition(b"data: ")[2] for each in received.split(b"\n\n") if b"data: " in each]
+    assert "error" in json.loads(events[-1])
+    assert all(json.loads(each)["choices"][0]["delta"]["content"] == "x" * 60_000 for each in events[:-1])
 
 
 async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
@@ -269,7 +361,22 @@ def silent_init(cls):
     return init
 
 
+def leaves_no_stream(patch):
+    patch.setattr(engine_watch.Waiting, "leave", lambda self: self.heard_at == -math.inf and self.scope.cancel())
+
+
+def breaks_off_a_write(patch):
+    patch.setattr(engine_watch.Waiting, "leave", lambda self: self.silence.cancel())
+
+
+def asks_whatever_flows(patch):
+    patch.setattr(engine_watch._Engine, "is_quiet", lambda self, now: True)
+
+
 SHOWN = {
+    leaves_no_stream: test_one_that_freezes_in_the_middle_of_a_stream_is_left,
+    breaks_off_a_write: test_a_slow_client_loses_no_half_of_a_piece,
+    asks_whatever_flows: test_a_stream_that_flows_costs_no_questions,
     never_frozen: test_a_frozen_engine_is_left_within_ten_seconds,
     frozen_by_time_alone: test_a_long_prefill_is_never_left,
     forgets_what_it_is: test_a_frozen_engine_is_left_within_ten_seconds,

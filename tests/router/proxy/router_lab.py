@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import re
 import socket
 from contextlib import asynccontextmanager
 
@@ -53,6 +54,7 @@ def piece(text, finish=None, **more):
     )
 
 
+_TIMING = re.compile(rb": server-timing ([^\n]*)\n\n")
 DONE = b"data: [DONE]\n\n"
 WHOLE_STREAM = piece("one") + piece(" two", "stop") + DONE
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -78,6 +80,11 @@ def answer(status=200, said=ANSWER, lines=()):
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"".join(each + b"\r\n" for each in lines) + b"\r\n" + body
+
+
+def without_times(data):
+    """A stream without the comment that says where the time went."""
+    return _TIMING.sub(b"", data)
 
 
 def events_of(data):
@@ -182,14 +189,15 @@ def saying(*pieces, seconds=0.0, then=None):
 class Lab:
     """A router, its backends and somebody to ask it."""
 
-    def __init__(self, config, players, registry, lines):
+    def __init__(self, config, players, registry, lines, make_pair=trio.testing.memory_stream_pair):
         self.config = config
-        self.front = MemoryListener()
+        self.front = MemoryListener(make_pair)
         self.players = players
         self.registry = registry
         self.lines = lines
         self.router = None
         self.stamp = (1, 0, 0)
+        self.timings = []
 
     async def ask(self, body=ASKED, path=CHAT, headers=None, method="POST"):
         """Ask, and return the answer; one that breaks off raises."""
@@ -198,7 +206,7 @@ class Lab:
             return await client.request(method, f"http://router{path}", headers=Headers.of(headers or {}), body=data)
 
     async def read(self, body=STREAMED, path=CHAT, headers=None):
-        """Ask, and return status, what came, and whether the end was clean."""
+        """Ask, and return status, what came but the comments with times (`timings`), and whether the end was clean."""
         connection = await self.front.connect("router", 80)
         data = json.dumps(body).encode()
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
@@ -211,7 +219,9 @@ class Lab:
             while some := await connection.receive_some():
                 received += some
         head, _, rest = received.partition(b"\r\n\r\n")
-        return int(head.split()[1]), _unchunked(rest), received.endswith(b"0\r\n\r\n")
+        body = _unchunked(rest)
+        self.timings = [each.decode() for each in _TIMING.findall(body)]
+        return int(head.split()[1]), without_times(body), received.endswith(b"0\r\n\r\n")
 
     @property
     def audit(self):
@@ -234,13 +244,23 @@ def _unchunked(data):
 
 
 @asynccontextmanager
-async def open_lab(config, players=None, *, connect=None, ca_file=None, limits=LIMITS, budgets_folder=None, **scripts):
+async def open_lab(
+    config,
+    players=None,
+    *,
+    connect=None,
+    ca_file=None,
+    limits=LIMITS,
+    budgets_folder=None,
+    make_pair=trio.testing.memory_stream_pair,
+    **scripts,
+):
     """Hold a router over backends: `name=script` or `name=(script, script)`, by the host that their URL names."""
     players = dict(players or {}) | {
         name: Player(script if isinstance(script, tuple) else (script,)) for name, script in scripts.items()
     }
     registry, lines = CollectorRegistry(), []
-    lab = Lab(config, players, registry, lines)
+    lab = Lab(config, players, registry, lines, make_pair)
 
     async def dial(host, port):
         if host not in players:

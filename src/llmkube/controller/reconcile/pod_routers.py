@@ -21,7 +21,7 @@ from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedServ
 from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.config.service_slots import is_replicated, slots_of
+from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 from llmkube.router.config.written_form import encode_config
 
 
@@ -85,6 +85,7 @@ class PodRouters:
                 base_url=self._base_url(service),
                 key_file=key_file,
                 slots=slots_of(service.spec),
+                splits_cache=splits_cache(service.spec),
                 is_replicated=is_replicated(service.spec),
                 model_digest=model_digest(service.spec, model),
             )

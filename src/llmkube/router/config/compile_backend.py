@@ -45,6 +45,7 @@ class ResolvedService:
         key_file: File with the key that its engine asks for; "" sends none.
         missing: Why it cannot be used now, for people; "" when it can.
         slots: Requests that it serves at the same time; 0 where that is not known.
+        splits_cache: As `Backend.splits_cache`.
         is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
         model_digest: Stands for what it answers with; "" where that is not known.
     """
@@ -54,6 +55,7 @@ class ResolvedService:
     key_file: str = ""
     missing: str = ""
     slots: int = 0
+    splits_cache: bool | None = None
     is_replicated: bool = False
     model_digest: str = ""
 
@@ -101,6 +103,7 @@ def compiled_backend(
         capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
         model_digest=service.model_digest,
         slots=service.slots,
+        splits_cache=service.splits_cache,
         is_replicated=service.is_replicated,
         weight=1 if backend.weight is None else backend.weight,
         first_byte_seconds=seconds_of(backend.timeout, f"{at}.timeout", problems),

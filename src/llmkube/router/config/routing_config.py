@@ -67,6 +67,8 @@ class Backend:
         model_digest: Stands for the weights of an engine of llama.cpp and for what changes its answers: backends with
             the same go on with each other's answers. "" is not known.
         slots: Requests that its engine serves at the same time; more wait in a fair queue. 0 is not known: no queue.
+        splits_cache: Whether each slot of its engine has a part of the KV cache of its own, else all share it; None is
+            not known.
         is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
         first_byte_seconds: Longest wait for the first byte of an answer; None leaves it to rule and router.
         prices: None where none are given: a USD budget refuses the backend then.
@@ -87,6 +89,7 @@ class Backend:
     weight: int = 1
     model_digest: str = ""
     slots: int = 0
+    splits_cache: bool | None = None
     is_replicated: bool = False
     first_byte_seconds: float | None = None
     prices: Prices | None = None

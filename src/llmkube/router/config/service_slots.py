@@ -7,6 +7,8 @@ from llmkube.runtimes.arguments import flags_in
 
 _RUNTIMES: Final = frozenset({"llamacpp", "llama-server"})
 _FLAGS: Final = frozenset({"-np", "--parallel"})
+_UNIFIED: Final = frozenset({"-kvu", "--kv-unified"})
+_NOT_CLEAR: Final = frozenset({"-no-kvu", "--no-kv-unified", "--kv-unified-per-slot"})
 
 
 def is_replicated(spec: InferenceServiceSpec) -> bool:
@@ -21,3 +23,14 @@ def slots_of(spec: InferenceServiceSpec) -> int:
     if spec.command or flags_in(spec.extra_args) & _FLAGS:
         return 0
     return spec.parallel_slots * spec.replicas
+
+
+def splits_cache(spec: InferenceServiceSpec) -> bool | None:
+    """Return whether each slot has its own part of the KV cache, else all share it; None where slots are not known.
+
+    llama.cpp's server divides the cache among as many slots as `--parallel` says, unless it is told to share it.
+    """
+    flags = flags_in(spec.extra_args)
+    if not slots_of(spec) or flags & _NOT_CLEAR:
+        return None
+    return not flags & _UNIFIED

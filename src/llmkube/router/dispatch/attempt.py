@@ -46,8 +46,8 @@ LEAST_BYTES_PER_SECOND: Final = 512
 """An answer that is no stream and comes slower than this drips."""
 
 
-MOST_HEALTH_BYTES: Final = 64 << 10
-"""Of an answer to a question about a backend's health: what comes after is not read."""
+MOST_HEALTH_BYTES: Final = 256 << 10
+"""Of an answer to a question about a backend's health: what comes after is not read. 64 slots have 90 KB."""
 
 
 @attrs.frozen(kw_only=True)
@@ -214,7 +214,7 @@ def reply_of(status: int, headers: Headers, body: bytes, *, ours: bool) -> Reply
         error = None
     failure = judge(status, headers, error, ours=ours)
     is_loading = failure is not None and failure.cause is Cause.LOADING
-    return Reply(status, headers.get("server") or "", is_loading)
+    return Reply(status, headers.get("server") or "", is_loading, body)
 
 
 def _missing(backend: Backend, key: str, path: str) -> Failure | None:

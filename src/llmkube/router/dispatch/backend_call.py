@@ -18,6 +18,9 @@ from llmkube.router.dispatch.routed_request import RoutedRequest
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.health.engine_watch import FROZEN, EngineWatch, Waiting
 from llmkube.router.policy.permits import Permit
+from llmkube.router.prefix_cache.own_prompts import OwnPrompts
+from llmkube.router.prefix_cache.prompt_marks import prompt_text
+from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.refusals import error_object
 
 
@@ -32,6 +35,8 @@ class BackendCalls:
         watch: Tells a frozen engine from one that computes.
         on_try: Told of each attempt: the backend's name and what came of it.
         on_break: Told of each answer whose engine died: what came of it.
+        prefixes: Marks prompts.
+        own_prompts: Those that each tenant was answered.
     """
 
     attempts: Attempts
@@ -40,6 +45,8 @@ class BackendCalls:
     watch: EngineWatch
     on_try: Callable[[str, str], None]
     on_break: Callable[[str], None]
+    prefixes: WarmPrefixes
+    own_prompts: OwnPrompts = attrs.field(factory=OwnPrompts)
 
     async def ask(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Return why the backend does not answer; None when the client has its answer.
@@ -128,11 +135,12 @@ class BackendCalls:
         record.status, record.usage, record.model = whole.status, whole.usage, whole.model
         record.last_usage = whole.usage
         record.outcome = "ok" if whole.status < 400 else whole.error_code
+        self._compare(request)
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
             return
         headers = answer_headers(whole.headers, record.request_id, permit.backend.name)
-        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", server_timing(record))
+        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", _timing(record))
         try:
             await client.respond(Response(whole.status, headers, whole.body))
         except DialectError as exc:
@@ -151,15 +159,25 @@ class BackendCalls:
             if joined.continuations:
                 record.continuations += 1
                 self.on_break("continued")
-        try:
-            await client.begin(headers.with_("Server-Timing", server_timing(record)))
-            ending = await relay(begun, client)
-            record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
-        finally:
+
+        def note() -> None:
             record.usage = record.last_usage = begun.judge.usage
             record.model = record.model or begun.judge.model
             if joined is not None and joined.continuations:
                 record.usage = joined.usage
+
+        def timing() -> str:
+            note()
+            self._compare(request)
+            return _timing(record)
+
+        try:
+            await client.begin(headers.with_("Server-Timing", _timing(record)))
+            with self.watch.watching(permit, extends=False) as waiting:
+                ending = await relay(begun, client, waiting, timing)
+            record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
+        finally:
+            note()
         if ending is Ending.WHOLE:
             self.circuits.succeeded(name)
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
@@ -170,6 +188,21 @@ class BackendCalls:
             record.not_continued = joined.why_not
             self.on_break("not_continuable")
         return None
+
+    def _compare(self, request: RoutedRequest) -> None:
+        """Find out where the prompt of an answer leaves those before; llama.cpp's server says what of it was cached."""
+        record, asked, usage = request.record, request.asked, request.record.usage
+        if usage is None or usage.prefill_ms is None:
+            return
+        prompt = record.prompt or self.prefixes.prompt(record.tenant, asked.path, asked.body, asked.size)
+        if prompt is None:
+            return
+        found = self.own_prompts.answered(record.tenant, prompt, cached=usage.cached, tokens=usage.prompt)
+        record.diverged = found.said(prompt_text(asked.path, asked.body, asked.size)) if found is not None else ""
+
+
+def _timing(record: Record) -> str:
+    return server_timing(record, trio.current_time() - record.started_at)
 
 
 def _comment(record: Record) -> bytes:

@@ -10,7 +10,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.dialects.dialect import Answers, DialectError
-from llmkube.router.dispatch.event_stream import EventSplitter, data_of, error_event
+from llmkube.router.dispatch.event_stream import DONE, EventSplitter, data_of, error_event
 
 COMMENT_SECONDS: Final = 5.0
 """How often a client that waits for a stream hears that it is not forgotten."""
@@ -61,21 +61,24 @@ class ClientStream:
         """
         await self._send(self._translated(events) if self.answers else events)
 
-    async def _send(self, events: bytes) -> None:
+    async def _send(self, events: bytes, last: bytes = b"") -> None:
         if events:
-            framed = b"%x\r\n%b\r\n" % (len(events), events) if self.exchange.chunks_allowed else events
-            await self.exchange.send(framed)
+            chunked = self.exchange.chunks_allowed
+            await self.exchange.send(b"%x\r\n%b\r\n%b" % (len(events), events, last) if chunked else events)
 
-    async def end(self) -> None:
+    async def end(self, timing: str) -> None:
         """End it: the client has the whole answer.
+
+        Args:
+            timing: Where the time went: a comment before the last event, where there are comments.
 
         Raises:
             DialectError: It is not whole in the client's dialect; the client does not have the end.
         """
-        if self.answers:
-            await self._send(self.answers.end())
-        if self.exchange.chunks_allowed:
-            await self.exchange.send(b"0\r\n\r\n")
+        last = self.answers.end() if self.answers else DONE
+        if self.answers is None or self.answers.media_type == _EVENT_STREAM:
+            last = b": server-timing %b\n\n%b" % (timing.encode(), last)
+        await self._send(last, b"0\r\n\r\n")
         self.exchange.complete = True
 
     async def fail(self, error: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from llmkube.router.dispatch.next_engine import LOADING_POLL_SECONDS, Ask, go_on
 from llmkube.router.dispatch.no_answer import no_answer
 from llmkube.router.dispatch.passed_headers import answer_headers
 from llmkube.router.dispatch.queued_call import QueuedCalls
-from llmkube.router.dispatch.record import Record
+from llmkube.router.dispatch.record import Record, server_timing
 from llmkube.router.dispatch.routed_request import RoutedRequest
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.policy.decision import Decision
@@ -71,13 +71,15 @@ class Dispatcher:
         """Ask an engine of ours that loads its model again and again, for as long as its first byte may take."""
         name, client, record = permit.backend.name, request.client, request.record
         until = record.started_at + request.first_byte_seconds(name)
-        silent_since = trio.current_time()
+        silent_since = began_at = trio.current_time()
+        queued_before = record.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
             await trio.sleep(LOADING_POLL_SECONDS)
             if request.asked.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
                 await client.begin(answer_headers(Headers(), record.request_id, name))
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
+            record.load_seconds = trio.current_time() - began_at - ((record.queue_seconds or 0.0) - queued_before)
             failure = await self.calls.ask(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
                 return failure
@@ -99,5 +101,6 @@ class Dispatcher:
         if client.begun:
             await client.fail(error)
             return
-        named = Headers.of({"X-Request-Id": record.request_id, **said.headers})
+        timing = server_timing(record, now - record.started_at)
+        named = Headers.of({"X-Request-Id": record.request_id, "Server-Timing": timing, **said.headers})
         await client.respond(Response.json(said.status, {"error": error}, headers=named))

@@ -12,7 +12,6 @@ from llmkube.router.dispatch.circuits import Circuits, State
 from llmkube.router.dispatch.client_stream import COMMENT_SECONDS, QUEUE_COMMENT, ClientStream
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.passed_headers import answer_headers
-from llmkube.router.dispatch.record import Record
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.routed_request import RoutedRequest
 from llmkube.router.dispatch.verdicts import Cause, Failure
@@ -54,9 +53,11 @@ class QueuedCalls:
         backend, asked, record, started_at = permit.backend, request.asked, request.record, trio.current_time()
         line = self.turns.line(backend)
         most = asked_tokens(asked.body) if asked.path in STREAMING else 0
-        with self.turns.turn(backend, _tenant(record), line.tokens_of(asked.size, most)) as turn:
+        with self.turns.turn(backend, record.tenant, line.tokens_of(asked.size, most)) as turn:
             headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None
-            if not await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers):
+            is_called = await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers)
+            record.queue_seconds = (record.queue_seconds or 0.0) + trio.current_time() - started_at
+            if not is_called:
                 failure = _not_called(turn, line)
                 record.tried(backend.name, failure, trio.current_time() - started_at)
                 self.on_try(backend.name, failure.cause.value)
@@ -68,11 +69,6 @@ class QueuedCalls:
                 usage = record.last_usage
                 line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
             return unanswered
-
-
-def _tenant(record: Record) -> str:
-    """Return whom a turn is charged to: the team, else the tenant."""
-    return record.principal.team or record.principal.tenant
 
 
 async def _until_called(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:

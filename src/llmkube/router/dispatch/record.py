@@ -58,6 +58,9 @@ class Record:
         reservation: What is reserved for it in budgets.
         prompt: What is remembered of its prompt; None where that has no part in the choice.
         history_bytes: How long the conversation is that it continues.
+        queue_seconds: How long it waited for its turn; None where it was asked without a queue.
+        diverged: Where its prompt leaves an earlier one of its tenant, in characters; "" where it leaves none.
+        load_seconds: How long it waited for an engine that loaded its model; None where none did.
     """
 
     request_id: str
@@ -84,6 +87,14 @@ class Record:
     not_continued: str = ""
     model: str = ""
     dropped: tuple[str, ...] = ()
+    queue_seconds: float | None = None
+    load_seconds: float | None = None
+    diverged: str = ""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is: a team's, else that of its key or its address."""
+        return self.principal.team or self.principal.tenant
 
     def tried(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
         """Note an attempt."""
@@ -98,16 +109,28 @@ class Record:
         return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"
 
 
-def server_timing(record: Record) -> str:
-    """Return where the time went, in milliseconds (W3C Server Timing)."""
-    parts = [f"total;dur={_ms(record.first_byte_seconds or 0.0)}"]
+def server_timing(record: Record, total_seconds: float) -> str:
+    """Return where the time of a request went, in milliseconds (W3C Server Timing); what is not known is left out.
+
+    Args:
+        record: What is known of it so far.
+        total_seconds: Since the request came.
+    """
+    parts = [f"total;dur={_ms(total_seconds)}"]
+    if record.queue_seconds is not None:
+        parts.append(f"queue;dur={_ms(record.queue_seconds)}")
+    if record.load_seconds is not None:
+        parts.append(f"load;dur={_ms(record.load_seconds)}")
     if record.tries:
         parts.append(f"backend;dur={_ms(record.tries[-1].seconds)}")
         parts.append(f'attempts;desc="{len(record.tries)}"')
     usage = record.usage
+    if usage is not None and (usage.cached or usage.prefill_ms is not None):  # others do not say
+        parts.append(f'cached;desc="{usage.cached}"')
+    if record.diverged:
+        parts.append(f'diverged;desc="{record.diverged}"')
     if usage is not None and usage.prefill_ms is not None:
         parts.append(f"prefill;dur={usage.prefill_ms:.1f}")
-        parts.append(f'cached;desc="{usage.cached}"')
     if usage is not None and usage.decode_ms is not None:
         parts.append(f"decode;dur={usage.decode_ms:.1f}")
     return ", ".join(parts)

@@ -7,7 +7,7 @@ time; while the client is waited for, no time counts against the backend.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -17,7 +17,8 @@ from llmkube.router.continuation.errors import JoinError
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Begun
 from llmkube.router.dispatch.client_stream import ClientStream
-from llmkube.router.dispatch.event_stream import DONE, Kind, OversizedEventError, data_of
+from llmkube.router.dispatch.event_stream import Kind, OversizedEventError, data_of
+from llmkube.router.health.engine_watch import Waiting
 from llmkube.router.refusals import error_object
 
 UNTRANSLATABLE: Final = "the backend's answer cannot be said in the client's dialect"
@@ -51,23 +52,29 @@ _SAID: Final = {
 }
 
 
-async def relay(begun: Begun, client: ClientStream) -> Ending:
-    """Pass a stream on to its end, which is an error event unless it is whole, or unless the answer can go on."""
+async def relay(begun: Begun, client: ClientStream, waiting: Waiting, timing: Callable[[], str]) -> Ending:
+    """Pass a stream on to its end, which is an error event unless it is whole, or unless the answer can go on.
+
+    Args:
+        begun: The stream.
+        client: Gets it.
+        waiting: Learns what is heard of the engine, and says if it is frozen.
+        timing: Returns where the time went, once the answer is whole.
+    """
     joined = client.joined
     try:
-        ending = await _pass(begun, client)
+        ending = await _pass(begun, client, waiting)
         if joined is not None and ending in BREAKS:
             closing = joined.release() if joined.is_finished else joined.closing()
             if closing:
-                await client.send(closing + DONE)
-                await client.end()
+                await client.send(closing)
+                await client.end(timing())
                 return Ending.WHOLE
             if not joined.broke_off():
                 return ending
         if ending is Ending.WHOLE:
-            if not begun.judge.done:
-                await client.send((joined.release() if joined is not None else b"") + DONE)
-            await client.end()
+            await client.send(joined.release() if joined is not None else b"")
+            await client.end(timing())
     except DialectError as exc:
         await client.fail(error_object(502, f"{UNTRANSLATABLE}: {exc}", f"stream_{Ending.UNTRANSLATABLE.value}"))
         return Ending.UNTRANSLATABLE
@@ -89,11 +96,15 @@ async def fail(client: ClientStream, ending: Ending) -> None:
     await client.fail(error_object(502, _SAID[ending], f"stream_{ending.value}"))
 
 
-async def _pass(begun: Begun, client: ClientStream) -> Ending:
+async def _pass(begun: Begun, client: ClientStream, waiting: Waiting) -> Ending:
+    waiting.heard_at = trio.current_time()
     await client.send(_passed(begun, client, begun.events))
     with trio.CancelScope() as silence:
+        waiting.silence = silence
         until = trio.current_time() + begun.silence_seconds
         while not begun.judge.done:
+            if waiting.is_left:
+                return Ending.SILENT
             silence.deadline = until
             try:
                 piece = await begun.answer.receive_some()
@@ -103,6 +114,7 @@ async def _pass(begun: Begun, client: ClientStream) -> Ending:
             except OversizedEventError:
                 return Ending.GARBAGE
             silence.deadline = float("inf")
+            waiting.heard_at = trio.current_time()
             if not piece:
                 return Ending.WHOLE if begun.judge.is_whole and not begun.splitter.rest else Ending.CUT
             read = [(begun.judge.take(event), event) for event in events]
@@ -117,19 +129,19 @@ async def _pass(begun: Begun, client: ClientStream) -> Ending:
 
 
 def _passed(begun: Begun, client: ClientStream, read: Sequence[tuple[Kind, bytes]]) -> bytes:
-    """Return what the client gets of some events.
+    """Return what the client gets of some events; the mark of the end comes when all is known.
 
     Raises:
         JoinError: They do not continue what the client has.
     """
     hides, joined = begun.hides_usage, client.joined
     if joined is None or joined.passes:
-        return b"".join(event for kind, event in read if not (hides and kind is Kind.USAGE))
+        return b"".join(event for kind, event in read if kind is not Kind.DONE and not (hides and kind is Kind.USAGE))
     found = []
     for kind, event in read:
         if kind is Kind.DONE:
-            found.append(joined.release() + event)
-        elif kind is Kind.COMMENT or (data := data_of(event)) is None:
+            continue
+        if kind is Kind.COMMENT or (data := data_of(event)) is None:
             found.append(event)
         else:
             found.append(joined.take(data, event, hidden=hides and kind is Kind.USAGE))

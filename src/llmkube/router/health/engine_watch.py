@@ -4,6 +4,7 @@ One task asks for all requests of a backend, from a second after the first of th
 frozen it goes on until the engine answers again, so that no request has to try that out.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
@@ -36,22 +37,36 @@ class Waiting:
     """One request that an engine is asked for.
 
     Attributes:
-        scope: Cancelled if the engine is frozen.
+        scope: Cancelled if the engine is frozen and nothing of its answer has come.
         extends: Whether the request waits on while the engine lives: its spec gives no limit.
         began_at: When it went out.
-        silence: The scope that ends when the backend was silent for too long; None before the request has gone out.
+        silence: The scope that ends when the backend was silent for too long; None before the request has gone out. Its
+            deadline is infinite while the client is waited for.
+        heard_at: When a part of its answer came last; -inf before the first.
+        is_left: Whether the engine is frozen, and its stream has to be left.
     """
 
     scope: trio.CancelScope
     extends: bool
     began_at: float
     silence: trio.CancelScope | None = None
+    heard_at: float = -math.inf
+    is_left: bool = False
 
     def lives(self, now: float) -> None:
         """Take an answer of the engine for a sign of life."""
         if self.extends and self.silence is not None:
             until = min(now + LIVES_SECONDS, self.began_at + LONGEST_SECONDS)
             self.silence.deadline = max(self.silence.deadline, until)
+
+    def leave(self) -> None:
+        """End the wait for a frozen engine; never a write to the client, who would have half of a piece."""
+        if self.heard_at == -math.inf:
+            self.scope.cancel(reason=FROZEN)
+            return
+        self.is_left = True
+        if self.silence is not None and self.silence.deadline < math.inf:
+            self.silence.deadline = -math.inf
 
 
 @attrs.define(eq=False)
@@ -69,6 +84,10 @@ class _Engine:
     waiting: set[Waiting] = attrs.field(factory=set)
     is_watched: bool = False
     is_frozen: bool = False
+
+    def is_quiet(self, now: float) -> bool:
+        """Whether one of its requests hears nothing."""
+        return any(now - one.heard_at >= EVERY_SECONDS for one in self.waiting)
 
 
 @attrs.define(eq=False)
@@ -93,6 +112,11 @@ class EngineWatch:
         """Note what a backend calls itself in an answer."""
         engine = self._of(name)
         engine.silence = engine.silence.heard(server)
+
+    def is_llama(self, name: str) -> bool:
+        """Whether a backend has called itself llama.cpp's server."""
+        engine = self._engines.get(name)
+        return engine is not None and engine.silence.is_llama
 
     def keep_only(self, same: frozenset[str]) -> None:
         """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
@@ -145,7 +169,8 @@ class EngineWatch:
         try:
             await trio.sleep(EVERY_SECONDS)
             while engine.waiting or (engine.is_frozen and self._engines.get(name) is engine):
-                await self._look(permit, engine)
+                if engine.is_frozen or engine.is_quiet(trio.current_time()):
+                    await self._look(permit, engine)
                 await trio.sleep(EVERY_SECONDS)
         finally:
             engine.is_watched = False
@@ -172,4 +197,4 @@ class EngineWatch:
                 self.on_change(permit.backend.name, FROZEN if is_frozen else "")
         if is_frozen:
             for one in engine.waiting:
-                one.scope.cancel(reason=FROZEN)
+                one.leave()

@@ -19,11 +19,13 @@ class Reply:
         status: Of the answer.
         server: What it calls itself.
         is_loading: Whether it says that it loads its model.
+        body: What it says.
     """
 
     status: int
     server: str = ""
     is_loading: bool = False
+    body: bytes = attrs.field(default=b"", repr=False)
 
 
 @attrs.frozen

@@ -89,8 +89,11 @@ class Probes:
 
 
 def _probed(config: RoutingConfig | None) -> list[tuple[Permit, Probe]]:
-    """Return the backends to ask, and how: a probe carries no client's data, so no class and no team closes one."""
-    if config is None:
-        return []
-    permits = permits_for(attrs.evolve(config, auth=Auth()), RequestFacts(model=""))
-    return [(permit, probe) for permit in permits.allowed.values() if (probe := permit.backend.probe) is not None]
+    """Return the backends to ask, and how."""
+    permits = every_permit(config) if config is not None else []
+    return [(permit, probe) for permit in permits if (probe := permit.backend.probe) is not None]
+
+
+def every_permit(config: RoutingConfig) -> list[Permit]:
+    """Return leave to ask backends how they do: that carries no client's data, so no class and no team closes one."""
+    return list(permits_for(attrs.evolve(config, auth=Auth()), RequestFacts(model="")).allowed.values())

@@ -2,4 +2,5 @@
 
 prompt_marks   a prompt becomes a few hashes, each of everything up to a place in it; pure
 warm_prefixes  which backend has computed which prompts, for each tenant by itself; pure
+own_prompts    where a prompt leaves the earlier ones of its tenant; pure
 """

@@ -202,8 +202,7 @@ class RouterHandler:
         record.facts = facts_of(config, head.headers.joined(), body, principal)
         facts = record.facts = joined.limited(record.facts)
         if routing.balances:
-            tenant = principal.team or principal.tenant
-            record.prompt = self.prefixes.prompt(tenant, translated.path, body, size)
+            record.prompt = self.prefixes.prompt(record.tenant, translated.path, body, size)
         decision = self._decision(config, facts, record.prompt)
         record.decision = decision
         if not decision.order:

@@ -13,6 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
+from llmkube.router.health.cache_use import CacheUse
 from llmkube.router.proxy.genai_metrics import GenAiMetrics
 
 _SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
@@ -203,6 +204,7 @@ class BackendGauges:
         healthy: Returns whether a backend is asked, by its name.
         in_flight: Requests under way, by the backend's name.
         waiting: Returns how many requests wait for a slot of a backend.
+        cache_use: Returns how full the KV cache of a backend's engine is; None where it does not tell.
         config_valid: Whether the config's file counts.
         budgets: Returns how much of each budget is taken.
     """
@@ -212,6 +214,7 @@ class BackendGauges:
     healthy: Callable[[str], bool]
     in_flight: Mapping[str, int]
     waiting: Callable[[Backend], int]
+    cache_use: Callable[[Backend], CacheUse | None]
     config_valid: Callable[[], bool]
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
 
@@ -233,6 +236,12 @@ class BackendGauges:
         waiting = GaugeMetricFamily(
             "llmkube_router_queue_depth", "Requests that wait for a slot of an engine.", labels=["router", "backend"]
         )
+        full = GaugeMetricFamily(
+            "llmkube_router_kv_cache_usage_ratio",
+            "Share of the KV cache of a backend's engine that running requests hold, from 0 to 1; of those that tell.",
+            labels=["router", "backend"],
+        )
+        caches: list[CacheUse] = []
         tiers = {"local": 0, "cloud": 0}
         computing = queued = 0
         for name, backend in self.config().backends.items():
@@ -240,6 +249,9 @@ class BackendGauges:
             if backend.local:
                 queued += waits
                 computing += max(under_way - waits, 0)
+            if up and (use := self.cache_use(backend)) is not None:
+                full.add_metric([self.router, name], use.share)
+                caches.append(use)
             health.add_metric([self.router, name], float(up))
             running.add_metric([self.router, name], float(under_way))
             waiting.add_metric([self.router, name], float(waits))
@@ -259,11 +271,16 @@ class BackendGauges:
         )
         for budget in self.budgets():
             taken.add_metric([self.router, budget["name"]], float(budget["utilization"]))
-        yield from (health, active, running, waiting, valid, taken)
+        yield from (health, active, running, waiting, valid, taken, full)
         # what an endpoint picker of Gateway API's Inference Extension asks a model server for, as vLLM names it
         yield GaugeMetricFamily(
             "vllm:num_requests_running", "Requests under way at local backends, without those that wait.", computing
         )
         yield GaugeMetricFamily(
             "vllm:num_requests_waiting", "Requests that wait for a slot of a local backend.", queued
+        )
+        yield GaugeMetricFamily(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV caches of all engines that tell, from 0 to 1; without a value while none does.",
+            sum(each.used for each in caches) / sum(each.tokens for each in caches) if caches else None,
         )

@@ -7,6 +7,7 @@ open_router ┬ AuditLog.run      the last to end: it writes what the others lea
             ├ JwksRefresh.run   reads the keys that tokens are signed with
             ├ Probes.run        asks how backends do, a task for each
             ├ EngineWatch.run   asks engines that requests wait for
+            ├ CacheWatch.run    asks engines how full their KV caches are
             ├ Shadows.run       sends copies
             └ Conversations.run forgets what is old
 ```
@@ -48,6 +49,7 @@ from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
+from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
@@ -157,16 +159,6 @@ async def open_router(
         return accounts.used(live.routing.config)
 
     standing = Standing(live, keys, circuits, audit, accounts)
-    gauges = BackendGauges(
-        router=name,
-        config=lambda: live.routing.config,
-        healthy=lambda each: not standing.why_not(each),
-        in_flight=observed.in_flight,
-        waiting=turns.waiting,
-        config_valid=lambda: not live.problem,
-        budgets=budgets,
-    )
-    registry.register(gauges)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
         await accounts.open(routing.config)
         await writing.start(audit.run)
@@ -176,9 +168,22 @@ async def open_router(
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
+        caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
+        registry.register(
+            BackendGauges(
+                router=name,
+                config=lambda: live.routing.config,
+                healthy=lambda each: not standing.why_not(each),
+                in_flight=observed.in_flight,
+                waiting=turns.waiting,
+                cache_use=caches.use,
+                config_valid=lambda: not live.problem,
+                budgets=budgets,
+            )
+        )
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
-        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued)
+        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
         handler = RouterHandler(
             routing=lambda: live.routing,
@@ -197,7 +202,7 @@ async def open_router(
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.stranger)
         async with trio.open_nursery() as tasks:
-            for run in (refresh.run, watch.run, probes.run, live.run, shadows.run, conversations.run):
+            for run in (refresh.run, watch.run, caches.run, probes.run, live.run, shadows.run, conversations.run):
                 await tasks.start(run)
             yield Router(
                 handler=handler,

@@ -28,7 +28,7 @@ def engine_asker(directory: ModelDirectory, client: HttpClient) -> AskEngine:
         if isinstance(found, UnavailableModel):
             return Reply(_NOT_READY, is_loading=not found.failed)
         url = f"http://{netloc((found.host, found.port))}{path}"
-        said = await client.request("GET", url, max_body_bytes=MOST_HEALTH_BYTES)
+        said = await client.request("GET", url, headers=found.credential_headers, max_body_bytes=MOST_HEALTH_BYTES)
         return reply_of(said.status, said.headers, said.body, ours=True)
 
     return ask

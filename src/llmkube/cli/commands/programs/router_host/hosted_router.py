@@ -36,7 +36,7 @@ from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
 from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import Audit, RoutingConfig
-from llmkube.router.config.service_slots import is_replicated, slots_of
+from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 from llmkube.router.dispatch.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
@@ -164,6 +164,7 @@ class HostedRouter:
                 base_url=url,
                 model=str(service.key),
                 slots=slots_of(service.spec),
+                splits_cache=splits_cache(service.spec),
                 is_replicated=is_replicated(service.spec),
                 model_digest=model_digest(service.spec, self.model_of(service)),
             )

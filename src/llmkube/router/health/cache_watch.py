@@ -1,0 +1,85 @@
+"""Asks the engines of ours how full their KV caches are while requests are under way, and whether they are still there.
+
+Only llama.cpp's server tells. A question at `/slots` would wake an engine that sleeps: an idle one is asked at
+`/health` alone, and holds nothing. One that does not answer is not known, so that no figure outlives its engine.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+import attrs
+import trio
+
+from llmkube.base.http.errors import HttpError
+from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.health.cache_use import SLOTS_PATH, CacheUse, cache_use
+from llmkube.router.health.probe_state import Reply
+from llmkube.router.health.probes import Ask, every_permit
+from llmkube.router.health.silence import HEALTH_PATH, LLAMA_SERVER, PATIENCE_SECONDS
+from llmkube.router.policy.permits import Permit
+
+EVERY_SECONDS: Final = 5.0
+"""Between two questions to an engine."""
+
+
+@attrs.define(eq=False)
+class CacheWatch:
+    """The KV caches of one router's engines.
+
+    Attributes:
+        ask: Asks an engine.
+        config: Returns what counts now.
+        in_flight: Requests under way, by the backend's name.
+        is_llama: Whether a backend has called itself llama.cpp's server: others have nothing at `/slots`.
+    """
+
+    ask: Ask
+    config: Callable[[], RoutingConfig]
+    in_flight: Mapping[str, int]
+    is_llama: Callable[[str], bool]
+    _told: dict[str, tuple[Backend, CacheUse]] = attrs.field(factory=dict)
+
+    def use(self, backend: Backend) -> CacheUse | None:
+        """Return what a backend's engine has told last; None of one that tells nothing, or did not answer."""
+        found = self._told.get(backend.name)
+        return found[1] if found is not None and found[0] == backend else None
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Ask until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(EVERY_SECONDS)
+            permits = [each for each in every_permit(self.config()) if _may_tell(each.backend)]
+            for name in self._told.keys() - {each.backend.name for each in permits}:
+                del self._told[name]
+            async with trio.open_nursery() as nursery:
+                for permit in permits:
+                    if self._is_asked(permit.backend):
+                        nursery.start_soon(self._look, permit)
+
+    def _is_asked(self, backend: Backend) -> bool:
+        is_busy = bool(self.in_flight.get(backend.name)) and self.is_llama(backend.name)
+        return is_busy or self.use(backend) is not None
+
+    async def _look(self, permit: Permit) -> None:
+        backend = permit.backend
+        is_busy = bool(self.in_flight.get(backend.name))
+        reply: Reply | None = None
+        with trio.move_on_after(PATIENCE_SECONDS):
+            try:
+                reply = await self.ask(permit, SLOTS_PATH if is_busy else HEALTH_PATH)
+            except (HttpError, OSError):
+                reply = None
+        known, found = self.use(backend), None
+        if reply is not None and reply.status == 200 and reply.server == LLAMA_SERVER:
+            idle = CacheUse(0, known.tokens) if known is not None else None
+            found = cache_use(reply.body, backend.splits_cache) if is_busy else idle
+        if found is None:
+            self._told.pop(backend.name, None)
+        else:
+            self._told[backend.name] = backend, found
+
+
+def _may_tell(backend: Backend) -> bool:
+    """Whether an engine of ours answers there, and always the same one."""
+    return not (backend.provider or backend.is_replicated or backend.missing)

@@ -1,0 +1,144 @@
+"""The gauge of the KV cache is what an engine says now: absent where none tells, gone with its engine, 0 while idle."""
+
+import json
+
+import attrs
+import pytest
+import trio
+
+from llmkube.router.health import cache_watch
+from llmkube.router.health.cache_use import CacheUse
+from llmkube.router.health.cache_watch import CacheWatch
+from router.health.test_cache_use import BUSY, IDLE
+from router.proxy.router_lab import WHOLE_STREAM, Player, answer, cloud, config_of, local, open_lab, saying, stream
+
+LLAMA = [b"Server: llama.cpp"]
+RATIO, OF_PICKER = "llmkube_router_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"
+LONG = saying(b"", stream(WHOLE_STREAM), seconds=60)
+
+
+def slots(*each, server=LLAMA):
+    return answer(200, json.dumps(each).encode(), server)
+
+
+def engine(health, script=LONG):
+    return Player((script,), health)
+
+
+def figures(lab, *names):
+    return [lab.metric(RATIO, backend=name) for name in names], lab.registry.get_sample_value(OF_PICKER)
+
+
+def mac(name="a", **changes):
+    return local(name, **{"slots": 2, "splits_cache": True} | changes)
+
+
+async def _lives_and_dies():
+    """An engine that computes, ends, is idle, computes again and is killed."""
+    there, seen = {"a": engine(slots(BUSY, IDLE))}, []
+    async with open_lab(config_of(mac()), there) as lab, trio.open_nursery() as nursery:
+
+        async def look(seconds):
+            await trio.sleep(seconds)
+            (share,), of_all = figures(lab, "a")
+            asked = {path for at, path in there["a"].probed if at > trio.current_time() - 6}
+            seen.append((share, of_all, asked))
+
+        await look(30)  # nobody has asked
+        nursery.start_soon(lab.read)
+        await look(8)
+        there["a"].health = slots(BUSY, BUSY)
+        await look(6)
+        await look(60)  # what sleeps is not woken
+        nursery.start_soon(lab.read)
+        await look(8)
+        there["a"].health = None  # no answer any more
+        await look(8)
+        nursery.cancel_scope.cancel()
+    shares = [None, 464 / 1024, 928 / 1024, 0, 928 / 1024, None]
+    assert [each[:2] for each in seen] == [(share, share) for share in shares]
+    assert (seen[0][2], seen[3][2]) == (set(), {"/health"})
+
+
+async def test_the_gauge_lives_and_dies_with_its_engine(autojump_clock):
+    """Within 7 seconds."""
+    await _lives_and_dies()
+
+
+async def test_an_idle_engine_that_is_gone_is_not_told(autojump_clock):
+    """Nor is one that has come back as something else."""
+    for health in (None, answer(200, b"{}"), answer(503, b"{}", LLAMA)):
+        there = {"a": engine(slots(BUSY), stream(WHOLE_STREAM))}
+        async with open_lab(config_of(mac()), there) as lab:
+            with trio.move_on_after(8):
+                there["a"].scripts = (LONG,)
+                await lab.read()
+            await trio.sleep(5)
+            assert figures(lab, "a") == ([0], 0)
+            there["a"].health = health
+            await trio.sleep(8)
+            assert figures(lab, "a") == ([None], None)
+
+
+async def test_engines_are_summed_for_the_picker_and_those_that_do_not_tell_are_left_out(autojump_clock):
+    """A shared cache counts once; others are absent, not 0."""
+    backends = {
+        "a": (mac("a"), slots(BUSY, IDLE)),
+        "b": (mac("b", splits_cache=False), slots(BUSY, IDLE)),
+        "unclear": (mac("unclear", splits_cache=None), slots(BUSY, IDLE)),
+        "closed": (mac("closed"), answer(501, b"{}", LLAMA)),
+        "vllm": (mac("vllm"), slots(BUSY, server=[])),
+        "several": (mac("several", is_replicated=True), slots(BUSY)),
+        "cloud": (cloud("cloud"), slots(BUSY)),
+    }
+    config = config_of(*(backend for backend, _ in backends.values()))
+    config = attrs.evolve(config, rules=(attrs.evolve(config.rules[0], strategy="least-loaded"),))
+    there = {name: engine(health) for name, (_, health) in backends.items()}
+    async with open_lab(config, there) as lab, trio.open_nursery() as nursery:
+        for _ in range(7):
+            nursery.start_soon(lab.read)
+        await trio.sleep(8)
+        assert [len(each.asked) for each in there.values()] == [1] * 7
+        found = figures(lab, *backends)
+        nursery.cancel_scope.cancel()
+    assert found == ([464 / 1024, 464 / 512, None, None, None, None, None], 928 / 1536)
+    assert [name for name, each in there.items() if "/slots" in {path for _, path in each.probed}] == [
+        *("a", "b", "unclear", "closed")
+    ]
+
+
+# -- deliberate bugs --------------------------------------------------------------------------------------------------
+
+
+def _keeps_what_was_told(patch):
+    class Sticky(dict):
+        def pop(self, *_):
+            return None
+
+    plain = CacheWatch.__init__
+    patch.setattr(
+        CacheWatch, "__init__", lambda self, *given: (plain(self, *given), setattr(self, "_told", Sticky()))[0]
+    )
+
+
+MUTANTS = {
+    "an idle slot counts": (cache_watch, "cache_use", lambda body, splits: CacheUse(1024, 1024)),
+    "an idle engine is asked for its slots": (cache_watch, "HEALTH_PATH", "/slots"),
+    "no engine is asked": (cache_watch, "_may_tell", lambda backend: False),
+    "what it calls itself is not read": (cache_watch, "LLAMA_SERVER", ""),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
+    """Without that the timeline would show nothing."""
+    monkeypatch.setattr(*MUTANTS[name])
+    with pytest.raises(AssertionError):
+        await _lives_and_dies()
+
+
+async def test_a_figure_that_outlives_its_engine_is_seen(monkeypatch, autojump_clock):
+    """The frozen gauge."""
+    _keeps_what_was_told(monkeypatch)
+    with pytest.raises(AssertionError):
+        await _lives_and_dies()
