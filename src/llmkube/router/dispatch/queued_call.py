@@ -57,7 +57,7 @@ class QueuedCalls:
         with self.turns.turn(backend, _tenant(record), line.tokens_of(asked.size, most)) as turn:
             headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None
             if not await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers):
-                failure = _not_called(turn, line)
+                failure = await _not_called(turn, line)
                 record.tried(backend.name, failure, trio.current_time() - started_at)
                 self.on_try(backend.name, failure.cause.value)
                 return failure
@@ -87,10 +87,8 @@ async def _until_called(turn: Turn, seconds: float, client: ClientStream, commen
     return turn.admitted_at is not None
 
 
-def _not_called(turn: Turn, line: Line) -> Failure:
+async def _not_called(turn: Turn, line: Line) -> Failure:
     """Return why it never was a request's turn."""
-    again = float(line.retry_seconds())
-    if turn.is_dropped:
-        return Failure(Cause.QUEUE, "its queue is full", retry_after_seconds=again, is_own=turn.is_own)
-    is_own = line.queue.waiting_of(turn.tenant) > 1
-    return Failure(Cause.QUEUE, "no slot of it was free in time", retry_after_seconds=again, is_own=is_own)
+    again, is_own = await line.why_not_called(turn)
+    why = "its queue is full" if turn.is_dropped else "no slot of it was free in time"
+    return Failure(Cause.QUEUE, why, retry_after_seconds=float(again), is_own=is_own)

@@ -58,6 +58,7 @@ class Record:
         reservation: What is reserved for it in budgets.
         prompt: What is remembered of its prompt; None where that has no part in the choice.
         history_bytes: How long the conversation is that it continues.
+        continues: What tells this conversation from others that are continued now; 0 for none.
     """
 
     request_id: str
@@ -70,6 +71,7 @@ class Record:
     reservation: Reservation = NOTHING
     prompt: Prompt | None = None
     history_bytes: int = 0
+    continues: int = 0
     facts: RequestFacts | None = None
     decision: Decision | None = None
     tries: list[Try] = attrs.field(factory=list)

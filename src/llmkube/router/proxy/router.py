@@ -61,6 +61,7 @@ from llmkube.router.proxy.standing import Standing
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.shelf import OwnShelf
 from llmkube.router.responses.store import ResponseStore
 
 LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
@@ -177,7 +178,7 @@ async def open_router(
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
-        conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
+        conversations = Conversations(OwnShelf(ResponseStore()), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued)
         queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
         handler = RouterHandler(
