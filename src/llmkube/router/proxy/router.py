@@ -80,14 +80,14 @@ class Shared:
         circuits: Which backends are left alone.
         budgets: Those that no server keeps.
         shelf: Responses that are kept.
-        audit_lock: Descriptor of a file whose lock a process has while it writes to the audit log.
+        audit_lock: Descriptor of a file whose lock a process has while it writes to the audit log; None of one alone.
     """
 
     turns: Turns
     circuits: Circuits
     budgets: OwnBudgets
     shelf: Shelf
-    audit_lock: int
+    audit_lock: int | None = None
 
 
 @attrs.frozen(eq=False)
@@ -153,12 +153,14 @@ async def open_router(
     name = routing.config.name
     metrics = RouterMetrics.on(registry, name)
     keys, observed = BackendKeys(), Observed()
-    turns = Turns() if shared is None else shared.turns
-    circuits = Circuits(terms_of(routing.config), rng) if shared is None else shared.circuits
-    audit_lock = None if shared is None else shared.audit_lock
+    parts = shared or _alone(routing.config, budgets_folder, utcnow, rng)
+    turns, circuits = parts.turns, parts.circuits
     prefixes = WarmPrefixes(secrets.token_bytes(32))
-    chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
-    audit = AuditLog(write or writer_of(routing.config.audit, audit_lock), chain, utcnow)
+    audit = AuditLog(
+        write or writer_of(routing.config.audit, parts.audit_lock),
+        ReceiptChain(chain=f"{rng.getrandbits(128):032x}"),
+        utcnow,
+    )
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
         circuits.terms = terms_of(now)
@@ -169,13 +171,12 @@ async def open_router(
         probes.reload_nowait(now, same)
         turns.keep_only(engines_of(now.backends.values()))
         if write is None and now.audit != before.audit:
-            audit.write = writer_of(now.audit, audit_lock)
+            audit.write = writer_of(now.audit, parts.audit_lock)
         await audit.reload(now)
         await accounts.reload(now)
 
-    file = budget_file_of(budgets_folder, name) if budgets_folder else None
     accounts = RouterBudgets(
-        kept=KeptBudgets(file, utcnow, rng) if shared is None else shared.budgets,
+        kept=parts.budgets,
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
     live = LiveConfig(source, routing, change, checker_of, seen=seen)
@@ -184,17 +185,18 @@ async def open_router(
         return accounts.used(live.routing.config)
 
     standing = Standing(live, keys, circuits, audit, accounts)
-    gauges = BackendGauges(
-        router=name,
-        config=lambda: live.routing.config,
-        healthy=lambda each: not standing.why_not(each),
-        in_flight=observed.in_flight,
-        waiting=turns.waiting,
-        config_valid=lambda: not live.problem,
-        budgets=budgets,
-    )
     if shared is None:
-        registry.register(gauges)
+        registry.register(
+            BackendGauges(
+                router=name,
+                config=lambda: live.routing.config,
+                healthy=lambda each: not standing.why_not(each),
+                in_flight=observed.in_flight,
+                waiting=turns.waiting,
+                config_valid=lambda: not live.problem,
+                budgets=budgets,
+            )
+        )
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
         await accounts.open(routing.config)
         await writing.start(audit.run)
@@ -205,8 +207,7 @@ async def open_router(
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
         shadows = Shadows(attempts, metrics.shadowed)
-        shelf = OwnShelf(ResponseStore()) if shared is None else shared.shelf
-        conversations = Conversations(shelf, lambda: int(utcnow().timestamp()))
+        conversations = Conversations(parts.shelf, lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued)
         queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
         handler = RouterHandler(
@@ -226,10 +227,9 @@ async def open_router(
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.stranger)
         async with trio.open_nursery() as tasks:
-            for run in (refresh.run, watch.run, live.run, shadows.run, conversations.run):
+            probing = (probes.run,) if shared is None else ()
+            for run in (refresh.run, watch.run, *probing, live.run, shadows.run, conversations.run):
                 await tasks.start(run)
-            if shared is None:
-                await tasks.start(probes.run)
             yield Router(
                 handler=handler,
                 judge=judge,
@@ -244,6 +244,18 @@ async def open_router(
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
         writing.cancel_scope.cancel(reason="the router closes")
+
+
+def _alone(
+    config: RoutingConfig, budgets_folder: Path | None, utcnow: Callable[[], datetime], rng: random.Random
+) -> Shared:
+    file = budget_file_of(budgets_folder, config.name) if budgets_folder else None
+    return Shared(
+        turns=Turns(),
+        circuits=Circuits(terms_of(config), rng),
+        budgets=KeptBudgets(file, utcnow, rng),
+        shelf=OwnShelf(ResponseStore()),
+    )
 
 
 def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:

@@ -1,4 +1,4 @@
-"""Where the responses of a router stand: in this process, or in the parent of several workers, where it takes a call."""
+"""Where the responses of a router stand: in this process, or in the parent of several workers."""
 
 from collections.abc import Sequence
 from typing import Protocol

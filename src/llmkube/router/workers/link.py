@@ -1,9 +1,10 @@
-"""A pair of sockets between the parent of a router and one of its workers: messages in order, and calls with a deadline.
+"""A pair of sockets between the parent of a router and a worker: messages in order, and calls with a deadline.
 
 Whoever's other side has gone reads the end: what it held is given back, and what waits for an answer gets none. Nobody
 else can speak here: the pair has no name, and only the worker inherits its end.
 """
 
+import contextlib
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -175,9 +176,7 @@ class Link:
             return
         self.lost = True
         self._waiting.clear()
-        try:
+        with contextlib.suppress(OSError):  # it is gone already
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it is gone already
         for call in self._calls.values():
             call.done.set()

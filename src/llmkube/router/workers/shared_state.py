@@ -4,10 +4,10 @@ Each worker has a session. When its worker is gone, however that came, the sessi
 at engines and the leave to try a backend again. What it had reserved is charged, for nobody knows what was taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
@@ -20,7 +20,7 @@ from llmkube.router.dispatch.circuits import Circuit, Circuits
 from llmkube.router.queue.turns import Line, Turn, Turns
 from llmkube.router.responses.shelf import OwnShelf
 from llmkube.router.responses.stored_pages import Wanted
-from llmkube.router.workers.link import NUMBER, Link, LinkError, Message
+from llmkube.router.workers.link import KIND, NUMBER, Link, LinkError, Message
 from llmkube.router.workers.written import (
     circuit_to,
     claim_from,
@@ -141,34 +141,19 @@ class _Session:
 
     def take(self, tasks: trio.Nursery, other: Callable[[Message], None], message: Message) -> None:
         """Take one message of the worker."""
-        match message["k"]:
-            case "turn":
-                self._turn(message)
-            case "end":
-                self._end(message)
-            case "why":
-                self._why(message)
-            case "reserve":
-                self._reserving.add(message[NUMBER])
-                tasks.start_soon(self._reserve, message)
-            case "settle":
-                self._settle(message[NUMBER], took_from(message["took"]))
-            case "enter":
-                self._enter(message)
-            case "circuit":
-                self._circuit(message)
-            case "take":
-                self._taking.add(message[NUMBER])
-                tasks.start_soon(self._take, message)
-            case "put":
-                after = message["after"]
-                self.state.shelf.put_after(response_from(message["response"]), self._held[after] if after else 0)
-            case "release":
-                self._release(message[NUMBER])
-            case "page":
-                tasks.start_soon(self._page, message)
-            case _:
-                other(message)
+        kind, number = message[KIND], message.get(NUMBER, 0)
+        if kind == "reserve":
+            self._reserving.add(number)
+            tasks.start_soon(self._reserve, message)
+        elif kind == "take":
+            self._taking.add(number)
+            tasks.start_soon(self._take, message)
+        elif kind == "page":
+            tasks.start_soon(self._page, message)
+        elif (handle := self._HANDLERS.get(kind)) is not None:
+            handle(self, message)
+        else:
+            other(message)
 
     def close(self) -> None:
         """Give back what the worker held, and charge what it had reserved."""
@@ -265,11 +250,11 @@ class _Session:
         else:
             self.state.budgets.settle(found, Took())
 
-    def _settle(self, number: int, took: Took | None) -> None:
-        self._reserving.discard(number)  # where it comes before the reservation, that one is given back
-        reservation = self._reserved.pop(number, None)
+    def _settle(self, message: Message) -> None:
+        self._reserving.discard(message[NUMBER])  # where it comes before the reservation, that one is given back
+        reservation = self._reserved.pop(message[NUMBER], None)
         if reservation is not None:
-            self.state.budgets.settle(reservation, took)
+            self.state.budgets.settle(reservation, took_from(message["took"]))
 
     # -- responses ----------------------------------------------------------------------------------------------------
 
@@ -286,9 +271,13 @@ class _Session:
         self._taking.discard(number)
         self.link.answer_nowait(message, conversation=None if found is None else conversation_to(found))
 
-    def _release(self, number: int) -> None:
-        self._taking.discard(number)
-        if (held := self._held.pop(number, None)) is not None:
+    def _put(self, message: Message) -> None:
+        after = message["after"]
+        self.state.shelf.put_after(response_from(message["response"]), self._held[after] if after else 0)
+
+    def _release(self, message: Message) -> None:
+        self._taking.discard(message[NUMBER])
+        if (held := self._held.pop(message[NUMBER], None)) is not None:
             self.state.shelf.release(held)
 
     async def _page(self, message: Message) -> None:
@@ -299,3 +288,14 @@ class _Session:
             said = self.state.shelf.page_nowait(wanted, message["owner"])
         headers: list[Any] = [list(each) for each in said.headers]
         self.link.answer_nowait(message, status=said.status, headers=headers, body=said.body.decode())
+
+    _HANDLERS: ClassVar[Mapping[str, "Callable[[_Session, Message], None]"]] = {
+        "turn": _turn,
+        "end": _end,
+        "why": _why,
+        "settle": _settle,
+        "enter": _enter,
+        "circuit": _circuit,
+        "put": _put,
+        "release": _release,
+    }

@@ -65,8 +65,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         trio.run(run_until_signal, run, log.debug)
     except* LLMKubeError as group:
-        for each in group.exceptions:
-            log.error("a worker cannot run", error=str(each))
+        errors = [str(each) for each in group.exceptions]
+        log.error("a worker cannot run", errors=errors)  # noqa: TRY400 - a user's mistake needs no traceback
         sys.exit(1)
 
 
