@@ -152,10 +152,9 @@ async def open_router(
     routing, seen = load_routing(source, checker_of)
     name = routing.config.name
     metrics = RouterMetrics.on(registry, name)
-    keys, observed = BackendKeys(), Observed()
+    keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
     parts = shared or _alone(routing.config, budgets_folder, utcnow, rng)
     turns, circuits = parts.turns, parts.circuits
-    prefixes = WarmPrefixes(secrets.token_bytes(32))
     audit = AuditLog(
         write or writer_of(routing.config.audit, parts.audit_lock),
         ReceiptChain(chain=f"{rng.getrandbits(128):032x}"),

@@ -59,7 +59,7 @@ class Link:
         self._last += 1
         return self._last
 
-    def send_nowait(self, kind: str, **fields: Any) -> None:
+    def send_nowait(self, kind: str, /, **fields: Any) -> None:
         """Send a message after those before it; what the kernel takes at once is there even if this process is killed.
 
         To a side that is gone, nothing is sent.
@@ -75,7 +75,7 @@ class Link:
         if len(self._waiting) > MOST_WAITING_BYTES:
             self._lose()
 
-    async def call(self, kind: str, seconds: float, *, number: int = 0, **fields: Any) -> Message:
+    async def call(self, kind: str, seconds: float, /, *, number: int = 0, **fields: Any) -> Message:
         """Send a message and return the answer to it.
 
         Args:
@@ -101,7 +101,7 @@ class Link:
             raise LinkError(why)
         return call.answer
 
-    def answer_nowait(self, message: Message, **fields: Any) -> None:
+    def answer_nowait(self, message: Message, /, **fields: Any) -> None:
         """Answer a call."""
         self.send_nowait(REPLY, **{NUMBER: message[NUMBER]}, **fields)
 

@@ -62,8 +62,8 @@ class LinkedBudgets:
             self.problem = said["error"]
             raise BudgetsNotKeptError(self.problem)
         self.problem = ""
-        if "message" in said:
-            return exhausted_from(said)
+        if "full" in said:
+            return exhausted_from(said["full"])
         return Reservation(accounts={}, copies=claim.copies, cap=claim.cap, number=number)
 
     def settle(self, reservation: Reservation, took: Took | None) -> None:

@@ -243,7 +243,7 @@ class _Session:
             is_wanted = number in self._reserving
             self._reserving.discard(number)
         if isinstance(found, Exhausted):
-            self.link.answer_nowait(message, **exhausted_to(found))
+            self.link.answer_nowait(message, full=exhausted_to(found))
         elif is_wanted:
             self._reserved[number] = found
             self.link.answer_nowait(message)
