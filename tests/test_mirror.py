@@ -49,14 +49,19 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",
     "tests/cli/commands/programs/router_host/test_router_host.py": "cli/commands/programs/router_host/hosted_router",
-    "tests/e2e/test_router.py": "cli/commands/router/routing_file cli/commands/router/serve",
+    "tests/e2e/test_router.py": "cli/commands/router/routing_file cli/commands/router/run_by cli/commands/router/serve",
+    "tests/e2e/test_router_workers.py": """
+        cli/commands/router/worker cli/commands/router/worker_processes router/workers/parent""",
+    # two workers and their parent, over pairs of sockets
+    "tests/router/workers/test_shared_state.py": """
+        router/workers/linked_budgets router/workers/linked_circuits router/workers/linked_shelf
+        router/workers/linked_turns router/workers/worker_link""",
     # a router in memory, between clients and backends that a script plays
     "tests/router/proxy/test_faults.py": "router/dispatch/attempt router/dispatch/backend_call",
     "tests/router/proxy/test_continuations.py": "router/dispatch/next_engine",
     "tests/router/proxy/test_queue.py": "router/dispatch/queued_call",
     "tests/router/proxy/test_handler.py": """
-        router/proxy/audit_log router/proxy/metrics router/proxy/shadows router/proxy/standing
-        router/budgets/usage""",
+        router/proxy/metrics router/proxy/router router/proxy/shadows router/proxy/standing router/budgets/usage""",
     "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",
     "tests/router/proxy/test_live_config.py": "router/auth/key_files",
     "tests/k8s/auth/test_transport.py": "k8s/auth/tls",

@@ -16,7 +16,7 @@ from e2e.up_process import run_program
 from llmkube.router.config.routing_config import Audit, Budget, Prices
 from llmkube.router.config.written_form import decode_config
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 AT_ONCE = 200
 

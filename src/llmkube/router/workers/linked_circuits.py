@@ -26,6 +26,7 @@ class LinkedCircuits(Circuits):
     """
 
     link: Link = attrs.field(kw_only=True)
+    _found: set[tuple[str, str]] = attrs.field(factory=set)  # what this worker holds to be unwell, and by what
 
     async def enter(self, name: str, now: float) -> bool:
         """Return whether a request may go to this backend."""
@@ -70,7 +71,14 @@ class LinkedCircuits(Circuits):
 
     def found(self, name: str, by: str, why: str, now: float) -> None:
         """Something beside requests has found the backend unwell, or well, which is ""."""
+        (self._found.add if why else self._found.discard)((name, by))
         self._tell("found", name, by=by, why=why)  # the parent says it to all, with who has found it
+
+    def keep_only(self, names: frozenset[str]) -> None:
+        """Forget backends that are no more; what was found of them is of none that has their name now."""
+        super().keep_only(names)
+        for name, by in [each for each in self._found if each[0] not in names]:
+            self.found(name, by, "", trio.current_time())
 
     def take(self, message: Message) -> None:
         """Take what the parent says of a circuit."""
