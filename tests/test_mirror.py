@@ -49,13 +49,8 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",
     "tests/cli/commands/programs/router_host/test_router_host.py": "cli/commands/programs/router_host/hosted_router",
-    "tests/e2e/test_router.py": "cli/commands/router/routing_file cli/commands/router/run_by cli/commands/router/serve",
-    "tests/e2e/test_router_workers.py": """
-        cli/commands/router/worker cli/commands/router/worker_processes router/workers/parent""",
-    # two workers and their parent, over pairs of sockets
-    "tests/router/workers/test_shared_state.py": """
-        router/workers/linked_budgets router/workers/linked_circuits router/workers/linked_shelf
-        router/workers/linked_turns router/workers/worker_link""",
+    "tests/e2e/test_router.py": "cli/commands/router/routing_file",
+    "tests/e2e/test_router_workers.py": "cli/commands/router/worker_processes",
     # a router in memory, between clients and backends that a script plays
     "tests/router/proxy/test_faults.py": "router/dispatch/attempt router/dispatch/backend_call",
     "tests/router/proxy/test_continuations.py": "router/dispatch/next_engine",

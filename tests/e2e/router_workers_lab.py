@@ -1,5 +1,6 @@
 """`llmkube router --workers 2` between an engine that a test plays and clients that know which worker answers them."""
 
+import inspect
 import json
 import os
 import signal
@@ -23,6 +24,16 @@ USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
 def said(text):
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
     return {"object": "chat.completion", "model": "x", "choices": [choice], "usage": USAGE}
+
+
+async def until(condition):
+    """Return when something is so."""
+    with trio.fail_after(20):
+        while True:
+            found = condition()
+            if await found if inspect.isawaitable(found) else found:
+                return
+            await trio.sleep(0.02)
 
 
 @attrs.define(eq=False)
@@ -55,9 +66,7 @@ class Engine:
         self._turns.pop(place).set()
 
     async def until_asked(self, count):
-        with trio.fail_after(20):
-            while len(self.asked) < count:
-                await trio.sleep(0.02)
+        await until(lambda: len(self.asked) >= count)
 
     def words(self):
         """The last message of each request."""
@@ -136,15 +145,14 @@ class Lab:
         """Open many connections, and say which workers have them."""
         streams = [await trio.open_tcp_stream("127.0.0.1", self.port) for _ in range(count)]
         self._streams += streams
-        with trio.fail_after(20):
-            while len(found := self._acceptors()) < count:
-                await trio.sleep(0.1)
+        ports = {each.socket.getsockname()[1] for each in streams}
+        await until(lambda: ports <= set(self._acceptors()))
+        found = self._acceptors()
         return [Client(each, found[each.socket.getsockname()[1]]) for each in streams]
 
     async def _acceptor(self, client_port):
-        while client_port not in (found := self._acceptors()):
-            await trio.sleep(0.02)
-        return found[client_port]
+        await until(lambda: client_port in self._acceptors())
+        return self._acceptors()[client_port]
 
     def _acceptors(self):
         """Return who has each connection, by the client's port."""

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import trio
 
-from e2e.router_workers_lab import USAGE, open_lab
+from e2e.router_workers_lab import USAGE, open_lab, until
 from e2e.up_process import run_program
 from llmkube.router.config.routing_config import Audit, Budget, Prices
 from llmkube.router.config.written_form import decode_config
@@ -25,7 +25,7 @@ def budget(**limits):
     return Budget(name="hour", scope="router", window_seconds=3600, **limits)
 
 
-async def ask_many(nursery, clients, text, answers=None):
+def ask_many(nursery, clients, text, answers=None):
     """Ask with each of these connections at once."""
 
     async def ask(client):
@@ -35,13 +35,6 @@ async def ask_many(nursery, clients, text, answers=None):
 
     for client in clients:
         nursery.start_soon(ask, client)
-
-
-async def until(condition):
-    with trio.fail_after(20):
-        while not (found := await condition()):
-            await trio.sleep(0.05)
-    return found
 
 
 @pytest.mark.parametrize("quiet_place", [0, 1])
@@ -56,9 +49,9 @@ async def test_the_next_slot_is_a_quiet_tenants_whichever_worker_it_asks(tmp_pat
         pids = list(lab.workers())
         flood = [await lab.connect(pid, "key-of-loud") for pid in pids for _ in range(4)]
         quiet = await lab.connect(pids[quiet_place], "key-of-quiet")
-        await ask_many(nursery, flood, "loud")
+        ask_many(nursery, flood, "loud")
         await until(partial(waiting, lab, 7))
-        await ask_many(nursery, [quiet], "quiet")
+        ask_many(nursery, [quiet], "quiet")
         await until(partial(waiting, lab, 8))
         assert lab.engine.words() == ["loud"]
         for count in range(2, 10):
@@ -87,10 +80,10 @@ async def test_many_at_once_over_two_workers_take_no_more_than_their_budget(tmp_
         assert {client.worker for client in clients} == set(pids)
 
         async with trio.open_nursery() as nursery:
-            await ask_many(nursery, clients, "go", answers)
+            ask_many(nursery, clients, "go", answers)
 
             await lab.engine.until_asked(fit)
-            await until(partial(_has, answers, AT_ONCE - fit))
+            await until(lambda: len(answers) >= AT_ONCE - fit)
             assert len(lab.engine.asked) == fit
             assert {status for status, _ in answers} == {429}
             (before,) = (await lab.operator("/backends"))[1]["budgets"]
@@ -100,10 +93,6 @@ async def test_many_at_once_over_two_workers_take_no_more_than_their_budget(tmp_
         assert [status for status, _ in answers].count(200) == fit
         (after,) = (await lab.operator("/backends"))[1]["budgets"]
         assert after["tokensUsed"] == fit * USAGE["total_tokens"]
-
-
-async def _has(found, count):
-    return len(found) >= count
 
 
 async def test_a_backend_that_fails_at_one_worker_is_left_alone_by_the_other_and_one_request_tries_it(tmp_path):
@@ -121,11 +110,11 @@ async def test_a_backend_that_fails_at_one_worker_is_left_alone_by_the_other_and
         await trio.sleep(2.1)  # the pause
         lab.engine.status, lab.engine.open, answers = 200, False, []
         clients = [await lab.connect(pid) for pid in lab.workers() for _ in range(5)]
-        await ask_many(nursery, clients, "c", answers)
-        await until(partial(_has, answers, 9))
+        ask_many(nursery, clients, "c", answers)
+        await until(lambda: len(answers) >= 9)
         assert (len(lab.engine.asked), {status for status, _ in answers}) == (4, {503})
         lab.engine.let_go()
-        await until(partial(_has, answers, 10))
+        await until(lambda: len(answers) >= 10)
         lab.engine.open = True
         for client in await lab.clients():
             assert (await client.say("d"))[0] == 200
@@ -172,7 +161,7 @@ async def test_a_killed_worker_costs_its_own_requests_alone(tmp_path):
                 nursery.start_soon(_ask_in_vain, client)
             await until(partial(waiting, lab, 1))
             alive = [await lab.connect(other) for _ in range(2)]
-            await ask_many(nursery, alive, "alive", answers)
+            ask_many(nursery, alive, "alive", answers)
             await until(partial(waiting, lab, 3))
             assert lab.engine.words() == ["doomed"] * 2
             os.kill(doomed, signal.SIGKILL)
@@ -200,7 +189,7 @@ async def _ask_in_vain(client):
         await client.say("doomed", max_tokens=100)
 
 
-async def _replaced(lab, pid):
+def _replaced(lab, pid):
     return len(lab.workers()) == 2 and pid not in lab.workers()
 
 
@@ -230,7 +219,7 @@ async def test_a_stop_lets_requests_at_all_workers_end(tmp_path):
         lab.engine.open, answers = False, []
         clients = await lab.clients()
         async with trio.open_nursery() as nursery:
-            await ask_many(nursery, clients, "last", answers)
+            ask_many(nursery, clients, "last", answers)
             await lab.engine.until_asked(2)
             lab.program.process.terminate()
             await until(partial(_closed, lab))
@@ -278,7 +267,7 @@ async def test_another_config_counts_for_all_workers_without_a_lost_request(tmp_
     async with open_lab(tmp_path) as lab, trio.open_nursery() as nursery:
         lab.engine.open, answers = False, []
         clients = await lab.clients()
-        await ask_many(nursery, clients, "slow", answers)
+        ask_many(nursery, clients, "slow", answers)
         await lab.engine.until_asked(2)
         config = decode_config(lab.manifest.read_bytes())
         one = attrs.evolve(config.backends["mac"], model_id="renamed")
@@ -291,7 +280,7 @@ async def test_another_config_counts_for_all_workers_without_a_lost_request(tmp_
             await until(is_renamed)
         lab.engine.let_go()
         lab.engine.let_go()
-        await until(partial(_has, answers, 2))
+        await until(lambda: len(answers) >= 2)
         assert [status for status, _ in answers] == [200, 200]
 
 

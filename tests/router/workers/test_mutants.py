@@ -16,7 +16,7 @@ from llmkube.router.workers.shared_state import SharedState
 from router.workers import timelines
 
 
-async def own_say(self, name, now):
+async def own_say(self, name, now):  # noqa: ASYNC124 (in the place of one that waits)
     return self.admit(name, now)
 
 
@@ -98,12 +98,10 @@ async def test_a_bug_is_caught(bug, monkeypatch, autojump_clock):
     """The timeline fails, or does not come to its end."""
     owner, name, mutant, timeline = MUTANTS[bug]
     monkeypatch.setattr(owner, name, mutant)
-    with pytest.raises((AssertionError, trio.TooSlowError, ExceptionGroup)) as caught, trio.fail_after(3600):
-        await timeline()
-    assert any(isinstance(each, (AssertionError, trio.TooSlowError)) for each in leaves(caught.value)), caught.value
-
-
-def leaves(error):
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    return [leaf for each in error.exceptions for leaf in leaves(each)]
+    is_caught = False
+    try:
+        with trio.fail_after(3600):
+            await timeline()
+    except* (AssertionError, trio.TooSlowError):
+        is_caught = True
+    assert is_caught

@@ -4,6 +4,7 @@ import datetime
 import random
 import socket
 from contextlib import asynccontextmanager
+from functools import partial
 
 import attrs
 import trio
@@ -105,8 +106,9 @@ async def open_lab():
             ours, theirs = socket.socketpair()
             worker = Worker(name, WorkerLink(Link(theirs), CollectorRegistry(), random.Random(5)))
             lab.workers.append(worker)
-            nursery.start_soon(state.serve, name, Link(ours), frozenset(CONFIG.backends), lab.taken.append)
-            nursery.start_soon(worker.run)
+            served = partial(state.serve, name, Link(ours), frozenset(CONFIG.backends), lab.taken.append)
+            nursery.start_soon(served)  # noqa: ASYNC113 (the settling waits for it)
+            nursery.start_soon(worker.run)  # noqa: ASYNC113 (as above)
         await lab.settled()
         yield lab
         nursery.cancel_scope.cancel()
