@@ -26,6 +26,12 @@ def test_the_router_is_ready_while_some_worker_is(reports, expected):
     assert crew_ready(["1", "2"], reports) == expected
 
 
+def test_what_is_amiss_in_the_parent_is_said_as_well():
+    """Between those that are missing and what workers say."""
+    found = crew_ready(["1", "2"], {"1": report(ready=True, why="b")}, "the disk is full")
+    assert found == (True, "worker 2 does not answer; the disk is full; b")
+
+
 def test_of_budgets_that_a_server_keeps_the_worker_that_has_seen_most_counts():
     """Each by itself."""
     low, high = ({"name": "a", "utilization": "0.10"}, {"name": "a", "utilization": "0.90"})

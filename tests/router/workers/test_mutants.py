@@ -83,6 +83,12 @@ MUTANTS = {
         silent(Link.send_nowait, "settle"),
         timelines.a_client_that_leaves_while_it_reserves,
     ),
+    "what comes too late stays reserved": (
+        Link,
+        "send_nowait",
+        silent(Link.send_nowait, "settle"),
+        timelines.a_parent_that_takes_too_long,
+    ),
     "a miss asks no other worker": (SharedState, "fence", no_fence, timelines.one_shelf),
     "a continued conversation is held for good": (
         OwnShelf,

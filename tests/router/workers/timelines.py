@@ -198,6 +198,20 @@ async def what_is_continued_stays():
         assert not lab.state.shelf._held
 
 
+async def a_parent_that_takes_too_long():
+    """A request is refused in time, and what is reserved for it later is given back."""
+    async with open_lab() as lab:
+        lab.state.budgets.seconds, began_at = 10.0, trio.current_time()
+        try:
+            await lab.workers[0].reserve()
+        except BudgetsNotKeptError:
+            assert trio.current_time() - began_at < 7
+            await trio.sleep(10)
+            assert lab.used() == 0
+            return
+        raise AssertionError("it was sent uncounted, or waits")
+
+
 async def a_lost_parent():
     """Nothing is sent that is not counted, and no leave is taken for granted."""
     async with open_lab() as lab:
@@ -228,5 +242,6 @@ ALL = (
     a_client_that_leaves_while_it_reserves,
     one_shelf,
     what_is_continued_stays,
+    a_parent_that_takes_too_long,
     a_lost_parent,
 )

@@ -38,6 +38,16 @@ def utcnow():
     return datetime.datetime(2026, 11, 24, tzinfo=datetime.UTC)
 
 
+class SlowBudgets(KeptBudgets):
+    """On a disk that takes its time."""
+
+    seconds = 0.0
+
+    async def admit_claim(self, claim, teams):
+        await trio.sleep(self.seconds)
+        return await super().admit_claim(claim, teams)
+
+
 @attrs.define(eq=False, slots=False)
 class Worker:
     """One worker, as a router in it sees it."""
@@ -45,7 +55,6 @@ class Worker:
     name: str
     side: WorkerLink
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    is_deaf: bool = False
 
     def __attrs_post_init__(self):
         self.parts = self.side.shared(0)
@@ -58,11 +67,7 @@ class Worker:
 
     async def run(self):
         with self.scope:
-            await self.side.link.run(self._take)
-
-    def _take(self, message):
-        if not self.is_deaf:
-            self.side.take(message)
+            await self.side.link.run(self.side.take)
 
     async def reserve(self):
         permits = permits_for(CONFIG, FACTS)
@@ -99,7 +104,7 @@ class Lab:
 @asynccontextmanager
 async def open_lab():
     rng = random.Random(3)
-    state = SharedState(Turns(), Circuits(Terms(), rng), KeptBudgets(None, utcnow, rng), OwnShelf(ResponseStore()))
+    state = SharedState(Turns(), Circuits(Terms(), rng), SlowBudgets(None, utcnow, rng), OwnShelf(ResponseStore()))
     lab = Lab(state, [])
     async with trio.open_nursery() as nursery:
         for name in ("1", "2"):

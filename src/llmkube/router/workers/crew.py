@@ -30,7 +30,8 @@ class Crew(Collector):
         names: Of all that there should be.
         own: What the parent counts of itself, as a worker does.
         in_flight: Requests under way, by the backend's name.
-        reports: What each has said last; those that do not answer are left out.
+        reports: What each has said last, until it is gone.
+        silent: Those that have not answered when they were asked last.
         started: Set of a worker once it answers requests.
     """
 
@@ -39,6 +40,7 @@ class Crew(Collector):
     own: Collector
     in_flight: Counter[str] = attrs.field(factory=Counter)
     reports: dict[str, Message] = attrs.field(factory=dict)
+    silent: set[str] = attrs.field(factory=set)
     started: dict[str, trio.Event] = attrs.field(factory=dict)
     _links: dict[str, Link] = attrs.field(factory=dict)
 
@@ -55,6 +57,7 @@ class Crew(Collector):
         finally:
             del self._links[worker]
             self.reports.pop(worker, None)
+            self.silent.discard(worker)
 
     async def look(self, *, metrics: bool = False) -> None:
         """Ask all workers how they do, at once; return when all have answered, or have had their time."""
@@ -73,7 +76,8 @@ class Crew(Collector):
 
     def ready(self) -> tuple[bool, str]:
         """Return whether some worker can answer requests, and what is amiss with any."""
-        return crew_ready(self.names, self.reports)
+        answering = {name: report for name, report in self.reports.items() if name not in self.silent}
+        return crew_ready(self.names, answering, self.state.budgets.problem)
 
     def budgets(self) -> Sequence[Mapping[str, Any]]:
         """Return how much of each budget is taken that a server keeps, as far as any worker has seen."""
@@ -88,19 +92,28 @@ class Crew(Collector):
         try:
             said = await link.call("report", REPORT_SECONDS, metrics=metrics)
         except LinkError:
-            self.reports.pop(worker, None)
+            if self._links.get(worker) is link:
+                self.silent.add(worker)
             return
         if not metrics and (before := self.reports.get(worker)) is not None:
             said = {**said, "metrics": before["metrics"]}
         if self._links.get(worker) is link:
             self.reports[worker] = said
+            self.silent.discard(worker)
 
 
-def crew_ready(names: Iterable[str], reports: Mapping[str, Message]) -> tuple[bool, str]:
-    """Return whether some worker can answer requests, and what is amiss with any; what all say is said once."""
+def crew_ready(names: Iterable[str], reports: Mapping[str, Message], problem: str = "") -> tuple[bool, str]:
+    """Return whether some worker can answer requests, and what is amiss with any; what all say is said once.
+
+    Args:
+        names: Of all workers.
+        reports: Of those that answer.
+        problem: What is amiss in the parent; "" for nothing.
+    """
     missing = [f"worker {name} does not answer" for name in names if name not in reports]
-    said = dict.fromkeys(report["why"] for report in reports.values() if report["why"])
-    return any(report["ready"] for report in reports.values()), "; ".join((*missing, *said))
+    said = dict.fromkeys(report["why"] for report in reports.values())
+    is_ready = any(report["ready"] for report in reports.values())
+    return is_ready, "; ".join(filter(None, (*missing, problem, *said)))
 
 
 def most_used(reports: Iterable[Sequence[Json]]) -> list[Json]:

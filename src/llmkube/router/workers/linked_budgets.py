@@ -23,11 +23,11 @@ class LinkedBudgets:
 
     Attributes:
         link: To the parent.
-        problem: Why the last request under a budget was refused without a count; "" if it was not.
+        problem: Nothing: the parent says what is amiss.
     """
 
     link: Link
-    problem: str = ""
+    problem: Final = ""
 
     async def open(self, _config: RoutingConfig) -> None:
         """Do nothing: the parent opens the file."""
@@ -53,15 +53,12 @@ class LinkedBudgets:
             )
         except LinkError as exc:
             self._settle(number, Took())
-            self.problem = f"budgets are not counted: {exc}"
-            raise BudgetsNotKeptError(self.problem) from exc
+            raise BudgetsNotKeptError(f"budgets are not counted: {exc}") from exc
         except BaseException:  # its client has gone, and nothing was sent
             self._settle(number, Took())
             raise
         if "error" in said:
-            self.problem = said["error"]
-            raise BudgetsNotKeptError(self.problem)
-        self.problem = ""
+            raise BudgetsNotKeptError(said["error"])
         if "full" in said:
             return exhausted_from(said["full"])
         return Reservation(accounts={}, copies=claim.copies, cap=claim.cap, number=number)

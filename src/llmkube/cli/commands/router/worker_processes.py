@@ -5,6 +5,7 @@ them, and on Linux those that a dead or stopped process has not accepted are los
 one that is busy takes fewer.
 """
 
+import contextlib
 import os
 import random
 import socket
@@ -90,9 +91,13 @@ class WorkerProcesses:
     async def _keep(self, name: str, audit_lock: int) -> None:
         """Run one worker again and again, until a stop."""
         failures, started = 0, self.parent.crew.started[name]
-        while True:
+        while not self._stopping.is_set():
             began_at = trio.current_time()
-            code = await self._run_one(name, audit_lock)
+            code: int | str | None
+            try:
+                code = await self._run_one(name, audit_lock)
+            except OSError as exc:  # no process, or no descriptor, to be had now
+                code = f"an error at its start ({exc})"
             if self._stopping.is_set():
                 return
             if not started.is_set():
@@ -103,37 +108,36 @@ class WorkerProcesses:
             log.error("a worker has ended, another takes its place", worker=name, code=code, seconds=round(pause, 1))
             with trio.move_on_after(pause):
                 await self._stopping.wait()
-                return
 
     async def _run_one(self, name: str, audit_lock: int) -> int | None:
         """Run a worker to its end; return how it ended."""
-        ours, theirs = socket.socketpair()
-        life, breath = os.pipe()  # its other end is this process's alone, and ends with it
-        given = [theirs.fileno(), life, audit_lock, *(each.socket.fileno() for each in self.listeners)]
-        link, process = Link(ours), None
-        try:
-            try:
+        with contextlib.ExitStack() as held:
+            ours, theirs = socket.socketpair()
+            held.callback(ours.close)
+            with contextlib.ExitStack() as given_away:
+                given_away.callback(theirs.close)
+                life, breath = os.pipe()  # its other end is this process's alone, and ends with it
+                held.callback(os.close, breath)
+                given_away.callback(os.close, life)
+                given = [theirs.fileno(), life, audit_lock, *(each.socket.fileno() for each in self.listeners)]
                 process = await trio.lowlevel.open_process(
                     [sys.executable, "-m", worker.__name__, *map(str, given)],
                     stdin=subprocess.DEVNULL,
                     pass_fds=given,
                     process_group=0,  # a terminal's signals are for the parent, which passes on what they mean
                 )
-            finally:
-                theirs.close()
-                os.close(life)
             self._running[name] = process
-            if self._stopping.is_set():
-                process.terminate()
-            link.send_nowait("hello", **worker.hello(name, self.filename, self.settings))
-            await self.parent.crew.serve(name, link, self.parent.backends())
-            with trio.move_on_after(_REAP_SECONDS):
-                await process.wait()
-        finally:
-            self._running.pop(name, None)
-            if process is not None:
+            try:
+                if self._stopping.is_set():
+                    process.terminate()
+                link = Link(ours)
+                link.send_nowait("hello", **worker.hello(name, self.filename, self.settings))
+                await self.parent.crew.serve(name, link, self.parent.backends())
+                with trio.move_on_after(_REAP_SECONDS):
+                    await process.wait()
+            finally:
+                del self._running[name]
                 await _reap(process)  # noqa: ASYNC102 (it shields itself, with a deadline)
-            os.close(breath)
         return process.returncode
 
 
