@@ -128,7 +128,7 @@ class KeptBudgets:
         Raises:
             BudgetFileError: It is not, and nothing stays reserved.
         """
-        found = self._meter.reserve_claim(claim, teams, now=self._now())
+        found = self._meter.reserve(claim, teams, now=self._now())
         if isinstance(found, Reservation):
             try:
                 await self._keep(found)

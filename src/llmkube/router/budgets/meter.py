@@ -159,28 +159,7 @@ class Meter:
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
     _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
-    def reserve(
-        self,
-        config: RoutingConfig,
-        decision: Decision,
-        facts: RequestFacts,
-        demand: Demand,
-        *,
-        now: float,
-    ) -> Reservation | Exhausted:
-        """Reserve what a request may take in every budget that it is under, or nothing in any.
-
-        Args:
-            config: What the router runs by.
-            decision: Where the request goes.
-            facts: Who asks.
-            demand: The request.
-            now: The clock.
-        """
-        claim = claim_of(config, decision, demand)
-        return NOTHING if claim is None else self.reserve_claim(claim, teams_of(claim, facts), now=now)
-
-    def reserve_claim(self, claim: Claim, teams: Sequence[str], *, now: float) -> Reservation | Exhausted:
+    def reserve(self, claim: Claim, teams: Sequence[str], *, now: float) -> Reservation | Exhausted:
         """Reserve a claim in every budget that it is under, or nothing in any.
 
         Args:
