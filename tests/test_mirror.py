@@ -52,14 +52,14 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",
     "tests/cli/commands/programs/router_host/test_router_host.py": "cli/commands/programs/router_host/hosted_router",
-    "tests/e2e/test_router.py": "cli/commands/router/routing_file cli/commands/router/serve",
+    "tests/e2e/test_router.py": "cli/commands/router/routing_file",
+    "tests/e2e/test_router_workers.py": "cli/commands/router/worker_processes",
     # a router in memory, between clients and backends that a script plays
     "tests/router/proxy/test_faults.py": "router/dispatch/attempt router/dispatch/backend_call",
     "tests/router/proxy/test_continuations.py": "router/dispatch/next_engine",
     "tests/router/proxy/test_queue.py": "router/dispatch/queued_call",
     "tests/router/proxy/test_handler.py": """
-        router/proxy/audit_log router/proxy/metrics router/proxy/shadows router/proxy/standing
-        router/budgets/usage""",
+        router/proxy/metrics router/proxy/router router/proxy/shadows router/proxy/standing router/budgets/usage""",
     "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",
     "tests/router/proxy/test_live_config.py": "router/auth/key_files",
     "tests/k8s/auth/test_transport.py": "k8s/auth/tls",

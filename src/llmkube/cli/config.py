@@ -384,6 +384,13 @@ class RouterConfig:
     ca_file: Path | None = setting(
         None, help="File of certificates (PEM) to trust beside the system's, for providers at https addresses."
     )
+    workers: int = setting(
+        1,
+        help="Processes that answer at the port. Fair shares, budgets, circuits and kept responses hold over all of "
+        "them: a parent process keeps these.",
+        minimum=1,
+        maximum=64,
+    )
     log_level: str = _log_level("info")
 
 

@@ -5,7 +5,18 @@ from decimal import Decimal
 import pytest
 
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import MOST_TOKENS, NOTHING, Demand, Exhausted, Held, Meter, Took, nano_usd
+from llmkube.router.budgets.meter import (
+    MOST_TOKENS,
+    NOTHING,
+    Demand,
+    Exhausted,
+    Held,
+    Meter,
+    Took,
+    claim_of,
+    nano_usd,
+    teams_of,
+)
 from llmkube.router.config.routing_config import Backend, Budget, Match, Prices, RoutingConfig, Rule
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for
@@ -32,7 +43,8 @@ def reserve(meter, config, *, body=None, body_bytes=100, team="", headers=None, 
     facts = RequestFacts(model="m", principal=Principal(team=team), headers=headers or {})
     decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
     demand = Demand(body={"max_tokens": 100} if body is None else body, body_bytes=body_bytes, writes=writes)
-    return meter.reserve(config, decision, facts, demand, now=now)
+    claim = claim_of(config, decision, demand)
+    return NOTHING if claim is None else meter.reserve(claim, teams_of(claim, facts), now=now)
 
 
 def used(meter, config, now=0.0):

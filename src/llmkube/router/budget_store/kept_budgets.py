@@ -18,7 +18,18 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError
 from llmkube.router.budget_store.budget_file import BudgetFile, BudgetFileError, Entry, Reserve, Settle, Windows
-from llmkube.router.budgets.meter import Charge, Demand, Exhausted, Meter, Reservation, Took
+from llmkube.router.budgets.meter import (
+    NOTHING,
+    Charge,
+    Claim,
+    Demand,
+    Exhausted,
+    Meter,
+    Reservation,
+    Took,
+    claim_of,
+    teams_of,
+)
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
@@ -104,7 +115,20 @@ class KeptBudgets:
         Raises:
             BudgetFileError: It is not, and nothing stays reserved.
         """
-        found = self._meter.reserve(config, decision, facts, demand, now=self._now())
+        claim = claim_of(config, decision, demand)
+        return NOTHING if claim is None else await self.admit_claim(claim, teams_of(claim, facts))
+
+    async def admit_claim(self, claim: Claim, teams: Sequence[str]) -> Reservation | Exhausted:
+        """Reserve a claim, and return when that is in the file.
+
+        Args:
+            claim: What a request may take.
+            teams: Whose account counts, for each of the claim's budgets.
+
+        Raises:
+            BudgetFileError: It is not, and nothing stays reserved.
+        """
+        found = self._meter.reserve(claim, teams, now=self._now())
         if isinstance(found, Reservation):
             try:
                 await self._keep(found)

@@ -8,7 +8,7 @@ nothing of its tokens is charged what was reserved.
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Final
 
@@ -159,32 +159,19 @@ class Meter:
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
     _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
-    def reserve(
-        self,
-        config: RoutingConfig,
-        decision: Decision,
-        facts: RequestFacts,
-        demand: Demand,
-        *,
-        now: float,
-    ) -> Reservation | Exhausted:
-        """Reserve what a request may take in every budget that it is under, or nothing in any.
+    def reserve(self, claim: Claim, teams: Sequence[str], *, now: float) -> Reservation | Exhausted:
+        """Reserve a claim in every budget that it is under, or nothing in any.
 
         Args:
-            config: What the router runs by.
-            decision: Where the request goes.
-            facts: Who asks.
-            demand: The request.
+            claim: What a request may take.
+            teams: Whose account counts, for each of the claim's budgets, as `teams_of` says.
             now: The clock.
         """
-        claim = claim_of(config, decision, demand)
-        if claim is None:
-            return NOTHING
         if len(self._accounts) >= MOST_ACCOUNTS:
             self.forget_idle(now)
         found: dict[AccountKey, Account] = {}
-        for budget in claim.under:
-            key = (budget.name, account_team(budget, facts, self._accounts))
+        for budget, team in zip(claim.under, teams, strict=True):
+            key = (budget.name, _known_team(budget, team, self._accounts))
             account = self._account(key, budget)
             wait = account.wait_seconds(claim.most, now)
             if wait != 0.0:
@@ -267,10 +254,22 @@ def claim_of(config: RoutingConfig, decision: Decision, demand: Demand) -> Claim
 
 def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountKey, Any]) -> str:
     """Return whose account of a budget counts, of those that are told apart: a new one only while there is room."""
+    return _known_team(budget, _asked_team(budget, facts), accounts)
+
+
+def teams_of(claim: Claim, facts: RequestFacts) -> list[str]:
+    """Return who asks under each budget of a claim; "" where a budget does not tell teams apart."""
+    return [_asked_team(budget, facts) for budget in claim.under]
+
+
+def _asked_team(budget: Budget, facts: RequestFacts) -> str:
     if budget.scope != "team":
         return ""
-    team = facts.principal.team or facts.headers.get(budget.team_header, "")
-    if (budget.name, team) in accounts or len(accounts) < MOST_ACCOUNTS:
+    return facts.principal.team or facts.headers.get(budget.team_header, "")
+
+
+def _known_team(budget: Budget, team: str, accounts: Mapping[AccountKey, Any]) -> str:
+    if budget.scope != "team" or (budget.name, team) in accounts or len(accounts) < MOST_ACCOUNTS:
         return team
     return _OTHERS
 

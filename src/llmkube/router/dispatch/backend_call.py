@@ -54,7 +54,7 @@ class BackendCalls:
         A failure that is `INTERRUPTED` leaves a client with the beginning of an answer, which can go on elsewhere.
         """
         name, record, started_at = permit.backend.name, request.record, trio.current_time()
-        if not self.circuits.admit(name, started_at):
+        if not await self.circuits.enter(name, started_at):
             failure = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
             record.tried(name, failure, 0.0)
             self.on_try(name, failure.cause.value)

@@ -132,6 +132,10 @@ class Circuits:
         self._by_name[name], may = self.of(name).admit(now)
         return may
 
+    async def enter(self, name: str, now: float) -> bool:
+        """As `admit`; where other processes use the backend as well, they have a say in who asks it first."""
+        return self.admit(name, now)
+
     def began(self, name: str) -> None:
         """The backend's stream has begun."""
         self._by_name[name] = self.of(name).began()

@@ -6,6 +6,7 @@ time. No prompt and no answer is in a line, unless the config asks for whole req
 """
 
 import contextlib
+import fcntl
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,9 +41,16 @@ class LineLostError(Exception):
     """A line could not be written in time: the chain has a gap, which `llmkube router verify` names."""
 
 
-def writer_of(audit: Audit) -> Write:
-    """Return what writes where the config says, in a thread: a pipe without a reader stops no other request."""
-    blocking = _to_file(Path(audit.path)) if audit.sink == "file" else _to_stdout
+def writer_of(audit: Audit, lock: int | None = None) -> Write:
+    """Return what writes where the config says, in a thread: a pipe without a reader stops no other request.
+
+    Args:
+        audit: Where to.
+        lock: Descriptor of a file whose lock a process has while it writes: lines of several processes in one pipe
+            would else be cut by each other. The kernel gives it on when its process dies.
+    """
+    write_out = _to_file(Path(audit.path)) if audit.sink == "file" else _to_stdout
+    blocking = write_out if lock is None else _locked(write_out, lock)
     limiter = trio.CapacityLimiter(1)
 
     async def write(lines: Sequence[bytes]) -> None:
@@ -51,15 +59,36 @@ def writer_of(audit: Audit) -> Write:
     return write
 
 
+def _locked(write: Callable[[Sequence[bytes]], None], lock: int) -> Callable[[Sequence[bytes]], None]:
+    def write_alone(lines: Sequence[bytes]) -> None:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        try:
+            write(lines)
+        finally:
+            fcntl.lockf(lock, fcntl.LOCK_UN)
+
+    return write_alone
+
+
 def _to_file(path: Path) -> Callable[[Sequence[bytes]], None]:
     def append(lines: Sequence[bytes]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            _write_all(descriptor, b"".join(lines))
+            _write_all(descriptor, _ending(path, os.fstat(descriptor).st_size) + b"".join(lines))
         finally:
             os.close(descriptor)
 
     return append
+
+
+def _ending(path: Path, size: int) -> bytes:
+    """Return what ends the last line of a file: a process that was killed in the middle of one spoils no other's."""
+    if not size:  # nothing, or no regular file
+        return b""
+    with contextlib.suppress(OSError), path.open("rb") as file:  # one that may be written need not be readable
+        file.seek(size - 1)
+        return b"" if file.read(1) == b"\n" else b"\n"
+    return b""
 
 
 def _to_stdout(lines: Sequence[bytes]) -> None:

@@ -151,7 +151,7 @@ class RouterHandler:
         routing = self.routing()
         record, trace = self._record(exchange, path)
         try:
-            asked, decision = self._decide(exchange, path, routing, record, trace)
+            asked, decision = await self._decide(exchange, path, routing, record, trace)
             demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
             assert record.facts is not None, "_decide() has found them"
             record.reservation = await self._admit(routing.config, decision, record.facts, demand)
@@ -171,7 +171,7 @@ class RouterHandler:
         finally:
             await self._end(record, routing, exchange.body)  # noqa: ASYNC102 (it shields itself, with a deadline)
 
-    def _decide(
+    async def _decide(
         self, exchange: StreamExchange, path: str, routing: Routing, record: Record, trace: Mapping[str, str]
     ) -> tuple[Asked, Decision]:
         """Read the request and decide where it goes.
@@ -195,8 +195,8 @@ class RouterHandler:
             raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
             raise refused(400, str(exc), "invalid_value") from exc
-        joined = self.conversations.join(translated, principal)
-        record.history_bytes = joined.history_bytes
+        joined = await self.conversations.join(translated, principal)
+        record.history_bytes, record.continues = joined.history_bytes, joined.continues
         translated = joined.translated
         body, size = translated.body, len(exchange.body) + joined.history_bytes
         record.facts = facts_of(config, head.headers.joined(), body, principal)
@@ -268,7 +268,7 @@ class RouterHandler:
             self.metrics.prompt_answered(backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
-        self.conversations.ended(record.history_bytes)
+        self.conversations.ended(record.history_bytes, record.continues)
         self._settle(record, routing.config)
         self._learn(record, routing.config)
         seconds = trio.current_time() - record.started_at
@@ -295,8 +295,8 @@ class RouterHandler:
             else:
                 record.principal = principal
                 wanted = Wanted(head.method, path, head.target.partition("?")[2])
-                said = self.conversations.page(wanted, principal)
-            record.status, record.outcome = said.status, "ok" if said.status < 400 else "client_error"
+                said = await self.conversations.page(wanted, principal)
+            record.status, record.outcome = said.status, _outcome_of_page(said.status)
             await exchange.respond(attrs.evolve(said, headers=said.headers.with_("X-Request-Id", record.request_id)))
         finally:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
@@ -369,6 +369,10 @@ class RouterHandler:
         if one is None:
             return Response.json(404, {"error": f"model {wanted!r} not found"})
         return Response.json(200, shown(one, self.created))
+
+
+def _outcome_of_page(status: int) -> str:
+    return "ok" if status < 400 else "client_error" if status < 500 else "conversations_unavailable"
 
 
 def _nowhere(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:

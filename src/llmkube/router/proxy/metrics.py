@@ -25,7 +25,7 @@ OUTCOMES: Final = frozenset(
         *("no_route", "fail_closed", "not_permitted", "model_not_allowed", "fail_closed_runtime", "backend_timeout"),
         *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
         *("backend_refused_credentials", "audit_unavailable", "untranslatable"),
-        *("queue_full", "tenant_queue_full", "no_token_keys"),
+        *("queue_full", "tenant_queue_full", "no_token_keys", "conversations_unavailable"),
     }
 )
 """What becomes of requests."""
@@ -114,12 +114,7 @@ class RouterMetrics:
                 ["router", "backend", "result"],
                 registry=registry,
             ),
-            probes=Counter(
-                "llmkube_router_probes_total",
-                "Health checks of backends by what they found: healthy, unhealthy, loading.",
-                ["router", "backend", "result"],
-                registry=registry,
-            ),
+            probes=probes_counter(registry),
             continuations=Counter(
                 "llmkube_router_continuations_total",
                 "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time).",
@@ -172,6 +167,16 @@ class RouterMetrics:
             }
             for kind, count in counts.items():
                 self.tokens.labels(self.router, backend, kind).inc(count)
+
+
+def probes_counter(registry: CollectorRegistry) -> Counter:
+    """Register what counts health checks."""
+    return Counter(
+        "llmkube_router_probes_total",
+        "Health checks of backends by what they found: healthy, unhealthy, loading.",
+        ["router", "backend", "result"],
+        registry=registry,
+    )
 
 
 def bounded_outcome(outcome: str, status: int) -> str:

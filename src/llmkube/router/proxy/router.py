@@ -40,7 +40,7 @@ from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
-from llmkube.router.budget_store.router_budgets import RouterBudgets
+from llmkube.router.budget_store.router_budgets import OwnBudgets, RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import AskEngine, Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
@@ -63,6 +63,7 @@ from llmkube.router.proxy.standing import Standing
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.shelf import OwnShelf, Shelf
 from llmkube.router.responses.store import ResponseStore
 
 LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
@@ -70,6 +71,25 @@ LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
 
 
 MOST_PAUSE_SECONDS: Final = 300.0
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Shared:
+    """What a router may have in common with other processes that answer at its port.
+
+    Attributes:
+        turns: The queues in front of engines.
+        circuits: Which backends are left alone.
+        budgets: Those that no server keeps.
+        shelf: Responses that are kept.
+        audit_lock: Descriptor of a file whose lock a process has while it writes to the audit log; None of one alone.
+    """
+
+    turns: Turns
+    circuits: Circuits
+    budgets: OwnBudgets
+    shelf: Shelf
+    audit_lock: int | None = None
 
 
 @attrs.frozen(eq=False)
@@ -83,6 +103,7 @@ class Router:
         ready: Returns whether requests can be answered, and why not.
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
+        in_flight_of: Returns the same by the backend's name.
         budgets: Returns how much of each budget is taken.
         live: The config that counts now.
     """
@@ -93,6 +114,7 @@ class Router:
     ready: Callable[[], tuple[bool, str]]
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
+    in_flight_of: Callable[[], Mapping[str, int]]
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
     live: LiveConfig
 
@@ -109,6 +131,7 @@ async def open_router(
     write: Write | None = None,
     budgets_folder: Path | None = None,
     ask_engine: AskEngine | None = None,
+    shared: Shared | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
 
@@ -122,22 +145,26 @@ async def open_router(
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
         ask_engine: Asks an engine of ours how it does, where the address of backends is a gateway's.
+        shared: What it has in common with others; their parent then probes the backends, and says how they stand.
 
     Raises:
         UserError: The config cannot be used, or the certificates.
     """
-    checker_of = _checkers(utcnow, rng)
+    checker_of = checkers(utcnow, rng)
     routing, seen = load_routing(source, checker_of)
     name = routing.config.name
     metrics = RouterMetrics.on(registry, name)
-    keys, observed, turns = BackendKeys(), Observed(), Turns()
-    circuits = Circuits(_terms(routing.config), rng)
-    prefixes = WarmPrefixes(secrets.token_bytes(32))
-    chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
-    audit = AuditLog(write or writer_of(routing.config.audit), chain, utcnow)
+    keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
+    parts = shared or _alone(routing.config, budgets_folder, utcnow, rng)
+    turns, circuits = parts.turns, parts.circuits
+    audit = AuditLog(
+        write or writer_of(routing.config.audit, parts.audit_lock),
+        ReceiptChain(chain=f"{rng.getrandbits(128):032x}"),
+        utcnow,
+    )
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
-        circuits.terms = _terms(now)
+        circuits.terms = terms_of(now)
         same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
         circuits.keep_only(same)
         prefixes.keep_only(same)
@@ -145,12 +172,12 @@ async def open_router(
         probes.reload_nowait(now, same)
         turns.keep_only(engines_of(now.backends.values()))
         if write is None and now.audit != before.audit:
-            audit.write = writer_of(now.audit)
+            audit.write = writer_of(now.audit, parts.audit_lock)
         await audit.reload(now)
         await accounts.reload(now)
 
     accounts = RouterBudgets(
-        kept=KeptBudgets(budget_file_of(budgets_folder, name) if budgets_folder else None, utcnow, rng),
+        kept=parts.budgets,
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
     live = LiveConfig(source, routing, change, checker_of, seen=seen)
@@ -169,20 +196,21 @@ async def open_router(
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
-        registry.register(
-            BackendGauges(
-                router=name,
-                config=lambda: live.routing.config,
-                healthy=lambda each: not standing.why_not(each),
-                in_flight=observed.in_flight,
-                waiting=turns.waiting,
-                cache_use=caches.use,
-                config_valid=lambda: not live.problem,
-                budgets=budgets,
+        if shared is None:
+            registry.register(
+                BackendGauges(
+                    router=name,
+                    config=lambda: live.routing.config,
+                    healthy=lambda each: not standing.why_not(each),
+                    in_flight=observed.in_flight,
+                    waiting=turns.waiting,
+                    cache_use=caches.use,
+                    config_valid=lambda: not live.problem,
+                    budgets=budgets,
+                )
             )
-        )
         shadows = Shadows(attempts, metrics.shadowed)
-        conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
+        conversations = Conversations(parts.shelf, lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
         handler = RouterHandler(
@@ -202,7 +230,8 @@ async def open_router(
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.stranger)
         async with trio.open_nursery() as tasks:
-            for run in (refresh.run, watch.run, caches.run, probes.run, live.run, shadows.run, conversations.run):
+            asking = (probes.run, caches.run) if shared is None else ()
+            for run in (refresh.run, watch.run, *asking, live.run, shadows.run, conversations.run):
                 await tasks.start(run)
             yield Router(
                 handler=handler,
@@ -211,6 +240,7 @@ async def open_router(
                 ready=standing.ready,
                 states=standing.states,
                 in_flight=observed.in_flight.total,
+                in_flight_of=lambda: dict(observed.in_flight),
                 budgets=budgets,
                 live=live,
             )
@@ -219,7 +249,21 @@ async def open_router(
         writing.cancel_scope.cancel(reason="the router closes")
 
 
-def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
+def _alone(
+    config: RoutingConfig, budgets_folder: Path | None, utcnow: Callable[[], datetime], rng: random.Random
+) -> Shared:
+    file = budget_file_of(budgets_folder, config.name) if budgets_folder else None
+    return Shared(
+        turns=Turns(),
+        circuits=Circuits(terms_of(config), rng),
+        budgets=KeptBudgets(file, utcnow, rng),
+        shelf=OwnShelf(ResponseStore()),
+    )
+
+
+def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
+    """Return what makes checkers of tokens."""
+
     def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
         keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
         return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
@@ -227,7 +271,8 @@ def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     return checker_of
 
 
-def _terms(config: RoutingConfig) -> Terms:
+def terms_of(config: RoutingConfig) -> Terms:
+    """Return when circuits open by a config."""
     seconds = config.circuit_seconds
     return Terms(pauses=Backoff(base_seconds=seconds, cap_seconds=max(seconds, MOST_PAUSE_SECONDS)))
 

@@ -36,6 +36,18 @@ class Bounds:
     bytes_of_conversation: int = 8 << 20
     idle_seconds: float = 24 * 3600.0
 
+    def take(self, response_bytes: int, conversation_bytes: int, turns: int) -> bool:
+        """Return whether a response can be kept at all, where nothing else is.
+
+        Args:
+            response_bytes: Length of the object.
+            conversation_bytes: Length of its turn and of all before.
+            turns: How many those are.
+        """
+        alone = response_bytes + conversation_bytes + OVERHEAD_BYTES * (1 + turns)
+        fits = alone <= min(self.bytes, self.bytes_of_tenant)
+        return fits and conversation_bytes <= self.bytes_of_conversation
+
 
 @attrs.define(eq=False, kw_only=True)
 class Turn:
@@ -140,10 +152,7 @@ class ResponseStore:
         """Keep a response, for which others may give way; return whether it fits the bounds at all."""
         self.expire(now)
         bounds, key = self.bounds, (stored.owner, stored.response_id)
-        alone = len(stored.response) + stored.conversation_bytes + OVERHEAD_BYTES * (1 + len(turns_to(stored.turn)))
-        if stored.conversation_bytes > bounds.bytes_of_conversation or alone > min(
-            bounds.bytes, bounds.bytes_of_tenant
-        ):
+        if not bounds.take(len(stored.response), stored.conversation_bytes, len(turns_to(stored.turn))):
             return False
         self.delete(*key)
         share = self._shares.setdefault(stored.owner, _Share())

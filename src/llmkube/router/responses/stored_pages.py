@@ -19,8 +19,8 @@ _ITEMS: Final = "input_items"
 _PAGE: Final = 20
 _MOST: Final = 100
 _WHY: Final = (
-    "a response is in the memory of the router process that gave it, and this one was not kept (store: false, length), "
-    "was deleted, was not used for a day, gave way to newer ones, or that process has restarted or is another one"
+    "a response is in the memory of the router that gave it, and this one was not kept (store: false, length), "
+    "was deleted, was not used for a day, gave way to newer ones, or that router has restarted or is another one"
 )
 _PREFIXES: Final[Mapping[str, str]] = {
     "message": "msg",

@@ -1,11 +1,8 @@
-"""`llmkube router -f FILE`: one router in a process of its own, with a port for clients and one for its operator."""
+"""`llmkube router -f FILE`: one router, with a port for clients and one for its operator; one process, or several."""
 
-import datetime
 import random
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import click
 import structlog
@@ -13,12 +10,14 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
+from llmkube.base.http.exchange import Handler
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import LIMITS as PROBE_LIMITS
-from llmkube.cli.commands.router.routing_file import load_routing
+from llmkube.cli.commands.router.run_by import source_of, utcnow
+from llmkube.cli.commands.router.worker_processes import WorkerProcesses
 from llmkube.cli.config import RouterConfig
 from llmkube.cli.program import (
     LOOPBACK,
@@ -30,17 +29,13 @@ from llmkube.cli.program import (
     run_until_signal,
     settle_heap,
 )
-from llmkube.router.auth.key_files import stamp_of
-from llmkube.router.config.compile_router import ResolvedService
-from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.admin import admin_handler, admin_judge
-from llmkube.router.proxy.live_config import Source
-from llmkube.router.proxy.router import LIMITS, Router, open_router
+from llmkube.router.proxy.live_config import LiveConfig
+from llmkube.router.proxy.router import LIMITS, open_router
+from llmkube.router.workers.parent import open_parent
 
-_KEYS_DIR: Final = "router-keys"
 _BUDGETS: Final = "router-budgets"
 EVERY_ADDRESS: Final = "::"
-_NAMESPACE: Final = "default"
 
 log = structlog.get_logger()
 
@@ -52,103 +47,98 @@ def serve_router(filename: str, settings: RouterConfig) -> None:
         UserError: The file, a setting or a port cannot be used.
     """
     configure_logging(settings.log_level)
-    assert settings.state_dir is not None, "load() decides it"
-    state_dir = settings.state_dir
-    keys_dir = settings.keys_dir or state_dir / _KEYS_DIR
-    services = _services(settings.service)
-
-    def resolve(namespace: str, name: str) -> ResolvedService | None:
-        return services.get(f"{namespace}/{name}") or services.get(name)
-
-    said: set[str] = set()
-
-    def read() -> RoutingConfig:
-        file = load_routing(filename, resolve, keys_folder=str(keys_dir), namespace=_NAMESPACE)
-        for each in (*file.warnings, *(f"{path} has no effect" for path in file.not_honoured)):
-            if each not in said:
-                log.warning(each)
-                said.add(each)
-        return file.config
-
-    source = Source(read, lambda: stamp_of(Path(filename)))
-    registry = CollectorRegistry()
-    rng = random.Random()  # noqa: S311 (weights, pauses and names of requests: no secret)
-
-    async def serve(stop: Stop) -> None:
-        async with (
-            open_loop_watchdog() as loop_watchdog,
-            open_sockets() as sockets,
-            open_port(settings.port, "--port", _addresses(settings.host)) as front,
-            open_port(settings.admin_port, "--admin-port", _addresses(settings.admin_host)) as admin,
-            open_router(
-                source,
-                registry=registry,
-                utcnow=_utcnow,
-                rng=rng,
-                connect=sockets.connect,
-                ca_file=settings.ca_file,
-                budgets_folder=state_dir / _BUDGETS,
-            ) as router,
-            open_service_nursery() as tasks,
-        ):
-            registry.register(loop_watchdog)
-            await tasks.start(_run_admin, router, registry, admin)
-            settle_heap()
-            _tell(router, front, admin, settings)
-            with stop.here():
-                await run_server(
-                    router.handler,
-                    sockets.listen(front.listeners),
-                    limits=LIMITS,
-                    judge=router.judge,
-                    stamp=router.stamp,
-                )
-
     raise_descriptor_limit()
-    trio.run(run_until_signal, serve, log.info)
+    serve = _serve_alone if settings.workers == 1 else _serve_by_workers
+
+    async def run(stop: Stop) -> None:
+        await serve(filename, settings, stop)
+
+    trio.run(run_until_signal, run, log.info)
 
 
-async def _run_admin(
-    router: Router, registry: CollectorRegistry, port: Port, *, task_status: trio.TaskStatus[None]
-) -> None:
-    await run_server(
-        admin_handler(router, registry),
-        port.listeners,
-        limits=PROBE_LIMITS,
-        judge=admin_judge,
-        task_status=task_status,
-    )
+async def _serve_alone(filename: str, settings: RouterConfig, stop: Stop) -> None:
+    """Answer in this process."""
+    registry = CollectorRegistry()
+    async with (
+        open_loop_watchdog() as loop_watchdog,
+        open_sockets() as sockets,
+        open_port(settings.port, "--port", _addresses(settings.host)) as front,
+        open_port(settings.admin_port, "--admin-port", _addresses(settings.admin_host)) as admin,
+        open_router(
+            source_of(filename, settings),
+            registry=registry,
+            utcnow=utcnow,
+            rng=random.Random(),  # noqa: S311 (weights, pauses and names of requests: no secret)
+            connect=sockets.connect,
+            ca_file=settings.ca_file,
+            budgets_folder=_budgets_folder(settings),
+        ) as router,
+        open_service_nursery() as tasks,
+    ):
+        registry.register(loop_watchdog)
+        await tasks.start(_run_admin, admin_handler(router, registry), admin)
+        settle_heap()
+        _tell(router.live, front, admin, settings)
+        with stop.here():
+            await run_server(
+                router.handler,
+                sockets.listen(front.listeners),
+                limits=LIMITS,
+                judge=router.judge,
+                stamp=router.stamp,
+            )
 
 
-def _tell(router: Router, front: Port, admin: Port, settings: RouterConfig) -> None:
-    config = router.live.routing.config
-    if settings.host != LOOPBACK and router.live.routing.clients is None:
+async def _serve_by_workers(filename: str, settings: RouterConfig, stop: Stop) -> None:
+    """Let other processes answer, and hold what they share.
+
+    Raises:
+        UserError: The file comes from where each process cannot read it.
+    """
+    if filename == "-":
+        words = "each process reads the file, and standard input can be read once; give the name of a file with -f"
+        raise UserError(f"{settings.workers} workers cannot share standard input: {words}", field="--workers")
+    async with (
+        open_loop_watchdog() as loop_watchdog,
+        open_sockets() as sockets,
+        open_port(settings.port, "--port", _addresses(settings.host)) as front,
+        open_port(settings.admin_port, "--admin-port", _addresses(settings.admin_host)) as admin,
+        open_parent(
+            source_of(filename, settings),
+            settings.workers,
+            own=loop_watchdog,
+            utcnow=utcnow,
+            rng=random.Random(),  # noqa: S311 (pauses: no secret)
+            connect=sockets.connect,
+            ca_file=settings.ca_file,
+            budgets_folder=_budgets_folder(settings),
+        ) as parent,
+        open_service_nursery() as tasks,
+    ):
+        await tasks.start(_run_admin, parent.handler(), admin)
+        settle_heap()
+        await WorkerProcesses(parent, filename, settings, front.listeners).run(
+            stop, lambda: _tell(parent.live, front, admin, settings)
+        )
+
+
+async def _run_admin(handler: Handler, port: Port, *, task_status: trio.TaskStatus[None]) -> None:
+    await run_server(handler, port.listeners, limits=PROBE_LIMITS, judge=admin_judge, task_status=task_status)
+
+
+def _tell(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:
+    config = live.routing.config
+    if settings.host != LOOPBACK and live.routing.clients is None:
         log.warning("every client that reaches this router may use it: no keys are asked for", host=settings.host)
     click.echo(f"OpenAI-compatible API on {front.url}/v1", err=True)
     log.info("router started", router=config.name, api=front.url, admin=admin.url, backends=len(config.backends))
 
 
-def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:
-    """Read what is written as NAME=URL.
-
-    Raises:
-        UserError: One is not.
-    """
-    found = {}
-    for each in given:
-        name, _, url = each.partition("=")
-        parts = urlsplit(url)
-        if not name or parts.scheme not in ("http", "https") or not parts.hostname:
-            words = f"{each!r} is no service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
-            raise UserError(words, field="--service")
-        found[name] = ResolvedService(base_url=url.rstrip("/"))
-    return found
+def _budgets_folder(settings: RouterConfig) -> Path:
+    assert settings.state_dir is not None, "load() decides it"
+    return settings.state_dir / _BUDGETS
 
 
 def _addresses(host: str) -> str | None:
     """Return what to listen on: every address, of IPv4 and IPv6, is None there."""
     return None if host == EVERY_ADDRESS else host
-
-
-def _utcnow() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
