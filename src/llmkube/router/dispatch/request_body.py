@@ -4,7 +4,8 @@ A provider gets the fields of the list and no others, at every depth. An engine 
 as well. Neither is told to fetch anything: a picture is in the request itself (`data:`). Pure.
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Final
 
@@ -222,7 +223,7 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
     Raises:
         BodyError: The body names an address.
     """
-    for where in _fetched(body, "", MOST_NESTED):
+    if where := _fetched(body, "", MOST_NESTED):
         message = f"{where} must be a data: URL; nothing is fetched for a client, so send the content itself"
         raise BodyError(message, "url_not_allowed")
 
@@ -257,12 +258,7 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
     """
     dropped: list[str] = []
     if backend.provider:
-        shape = FIELDS[path]
-        if backend.dialect == "anthropic":
-            shape = {**shape, "top_k": PLAIN, "messages": _Many({**_MESSAGE, "is_error": PLAIN})}
-        if backend.provider not in _METADATA:
-            shape = {name: each for name, each in shape.items() if name != "metadata"}
-        body = _object(asked, shape, "", dropped)
+        body = _object(asked, _shape_for(path, backend.dialect, backend.provider), "", dropped)
     else:
         body = dict(asked)
     if backend.model:
@@ -287,13 +283,26 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
     return Rebuilt(path, written, tuple(dropped), usage_added)
 
 
+@functools.lru_cache(maxsize=256)
+def _shape_for(path: str, dialect: str, provider: str) -> Mapping[str, Shape]:
+    """Return what a request to a provider may have at a path."""
+    shape = FIELDS[path]
+    if dialect == "anthropic":
+        shape = {**shape, "top_k": PLAIN, "messages": _Many({**_MESSAGE, "is_error": PLAIN})}
+    if provider not in _METADATA:
+        shape = {name: each for name, each in shape.items() if name != "metadata"}
+    return shape
+
+
 def asks_by_messages(path: str, backend: Backend) -> bool:
     """Whether a backend is asked in Anthropic's dialect; llama.cpp's server speaks it as well, and only it counts."""
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
-def _fetched(value: object, where: str, deeper: int) -> Iterator[str]:
-    """Yield where something is named that would have to be fetched: what stands as `url`, or as `image_url` itself.
+def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> str:
+    """Return where something is named that would have to be fetched: what stands as `url`, or as `image_url` itself.
+
+    "" if there is none. Of what is passed by, no place is written down: there is much of it.
 
     Raises:
         BodyError: It is nested too deeply to be looked through.
@@ -302,19 +311,21 @@ def _fetched(value: object, where: str, deeper: int) -> Iterator[str]:
         raise BodyError(f"the body is nested more than {MOST_NESTED} deep, at {where[:80]}…", "invalid_value")
     if isinstance(value, list):
         for place, each in enumerate(value):
-            yield from _fetched(each, f"{where}[{place}]", deeper - 1)
-        return
-    if not isinstance(value, dict):
-        return
+            if isinstance(each, dict | list) and (found := _fetched(each, f"{where}[{place}]", deeper - 1)):
+                return found
+        return ""
     for name, each in value.items():
-        at = f"{where}.{name}" if where else name
-        if name in _MODEL_READS:
-            continue
         if isinstance(each, str):
             if name in _URLS and not each.startswith("data:"):
-                yield at
-        else:
-            yield from _fetched(each, at, deeper - 1)
+                return _named(where, name)
+        elif isinstance(each, dict | list) and name not in _MODEL_READS:
+            if found := _fetched(each, _named(where, name), deeper - 1):
+                return found
+    return ""
+
+
+def _named(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
 
 
 _MODEL_READS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
@@ -326,12 +337,13 @@ _URLS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_ur
 def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, each in value.items():
-        at = f"{where}.{name}" if where else name
         part = shape.get(name)
-        if part is not None and _fits(each, part):
-            kept[name] = _rebuilt(each, part, at, dropped)
+        if part is None or not _fits(each, part):
+            dropped.append(_named(where, name))
+        elif isinstance(each, dict | list):
+            kept[name] = _rebuilt(each, part, _named(where, name), dropped)
         else:
-            dropped.append(at)
+            kept[name] = each
     return kept
 
 
@@ -339,11 +351,13 @@ def _rebuilt(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
     if isinstance(value, dict) and isinstance(shape, Mapping):
         return _object(value, shape, where, dropped)
     if isinstance(value, list) and isinstance(shape, _Many):
-        each = shape.each
+        kept, each = [], shape.each
         for at, one in enumerate(value):
-            if not _fits(one, each):
+            if _fits(one, each):
+                kept.append(_rebuilt(one, each, f"{where}[{at}]", dropped))
+            else:
                 dropped.append(f"{where}[{at}]")
-        return [_rebuilt(one, each, f"{where}[{at}]", dropped) for at, one in enumerate(value) if _fits(one, each)]
+        return kept
     return value
 
 

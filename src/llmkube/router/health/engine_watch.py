@@ -36,22 +36,34 @@ class Waiting:
     """One request that an engine is asked for.
 
     Attributes:
-        scope: Cancelled if the engine is frozen.
         extends: Whether the request waits on while the engine lives: its spec gives no limit.
         began_at: When it went out.
         silence: The scope that ends when the backend was silent for too long; None before the request has gone out.
+        is_frozen: Whether the engine was found frozen while it waited, which ends the scope as well.
     """
 
-    scope: trio.CancelScope
     extends: bool
     began_at: float
     silence: trio.CancelScope | None = None
+    is_frozen: bool = False
+
+    def begin(self, silence: trio.CancelScope) -> None:
+        """Take the scope that the request waits in."""
+        self.silence = silence
+        if self.is_frozen:
+            silence.cancel(reason=FROZEN)
 
     def lives(self, now: float) -> None:
         """Take an answer of the engine for a sign of life."""
         if self.extends and self.silence is not None:
             until = min(now + LIVES_SECONDS, self.began_at + LONGEST_SECONDS)
             self.silence.deadline = max(self.silence.deadline, until)
+
+    def freeze(self) -> None:
+        """End the wait: the engine does not answer what it always answers."""
+        self.is_frozen = True
+        if self.silence is not None:
+            self.silence.cancel(reason=FROZEN)
 
 
 @attrs.define(eq=False)
@@ -99,25 +111,24 @@ class EngineWatch:
         self._engines = {name: engine for name, engine in self._engines.items() if name in same}
 
     @contextmanager
-    def watching(self, permit: Permit, *, extends: bool) -> Iterator[Waiting]:
-        """Hold a scope that is cancelled if the engine is frozen; a provider's, or one of several engines, never is.
+    def watching(self, permit: Permit, waiting: Waiting) -> Iterator[None]:
+        """Freeze a request that waits if its engine is frozen; a provider, or one of several engines, never is.
 
         Args:
-            permit: The backend that a request goes to.
-            extends: Whether the request waits for it, however long, while it shows that it lives.
+            permit: The backend that the request goes to.
+            waiting: The request; it waits for the engine, however long, while that shows that it lives.
         """
-        with trio.CancelScope() as scope:
-            backend, one = permit.backend, Waiting(scope, extends, trio.current_time())
-            if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
-                yield one
-                return
-            engine = self._of(backend.name)
-            engine.waiting.add(one)
-            try:
-                self._begin_nowait(permit, engine)
-                yield one
-            finally:
-                engine.waiting.discard(one)
+        backend = permit.backend
+        if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
+            yield
+            return
+        engine = self._of(backend.name)
+        engine.waiting.add(waiting)
+        try:
+            self._begin_nowait(permit, engine)
+            yield
+        finally:
+            engine.waiting.discard(waiting)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Ask until cancelled."""
@@ -172,4 +183,4 @@ class EngineWatch:
                 self.on_change(permit.backend.name, FROZEN if is_frozen else "")
         if is_frozen:
             for one in engine.waiting:
-                one.scope.cancel(reason=FROZEN)
+                one.freeze()
