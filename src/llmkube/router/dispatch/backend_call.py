@@ -132,8 +132,8 @@ class BackendCalls:
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
             return
-        headers = answer_headers(whole.headers, record.request_id, permit.backend.name)
-        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", server_timing(record))
+        more = ("Content-Type", "application/json"), ("Server-Timing", server_timing(record))
+        headers = answer_headers(whole.headers, record.request_id, permit.backend.name, *more)
         try:
             await client.respond(Response(whole.status, headers, whole.body))
         except DialectError as exc:
@@ -145,7 +145,8 @@ class BackendCalls:
         """Give the client a stream; return a failure if it broke off and can go on elsewhere."""
         client, record = request.client, request.record
         record.status, record.streamed = 200, True
-        headers = answer_headers(begun.answer.head.lines, record.request_id, permit.backend.name)
+        timing = ("Server-Timing", server_timing(record))
+        headers = answer_headers(begun.answer.head.lines, record.request_id, permit.backend.name, timing)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
@@ -153,7 +154,7 @@ class BackendCalls:
                 record.continuations += 1
                 self.on_break("continued")
         try:
-            await client.begin(headers.with_("Server-Timing", server_timing(record)))
+            await client.begin(headers)
             ending = await relay(begun, client)
             record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
         finally:
