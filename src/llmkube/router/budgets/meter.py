@@ -6,10 +6,12 @@ Reserved is the dearest backend that may answer, and one more for each copy to a
 nothing of its tokens is charged what was reserved.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 import attrs
@@ -26,7 +28,7 @@ MOST_ACCOUNTS: Final = 10_000
 """Teams that are told apart under one budget; those beyond share one account."""
 
 _OTHERS: Final = "\0others"
-_PER_MILLION: Final = Decimal(1_000_000)
+_NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 
@@ -312,8 +314,18 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
     """Return what tokens cost, rounded up; 0 without prices: a budget in dollars is refused for such a backend."""
     if prices is None:
         return 0
-    cost = (prices.prompt_usd * prompt + prices.completion_usd * answer) / _PER_MILLION
-    return int((cost * _NANO).to_integral_value(ROUND_CEILING))
+    of_prompt, of_answer, parts = _parts_of(prices)
+    return -((-of_prompt * prompt - of_answer * answer) // parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts_of(prices: Prices) -> tuple[int, int, int]:
+    """Return prices as whole numbers of equal parts of a billionth: of a token in, of one out, and how many there are."""
+    of_prompt, of_answer = (
+        Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd)
+    )
+    parts = math.lcm(of_prompt.denominator, of_answer.denominator)
+    return int(of_prompt * parts), int(of_answer * parts), parts
 
 
 def _is_under(budget: Budget, decision: Decision) -> bool:

@@ -133,6 +133,8 @@ async def open_router(
     prefixes = WarmPrefixes(secrets.token_bytes(32))
     chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
     audit = AuditLog(write or writer_of(routing.config.audit), chain, utcnow)
+    if write is not None:
+        audit.pause_seconds = 0.0  # its lines are there when its writer returns
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
         circuits.terms = _terms(now)
