@@ -26,6 +26,20 @@ class Amount:
     def __sub__(self, other: "Amount") -> "Amount":
         return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
 
+    def covers(self, other: "Amount") -> bool:
+        """Whether it is as much, of both."""
+        return self.tokens >= other.tokens and self.nano_usd >= other.nano_usd
+
+    def at_least(self, other: "Amount") -> "Amount":
+        """Return the larger of each."""
+        if self.covers(other):
+            return self
+        return Amount(max(self.tokens, other.tokens), max(self.nano_usd, other.nano_usd))
+
+    def at_most(self, other: "Amount") -> "Amount":
+        """Return the smaller of each."""
+        return Amount(min(self.tokens, other.tokens), min(self.nano_usd, other.nano_usd))
+
 
 @attrs.frozen(kw_only=True)
 class Limit:

@@ -7,9 +7,8 @@ nothing of its tokens is charged what was reserved.
 """
 
 import functools
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -76,14 +75,12 @@ class Reservation:
         accounts: Where it is reserved, with how much.
         copies: How often that may be taken: once, and for each shadow.
         cap: What the backend is told as the longest answer; None where the request says it.
-        number: By which it is told apart from others of this process.
         steps: For accounts that a server keeps: when the step ends that it counts in, in milliseconds since 1970.
     """
 
     accounts: Mapping[AccountKey, Amount]
     copies: int
     cap: int | None
-    number: int = 0
     steps: Mapping[AccountKey, int] = attrs.field(factory=dict)
 
 
@@ -106,12 +103,12 @@ class Charge:
 
 @attrs.frozen(kw_only=True)
 class Held:
-    """What a process has reserved that has ended since, and never settled.
+    """What a process has set aside for its requests, which a process after it is charged with.
 
     Attributes:
         key: The account.
         window_seconds: How long it counts.
-        amount: What was reserved.
+        amount: How much.
     """
 
     key: AccountKey
@@ -159,7 +156,6 @@ class Meter:
 
     _accounts: dict[AccountKey, Account] = attrs.field(factory=dict)
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
-    _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     def reserve(
         self,
@@ -195,7 +191,7 @@ class Meter:
         for account in found.values():
             account.reserve(claim.most)
         accounts = dict.fromkeys(found, claim.most)
-        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap, number=next(self._numbers))
+        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap)
 
     def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
