@@ -33,6 +33,7 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
+from llmkube.cli.program import settle_heap
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.router.config.compile_router import compile_router
@@ -142,6 +143,7 @@ async def one_round(layer: str, backend: int, folder: Path, count: int, profile:
     async with open_layer(layer, backend, folder) as port:
         asks = partial(loopback, "load", port, CONNECTIONS)
         await trio.run_process(asks(WARM, KEY))
+        settle_heap()
         if profile is not None:
             profile.enable()
         before = time.process_time()

@@ -41,6 +41,9 @@ class Amount:
         return Amount(min(self.tokens, other.tokens), min(self.nano_usd, other.nano_usd))
 
 
+_NOTHING: Final = Amount()
+
+
 @attrs.frozen(kw_only=True)
 class Limit:
     """The most that may be taken within a window; None limits none.
@@ -107,7 +110,7 @@ class Account:
         """
         self.reserved -= reserved
         self._forget(now)
-        if took == Amount():
+        if took == _NOTHING:
             return None
         ends = (math.floor(now / self._step_seconds) + 1) * self._step_seconds
         self.restore(ends, took)
@@ -124,7 +127,7 @@ class Account:
 
     def is_idle(self, now: float) -> bool:
         """Whether nothing of it would be lost if it were forgotten."""
-        return self.taken(now) == Amount() == self.reserved
+        return self.taken(now) == _NOTHING == self.reserved
 
     @property
     def _step_seconds(self) -> float:

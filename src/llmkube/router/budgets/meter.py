@@ -195,9 +195,9 @@ class Meter:
 
     def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
-        charges = []
+        charges, charged = [], None if took is None else amount_of(took, reservation.copies)
         for key, reserved in reservation.accounts.items():
-            amount = reserved if took is None else amount_of(took, reservation.copies)
+            amount = reserved if charged is None else charged
             account = self._accounts[key]
             if (step := account.settle(reserved, amount, now)) is not None:
                 charges.append(_charge(key, account, step))
@@ -233,12 +233,16 @@ class Meter:
         return used_of(config.budgets, taken)
 
     def _account(self, key: AccountKey, budget: Budget) -> Account:
-        if self._budgets.get(budget.name) != budget:  # an edited budget keeps what was taken, a restored one as well
+        known = self._budgets.get(budget.name)
+        if known is not budget and known != budget:  # an edited budget keeps what was taken, a restored one as well
             for (name, _), account in self._accounts.items():
                 if name == budget.name:
                     account.limit = limit_of(budget)
         self._budgets[budget.name] = budget
-        return self._accounts.setdefault(key, Account(limit_of(budget)))
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Account(limit_of(budget))
+        return account
 
     def forget_idle(self, now: float) -> None:
         """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""
@@ -330,9 +334,8 @@ def _is_under(budget: Budget, decision: Decision) -> bool:
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
     """Return the longest answer that a request asks for, in tokens; None if it does not say."""
-    given: Iterable[Any] = (body.get(name) for name in _LIMITS)
-    asked = [each for each in given if isinstance(each, int) and not isinstance(each, bool) and each > 0]
-    return max(asked, default=None)
+    asked = [body[name] for name in _LIMITS if name in body]
+    return max((each for each in asked if type(each) is int and each > 0), default=None)
 
 
 def _whole(value: object) -> int:

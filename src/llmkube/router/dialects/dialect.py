@@ -160,6 +160,8 @@ _KINDS: Final[Mapping[type | UnionType, str]] = {
     int | float: "a number",
     str: "a text",
     dict: "an object",
+    str | dict: "a text or an object",
+    str | list: "a text or a list",
 }
 
 

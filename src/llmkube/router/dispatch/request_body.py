@@ -121,6 +121,8 @@ _CHAT: Final[Mapping[str, Shape]] = {
     "top_logprobs": PLAIN,
     "verbosity": PLAIN,
 }
+_NESTED: Final = (dict, list)
+
 MOST_NESTED: Final = 64
 """Objects and lists in each other, besides those that are text to a model."""
 
@@ -168,6 +170,8 @@ _TYPES: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(_TEXTS, str),
     **dict.fromkeys(("echo", "parallel_tool_calls", "return_documents"), bool),
     **dict.fromkeys(("response_format", "stream_options"), dict),
+    **dict.fromkeys(("documents", "input", "prompt"), str | list),
+    "tool_choice": str | dict,
 }
 """What llama.cpp's server answers 500 for where it is something else, which would count against its circuit."""
 _TURN: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
@@ -187,14 +191,9 @@ def check_types(body: Mapping[str, Any]) -> None:
         if not isinstance(turn.get("content"), str):
             objects_in(turn.get("content"), f"{where}content")
     objects_in(body.get("tools"), "tools")
-    stop, choice = body.get("stop"), body.get("tool_choice")
+    stop = body.get("stop")
     if not isinstance(stop, str | None) and not (isinstance(stop, list) and all(isinstance(one, str) for one in stop)):
         raise DialectError(f"stop is {stop!r:.80}; write a text or a list of texts, or leave it away")
-    if not isinstance(choice, str | dict | None):
-        raise DialectError(f"tool_choice is {choice!r:.80}; write a text or an object, or leave it away")
-    for name in ("prompt", "input", "documents"):
-        if not isinstance(value := body.get(name), str | list | None):
-            raise DialectError(f"{name} is {value!r:.80}; write a text or a list, or leave it away")
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -311,14 +310,14 @@ def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> s
         raise BodyError(f"the body is nested more than {MOST_NESTED} deep, at {where[:80]}…", "invalid_value")
     if isinstance(value, list):
         for place, each in enumerate(value):
-            if isinstance(each, dict | list) and (found := _fetched(each, f"{where}[{place}]", deeper - 1)):
+            if isinstance(each, _NESTED) and (found := _fetched(each, f"{where}[{place}]", deeper - 1)):
                 return found
         return ""
     for name, each in value.items():
         if isinstance(each, str):
             if name in _URLS and not each.startswith("data:"):
                 return _named(where, name)
-        elif isinstance(each, dict | list) and name not in _MODEL_READS:
+        elif isinstance(each, _NESTED) and name not in _MODEL_READS:
             if found := _fetched(each, _named(where, name), deeper - 1):
                 return found
     return ""
@@ -337,18 +336,16 @@ _URLS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_ur
 def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, each in value.items():
-        part = shape.get(name)
-        if part is None or not _fits(each, part):
+        part, nested = shape.get(name), isinstance(each, _NESTED)
+        if part is None or ((nested or part is DATA_URL) and not _fits(each, part)):
             dropped.append(_named(where, name))
-        elif isinstance(each, dict | list):
-            kept[name] = _rebuilt(each, part, _named(where, name), dropped)
         else:
-            kept[name] = each
+            kept[name] = _rebuilt(each, part, _named(where, name), dropped) if nested else each
     return kept
 
 
 def _rebuilt(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
-    if isinstance(value, dict) and isinstance(shape, Mapping):
+    if isinstance(value, dict) and isinstance(shape, dict):
         return _object(value, shape, where, dropped)
     if isinstance(value, list) and isinstance(shape, _Many):
         kept, each = [], shape.each
@@ -369,7 +366,7 @@ def _fits(value: Any, shape: Shape) -> bool:
             return all(name.isdigit() and isinstance(each, int | float) for name, each in value.items())
         if shape is WORDS:
             return all(isinstance(each, str) for each in value.values())
-        return isinstance(shape, Mapping)
+        return isinstance(shape, dict)
     if isinstance(value, list):
         return isinstance(shape, _Many) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
     if shape is DATA_URL:

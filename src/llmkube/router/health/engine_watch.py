@@ -5,7 +5,7 @@ frozen it goes on until the engine answers again, so that no request has to try 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NoReturn
 
 import attrs
@@ -27,6 +27,7 @@ from llmkube.router.policy.permits import Permit
 
 FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_SECONDS:g} seconds"
 
+_UNWATCHED: Final = nullcontext()
 _MOST_BACKENDS: Final = 256
 """That begin to be watched at the same moment; of more, a later request begins it."""
 
@@ -110,8 +111,7 @@ class EngineWatch:
         """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
         self._engines = {name: engine for name, engine in self._engines.items() if name in same}
 
-    @contextmanager
-    def watching(self, permit: Permit, waiting: Waiting) -> Iterator[None]:
+    def watching(self, permit: Permit, waiting: Waiting) -> AbstractContextManager[None]:
         """Freeze a request that waits if its engine is frozen; a provider, or one of several engines, never is.
 
         Args:
@@ -120,9 +120,12 @@ class EngineWatch:
         """
         backend = permit.backend
         if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
-            yield
-            return
-        engine = self._of(backend.name)
+            return _UNWATCHED
+        return self._watching(permit, waiting)
+
+    @contextmanager
+    def _watching(self, permit: Permit, waiting: Waiting) -> Iterator[None]:
+        engine = self._of(permit.backend.name)
         engine.waiting.add(waiting)
         try:
             self._begin_nowait(permit, engine)
