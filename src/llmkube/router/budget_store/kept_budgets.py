@@ -141,8 +141,10 @@ class KeptBudgets:
 
     def settle(self, reservation: Reservation, took: Took | None) -> None:
         """Charge what a request took; None charges what was reserved."""
+        if not reservation.accounts:
+            return
         charges = self._meter.settle(reservation, took, now=self._now())
-        if self.file is not None and reservation.accounts:
+        if self.file is not None:
             amount = None if took is None else amount_of(took, reservation.copies)
             self._aside.settle(reservation.accounts, amount, charges)
             self._flush_soon(FLUSH_SECONDS)

@@ -306,9 +306,10 @@ class RouterHandler:
         """Begin to remember a request; the second is the headers of its trace."""
         head = exchange.head
         headers = head.joined
-        trace = trace_of(headers, f"{self.rng.getrandbits(192):048x}")
+        fresh = f"{self.rng.getrandbits(320):080x}"
+        trace = trace_of(headers, fresh[:48])
         record = Record(
-            request_id=request_id_of(headers, f"{self.rng.getrandbits(128):032x}"),
+            request_id=request_id_of(headers, fresh[48:]),
             path=path,
             method=head.method,
             peer=exchange.peer,
