@@ -53,8 +53,13 @@ NAMES: Final[Mapping[str, str]] = {
 }
 ORDER: Final = tuple(NAMES)
 ROUNDS, REQUESTS, WARM, CONNECTIONS = 7, 4_000, 500, 16
-WANTED_MICROSECONDS: Final = 219.0
-"""Half of what a request took before this was measured."""
+WANTED_TIMES: Final = 3.7
+"""Of what our server and client take alone: half of what a request took when this was measured first."""
+
+FLOOR: Final = """The floor: in the table of the router as a proxy, our server and client alone take four times the
+processor time of nginx. A quarter of its requests per second would leave no time for a router between the two: one
+process in Python cannot get there. What is left is spread over two hundred functions
+(`python benchmarks/router_profile.py --cprofile`).""".replace("\n", " ")
 
 PROFILE: Final = "cprofile"
 HERE: Final = Path(__file__).resolve().parent
@@ -200,15 +205,16 @@ def main() -> None:
         rows.append([name, f"{used:.0f}", f"{min(samples[layer]):.0f}", f"{used - last:+.0f}"])
         last = used
     table = Table(["layer", "processor, µs", "least, µs", "more, µs"], rows)
-    full = median(samples[BUDGET])
-    wanted, measured = f"under {WANTED_MICROSECONDS:.0f} µs", f"{full:.0f} µs"
+    times = median(samples[BUDGET]) / median(samples[FORWARD])
+    what = "router, all on, processor time of our server and client alone"
+    wanted, measured = f"under {WANTED_TIMES} times", f"{times:.1f} times"
     run.finish(
         "What a request costs in the router",
         __doc__ or "",
         [table],
         attrs.asdict(_Samples(samples)),
-        aims=[Aim("router, all on, processor time of a request", wanted, measured, full < WANTED_MICROSECONDS)],
-        notes=[f"Medians of {ROUNDS} rounds of {REQUESTS} requests over {CONNECTIONS} connections."],
+        aims=[Aim(what, wanted, measured, times < WANTED_TIMES)],
+        notes=[f"Medians of {ROUNDS} rounds of {REQUESTS} requests over {CONNECTIONS} connections.", FLOOR],
     )
 
 

@@ -102,20 +102,20 @@ def run_load(port: int, connections: int, count: int, key: str) -> None:
         one.sendall(asked[number % len(asked)])
     while answered < count:
         for ready, _ in waiting.select():
-            one = ready.fileobj
-            assert isinstance(one, socket.socket)
-            piece = one.recv(RECEIVE_BYTES)
-            received[one] += piece
+            peer = ready.fileobj
+            assert isinstance(peer, socket.socket)
+            piece = peer.recv(RECEIVE_BYTES)
+            received[peer] += piece
             if not piece:
                 raise RuntimeError("a connection ended")
-            if not whole(received[one]):
+            if not whole(received[peer]):
                 continue
-            if not received[one].startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(f"not answered: {received[one][:300]!r}")
-            received[one], answered = b"", answered + 1
+            if not received[peer].startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(f"not answered: {received[peer][:300]!r}")
+            received[peer], answered = b"", answered + 1
             if number < count:
                 number += 1
-                one.sendall(asked[number % len(asked)])
+                peer.sendall(asked[number % len(asked)])
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ async def test_a_damaged_file_keeps_a_router_with_budgets_from_starting(tmp_path
 
 
 async def test_under_load_few_requests_wait_for_the_disk(tmp_path, monkeypatch):
-    """Hundreds share a few writes, and a kill in the middle charges at least what was taken, never more than the limit."""
+    """Hundreds share a few writes, and a kill right after them charges at least what they took."""
     writes, real = [], budget_file.BudgetFile.write
 
     def counted(self, *arguments):

@@ -87,55 +87,64 @@ class File:
         return self.taken.get(key, Amount()) + self.held.get(key, Amount())
 
 
-def play(seed, steps=400):
-    """Play requests and writes that fail, with a kill at every step; raise where the next process charges too little."""
-    rng = random.Random(seed)
-    aside, file, taken = SetAside(), File(), dict.fromkeys(KEYS, Amount())
-    sent, waiting, under_way = [], [], None  # of a write: its plan, who waits for it
+class Play:
+    """Requests, and writes that fail, at random, with a kill at every step."""
 
-    def begin():
-        accounts = {key: Amount(rng.randint(1, 50), rng.randint(0, 9)) for key in rng.sample(KEYS, rng.randint(1, 3))}
-        (sent if aside.reserve(accounts, seconds) else waiting).append(accounts)
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+        self.aside, self.file, self.taken = SetAside(), File(), dict.fromkeys(KEYS, Amount())
+        self.sent, self.waiting = [], []
+        self.under_way = None  # of a write: its plan, and who waits for it
 
-    def end():
-        if sent:
-            accounts = sent.pop(rng.randrange(len(sent)))
-            if rng.random() < 0.2:
-                took, each = None, accounts
-            else:
-                took = Amount(min(one.tokens for one in accounts.values()), 0)
-                each = dict.fromkeys(accounts, took)
-            for key, amount in each.items():
-                taken[key] += amount
-            aside.settle(accounts, took, [charge(taken[key], key) for key in accounts])
+    def begin(self):
+        keys = self.rng.sample(KEYS, self.rng.randint(1, 3))
+        accounts = {key: Amount(self.rng.randint(1, 50), self.rng.randint(0, 9)) for key in keys}
+        (self.sent if self.aside.reserve(accounts, seconds) else self.waiting).append(accounts)
 
-    def write_some():
-        nonlocal under_way
-        if under_way is None:
-            under_way = aside.plan(), list(waiting)
+    def end(self):
+        if not self.sent:
             return
-        (plan, batch), under_way = under_way, None
-        failed = rng.random() < 0.3
-        if not failed or rng.random() < 0.3:  # one that fails at its very end has come through
-            file.take(plan)
-        (aside.failed if failed else aside.written)(plan)
-        for accounts in batch:
-            waiting.remove(accounts)
-            if failed:
-                aside.settle(accounts, Amount(), [])
-            else:
-                sent.append(accounts)
+        accounts = self.sent.pop(self.rng.randrange(len(self.sent)))
+        least = Amount(min(one.tokens for one in accounts.values()), 0)
+        took = None if self.rng.random() < 0.2 else least
+        for key, reserved in accounts.items():
+            self.taken[key] += reserved if took is None else took
+        self.aside.settle(accounts, took, [charge(self.taken[key], key) for key in accounts])
 
-    for _ in range(steps):
-        rng.choices((begin, end, write_some), (4, 4, 1 + rng.random() * 3))[0]()
+    def write(self):
+        if self.under_way is None:
+            self.under_way = self.aside.plan(), list(self.waiting)
+            return
+        (plan, batch), self.under_way = self.under_way, None
+        failed = self.rng.random() < 0.3
+        if not failed or self.rng.random() < 0.3:  # one that fails at its very end has come through
+            self.file.take(plan)
+        (self.aside.failed if failed else self.aside.written)(plan)
+        for accounts in batch:
+            self.waiting.remove(accounts)
+            if failed:
+                self.aside.settle(accounts, Amount(), [])
+            else:
+                self.sent.append(accounts)
+
+    def kill(self):
+        """Raise if the next process would charge less than the requests took, or than those that were sent may take."""
+        after = File()
+        after.held, after.taken = dict(self.file.held), dict(self.file.taken)
+        if self.under_way is not None:
+            after.take(self.under_way[0])
         for key in KEYS:
-            owed = taken[key] + sum((one.get(key, Amount()) for one in sent), Amount())
-            assert file.charges(key).covers(owed), "killed before the write"
-            if under_way is not None:
-                after = File()
-                after.held, after.taken = dict(file.held), dict(file.taken)
-                after.take(under_way[0])
-                assert after.charges(key).covers(owed), "killed after the write"
+            owed = self.taken[key] + sum((one.get(key, Amount()) for one in self.sent), Amount())
+            assert self.file.charges(key).covers(owed), "killed before the write"
+            assert after.charges(key).covers(owed), "killed after the write"
+
+
+def play(*seeds, steps=400):
+    for seed in seeds:
+        one = Play(seed)
+        for _ in range(steps):
+            one.rng.choices((one.begin, one.end, one.write), (4, 4, 1 + one.rng.random() * 3))[0]()
+            one.kill()
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -199,5 +208,4 @@ def test_deliberate_bugs_are_caught(monkeypatch, mutate):
     """The play above fails for each."""
     mutate(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
-        for seed in range(40):
-            play(seed)
+        play(*range(40))

@@ -105,9 +105,7 @@ class BudgetFile:
         self.open()
         self.close()
 
-    def write(
-        self, held: Sequence[Held], charges: Sequence[Charge], windows: Mapping[str, float], now: float
-    ) -> None:
+    def write(self, held: Sequence[Held], charges: Sequence[Charge], windows: Mapping[str, float], now: float) -> None:
         """Write all of them, or none.
 
         Args:

@@ -7,8 +7,9 @@ nothing of its tokens is charged what was reserved.
 """
 
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -75,12 +76,14 @@ class Reservation:
         accounts: Where it is reserved, with how much.
         copies: How often that may be taken: once, and for each shadow.
         cap: What the backend is told as the longest answer; None where the request says it.
+        number: By which it is told apart from others of this process.
         steps: For accounts that a server keeps: when the step ends that it counts in, in milliseconds since 1970.
     """
 
     accounts: Mapping[AccountKey, Amount]
     copies: int
     cap: int | None
+    number: int = 0
     steps: Mapping[AccountKey, int] = attrs.field(factory=dict)
 
 
@@ -156,6 +159,7 @@ class Meter:
 
     _accounts: dict[AccountKey, Account] = attrs.field(factory=dict)
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
+    _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
     def reserve(
         self,
@@ -191,7 +195,7 @@ class Meter:
         for account in found.values():
             account.reserve(claim.most)
         accounts = dict.fromkeys(found, claim.most)
-        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap)
+        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap, number=next(self._numbers))
 
     def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
@@ -239,10 +243,9 @@ class Meter:
                 if name == budget.name:
                     account.limit = limit_of(budget)
         self._budgets[budget.name] = budget
-        account = self._accounts.get(key)
-        if account is None:
-            account = self._accounts[key] = Account(limit_of(budget))
-        return account
+        if key not in self._accounts:
+            self._accounts[key] = Account(limit_of(budget))
+        return self._accounts[key]
 
     def forget_idle(self, now: float) -> None:
         """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""
@@ -320,10 +323,8 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _parts_of(prices: Prices) -> tuple[int, int, int]:
-    """Return prices as whole numbers of equal parts of a billionth: of a token in, of one out, and how many there are."""
-    of_prompt, of_answer = (
-        Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd)
-    )
+    """Return what a token costs in and out, in equal parts of a billionth of a dollar, and how many parts that has."""
+    of_prompt, of_answer = (Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd))
     parts = math.lcm(of_prompt.denominator, of_answer.denominator)
     return int(of_prompt * parts), int(of_answer * parts), parts
 

@@ -317,8 +317,9 @@ def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> s
         if isinstance(each, str):
             if name in _URLS and not each.startswith("data:"):
                 return _named(where, name)
-        elif isinstance(each, _NESTED) and name not in _MODEL_READS:
-            if found := _fetched(each, _named(where, name), deeper - 1):
+        elif name not in _MODEL_READS and isinstance(each, _NESTED):
+            found = _fetched(each, _named(where, name), deeper - 1)
+            if found:
                 return found
     return ""
 

@@ -52,7 +52,7 @@ from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
+from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
@@ -132,9 +132,7 @@ async def open_router(
     circuits = Circuits(_terms(routing.config), rng)
     prefixes = WarmPrefixes(secrets.token_bytes(32))
     chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
-    audit = AuditLog(write or writer_of(routing.config.audit), chain, utcnow)
-    if write is not None:
-        audit.pause_seconds = 0.0  # its lines are there when its writer returns
+    audit = AuditLog(write or writer_of(routing.config.audit), chain, utcnow, 0.0 if write else PAUSE_SECONDS)
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
         circuits.terms = _terms(now)
