@@ -93,40 +93,45 @@ def config_of(layer: str, backend: int, folder: Path) -> RoutingConfig:
 
 
 @asynccontextmanager
-async def open_layer(layer: str, backend: int, folder: Path) -> AsyncIterator[int]:
-    """Serve one layer; yields its port."""
-    async with open_sockets() as sockets, trio.open_nursery() as nursery:
+async def open_forward(backend: int) -> AsyncIterator[int]:
+    """Serve what the router is built on; yields its port."""
+    async with (
+        open_sockets() as sockets,
+        open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as client,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def handle(exchange: StreamExchange) -> None:
+            await forward(exchange, client, ("127.0.0.1", backend), exchange.body)
+
         listeners = await open_listeners("127.0.0.1", 0)
-        serve = partial(nursery.start, run_server)
-        if layer == FORWARD:
-            async with open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as client:
+        await nursery.start(run_server, handle, sockets.listen(listeners))
+        yield listeners[0].socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
 
-                async def handle(exchange: StreamExchange) -> None:
-                    await forward(exchange, client, ("127.0.0.1", backend), exchange.body)
 
-                await serve(handle, sockets.listen(listeners))
-                yield listeners[0].socket.getsockname()[1]
-                nursery.cancel_scope.cancel()
-                return
-        config = config_of(layer, backend, folder)
-        source = Source(lambda: config, lambda: (0, 0, 0))
-        opened = open_router(
-            source,
+@asynccontextmanager
+async def open_layer(layer: str, backend: int, folder: Path) -> AsyncIterator[int]:
+    """Serve a router with one layer and those before it; yields its port."""
+    config = config_of(layer, backend, folder)
+    async with (
+        open_sockets() as sockets,
+        open_router(
+            Source(lambda: config, lambda: (0, 0, 0)),
             registry=CollectorRegistry(),
             utcnow=lambda: datetime.datetime.now(datetime.UTC),
             rng=random.Random(1),
             connect=sockets.connect,
             budgets_folder=folder / "budgets",
-        )
-        async with opened as router:
-            _leave_out(layer, router)
-            await nursery.start(
-                partial(run_server, limits=LIMITS, judge=router.judge, stamp=router.stamp),
-                router.handler,
-                sockets.listen(listeners),
-            )
-            yield listeners[0].socket.getsockname()[1]
-            nursery.cancel_scope.cancel()
+        ) as router,
+        trio.open_nursery() as nursery,
+    ):
+        _leave_out(layer, router)
+        serve = partial(run_server, limits=LIMITS, judge=router.judge, stamp=router.stamp)
+        listeners = await open_listeners("127.0.0.1", 0)
+        await nursery.start(serve, router.handler, sockets.listen(listeners))
+        yield listeners[0].socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
 
 
 def _leave_out(layer: str, router: Router) -> None:
@@ -145,7 +150,7 @@ def loopback(*arguments: object) -> list[str]:
 
 async def one_round(layer: str, backend: int, folder: Path, count: int, profile: cProfile.Profile | None) -> float:
     """Return microseconds of processor time for each request."""
-    async with open_layer(layer, backend, folder) as port:
+    async with open_forward(backend) if layer == FORWARD else open_layer(layer, backend, folder) as port:
         asks = partial(loopback, "load", port, CONNECTIONS)
         await trio.run_process(asks(WARM, KEY))
         settle_heap()
