@@ -226,7 +226,7 @@ class KeptBudgets:
             _log.error("budgets cannot be written, requests under one are refused", error=error)
         self.problem = error
         del self._waiting[: len(batch)]  # not before: a cancel leaves them for the last write
-        if error:  # what has ended is written with the next request; what was reserved is refused
+        if error:  # what has ended is written with the next write; who waits is refused
             self._aside.failed(plan)
         else:
             self._aside.written(plan)

@@ -84,7 +84,7 @@ class Whole:
 
     Attributes:
         status: What the client gets.
-        headers: Of the backend's answer; of a length they may say that of another one.
+        headers: Of the backend's answer; the length that they say may be another answer's.
         body: The bytes.
         usage: Its tokens, where it says so.
         model: The model that the backend says it is.
