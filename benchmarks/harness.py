@@ -50,6 +50,7 @@ ORDER: Final = (
     "api_hostile",
     "http_proxy",
     "router",
+    "router_profile",
     "router_faults",
     "killed_engines",
     "fairness",

@@ -2,13 +2,13 @@
 
 All pass chats of 200 to 2,000 bytes on to one backend, nginx, which answers at once; wrk asks. "Bare" is a router with
 one backend and nothing else. "All on" has keys for its clients, twelve rules of which the last one fits, a sensitive
-class, prices, an audit log in a file, metrics, and a circuit for each backend. LiteLLM runs with as many workers as
-there are cores, without a database and without its logs; Portkey's gateway as one process of Node.js, nginx and Envoy
-as one thread each. Contenders take turns in random order; each round begins with
-a second that is not counted. Where a contender loses requests, the table says so. At a fixed rate each request counts
-from the moment at which it was due, and a round in which the way without a proxy had twice its best p99 is not counted.
-Streams are those of a backend that sends 50 tokens per second in each, with large requests beside them. The wrong keys
-come over 32 connections as fast as they are refused, beside requests with a right one.
+class, prices, budgets in a file, an audit log in another, metrics, and a circuit for each backend. LiteLLM runs with as
+many workers as there are cores, without a database and without its logs; Portkey's gateway as one process of Node.js,
+nginx and Envoy as one thread each. Contenders take turns in random order; each round begins with a second that is not
+counted. Where a contender loses requests, the table says so. At a fixed rate each request counts from the moment at
+which it was due, and a round in which the way without a proxy had twice its best p99 is not counted. Streams are those
+of a backend that sends 50 tokens per second in each, with large requests beside them. The wrong keys come over 32
+connections as fast as they are refused, beside requests with a right one.
 """
 
 import json

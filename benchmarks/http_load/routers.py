@@ -24,6 +24,12 @@ ROUTER, FULL, LITELLM, PORTKEY, ENVOY = "router", "full", "litellm", "portkey", 
 KEY: Final = "none"
 """What the load's requests show."""
 
+_BUDGETS: Final = (
+    {"name": "tokens", "scope": "team", "maxTokens": 10**15},
+    {"name": "dollars", "scope": "router", "maxUSD": "1000000000"},
+)
+"""Those of everything on: none is ever exhausted, each is reserved in and settled in the file."""
+
 
 @attrs.frozen
 class Family:
@@ -67,6 +73,7 @@ def model_router(backend: int, *, full: bool) -> dict[str, Any]:
     if full:
         local["costPerMillionTokens"] = {"promptUSD": "1.5", "completionUSD": "6"}
         away = {"name": "away", "external": {"provider": "openai", "model": "gpt"}, "tier": "cloud"}
+        away["costPerMillionTokens"] = local["costPerMillionTokens"]
         spec["backends"] = [local, away]
         spec["rules"] = [
             {"name": f"rule-{number}", "match": {"headers": {"x-team": f"t{number}"}}, "route": {"backends": ["away"]}}
@@ -81,7 +88,7 @@ def model_router(backend: int, *, full: bool) -> dict[str, Any]:
             },
             {"name": "rest", "match": {"models": ["plain*"]}, "route": {"backends": ["plain"]}},
         ]
-        spec["policy"] = {"auth": {"keysSecretRef": {"name": "clients"}}}
+        spec["policy"] = {"auth": {"keysSecretRef": {"name": "clients"}}, "budgets": list(_BUDGETS)}
     meta = {"name": "bench", "namespace": "default"}
     return {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": "ModelRouter", "metadata": meta, "spec": spec}
 

@@ -55,7 +55,7 @@ def seen(head):
     """Everything that anybody reads of a head."""
     return (
         head.method, head.target, head.path, head.version, head.keep_alive, head.length, head.chunked,
-        list(head.headers), head.end_to_end, head.expectations, head.request_line,
+        list(head.headers), dict(head.joined), head.end_to_end, head.expectations, head.request_line,
     )  # fmt: skip
 
 

@@ -9,8 +9,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.router.budget_store import budget_file, kept_budgets
-from llmkube.router.budget_store.budget_file import BudgetFileError, Settle, Windows, budget_file_of
-from llmkube.router.budget_store.kept_budgets import _Waiting, still_to_write
+from llmkube.router.budget_store.budget_file import BudgetFileError, budget_file_of
 from llmkube.router.budgets.ledger import Account, Amount, Limit
 from llmkube.router.budgets.meter import Reservation
 from router.proxy.router_lab import ASKED, open_lab, until_gone
@@ -62,6 +61,7 @@ async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
     """The timeline above fails for a router that sends first."""
 
     async def at_once(self, reservation):
+        self._aside.reserve(reservation.accounts, self._meter.window_seconds)
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(kept_budgets.KeptBudgets, "_keep", at_once)
@@ -74,7 +74,7 @@ async def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     """503, the backend hears nothing, and nothing stays reserved; `/readyz` says why; then it goes on."""
     real = budget_file.BudgetFile.write
 
-    def full(self, entries, now):
+    def full(self, held, charges, windows, now):
         raise BudgetFileError("the disk is full")
 
     async with lab(tmp_path) as one:
@@ -98,51 +98,75 @@ async def test_a_damaged_file_keeps_a_router_with_budgets_from_starting(tmp_path
             pass
 
 
-def test_settlements_that_wait_are_bounded():
-    """Above the bound the oldest is left out, which stays reserved; of a budget's windows the last counts."""
-    settles = [_Waiting(Settle(number=each, charges=())) for each in range(kept_budgets.MOST_UNSETTLED + 2)]
-    edits = [_Waiting(Windows(seconds={"b": seconds})) for seconds in (60.0, 30.0)]
-    left, beyond = still_to_write([edits[0], *settles, edits[1]])
-    assert beyond == 2
-    assert left[:-1] == settles[2:]
-    assert left[-1].entry == Windows(seconds={"b": 30.0})
-    assert still_to_write(settles[:2]) == (settles[:2], 0)
+async def test_under_load_few_requests_wait_for_the_disk(tmp_path, monkeypatch):
+    """Hundreds share a few writes, and a kill right after them charges at least what they took."""
+    writes, real = [], budget_file.BudgetFile.write
+
+    def counted(self, *arguments):
+        writes.append(arguments)
+        real(self, *arguments)
+
+    monkeypatch.setattr(budget_file.BudgetFile, "write", counted)
+    async with lab(tmp_path / "one", max_tokens=1_000_000) as one:
+
+        async def client():
+            for _ in range(50):
+                assert (await one.ask(ASKED | SMALL)).status == 200
+
+        async with trio.open_nursery() as clients:
+            for _ in range(8):
+                clients.start_soon(client)
+        for each in (tmp_path / "one").iterdir():
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+        assert taken(one) == 400 * 8
+    assert len(writes) < 200
+    async with lab(tmp_path, max_tokens=1_000_000) as other:
+        assert 400 * 8 <= taken(other) <= 800 * 8
 
 
-async def end_after_a_long_failure(tmp_path, monkeypatch):
-    """Answer a request whose settlement no write takes, then end; return what the next process counts as taken."""
-    monkeypatch.setattr(kept_budgets, "MOST_UNSETTLED", 0)
-    real, go_on = budget_file.BudgetFile.write, trio.Event()
+async def test_without_requests_the_file_says_what_was_taken(tmp_path, monkeypatch):
+    """What was left for further requests is set aside no more, a moment after the last one."""
+    real, rests = budget_file.BudgetFile.write, trio.Event()
 
-    def only_reserves(self, entries, now):
-        if any(isinstance(each, Settle) for each in entries):
-            trio.from_thread.run_sync(go_on.set)
+    def told(self, held, charges, windows, now):
+        real(self, held, charges, windows, now)
+        if held and all(one.amount == Amount() for one in held):
+            trio.from_thread.run_sync(rests.set)
+
+    monkeypatch.setattr(budget_file.BudgetFile, "write", told)
+    async with lab(tmp_path / "one") as one:
+        await one.ask(ASKED | SMALL)
+        with trio.fail_after(10):
+            await rests.wait()
+        for each in (tmp_path / "one").iterdir():
+            (tmp_path / each.name).write_bytes(each.read_bytes())
+    async with lab(tmp_path) as other:
+        assert taken(other) == 8
+
+
+async def test_what_was_taken_while_the_disk_failed_is_written_afterwards(tmp_path, monkeypatch):
+    """By itself, a second later; `/readyz` is well again."""
+    real, failed = budget_file.BudgetFile.write, trio.Event()
+
+    def only_reserves(self, held, charges, windows, now):
+        if charges:
+            trio.from_thread.run_sync(failed.set)
             raise BudgetFileError("the disk is full")
-        real(self, entries, now)
+        real(self, held, charges, windows, now)
 
     async with lab(tmp_path) as one:
         monkeypatch.setattr(budget_file.BudgetFile, "write", only_reserves)
         assert (await one.ask(ASKED | SMALL)).status == 200
-        await go_on.wait()
+        await failed.wait()
+        while one.router.ready() == (True, ""):  # noqa: ASYNC110 (a state of another task)
+            await trio.sleep(0.01)
         assert taken(one) == 8
         monkeypatch.setattr(budget_file.BudgetFile, "write", real)
+        with trio.fail_after(10):
+            while one.router.ready() != (True, ""):  # noqa: ASYNC110 (a state of another task)
+                await trio.sleep(0.01)
     async with lab(tmp_path) as other:
-        return taken(other)
-
-
-async def test_no_charge_is_lost_above_the_bound(tmp_path, monkeypatch):
-    """A settlement that is left out is charged by the next process as it was reserved: never less than was taken."""
-    assert await end_after_a_long_failure(tmp_path, monkeypatch) > 8
-
-
-async def test_a_deliberate_bug_of_the_bound_is_caught(tmp_path, monkeypatch):
-    """The timeline above finds a bound that forgets what a request took, and frees its reservation."""
-
-    def forgetful(waiting):
-        return [_Waiting(Settle(number=each.entry.number, charges=())) for each in waiting], 0
-
-    monkeypatch.setattr(kept_budgets, "still_to_write", forgetful)
-    assert await end_after_a_long_failure(tmp_path, monkeypatch) == 0
+        assert taken(other) == 8
 
 
 async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monkeypatch, autojump_clock):
@@ -163,13 +187,14 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(budget_file.BudgetFile, "open", in_use)
     kept = kept_budgets.KeptBudgets(file, lambda: datetime(2026, 8, 1, tzinfo=UTC), random.Random(1))
-    reservation = Reservation(accounts={("b", ""): Amount(5, 0)}, copies=1, cap=None, number=1)
+    reservation = Reservation(accounts={("b", ""): Amount(5, 0)}, copies=1, cap=None)
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)
         await kept.reload(limited())
         kept._meter._accounts[("b", "")] = Account(Limit(tokens=9, nano_usd=None, window_seconds=60.0))
         with pytest.raises(BudgetFileError, match="another process"):
             await kept._keep(reservation)
+        kept._aside.settle(reservation.accounts, Amount(), ())
         while kept.problem:  # noqa: ASYNC110 (a state of another task)
             await trio.sleep(1)
         await kept._keep(reservation)

@@ -1,6 +1,7 @@
 """Which budgets a request is under, what is reserved for it, and what it is charged."""
 
-from decimal import Decimal
+import random
+from decimal import ROUND_CEILING, Decimal, localcontext
 
 import pytest
 
@@ -49,6 +50,19 @@ def reserve(meter, config, *, body=None, body_bytes=100, team="", headers=None, 
 
 def used(meter, config, now=0.0):
     return {one["name"]: one["tokensUsed"] for one in meter.used(config, now)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_price_is_exact_and_rounded_up(seed):
+    """As decimals say: not a billionth of a dollar less, whatever the prices and however many tokens."""
+    rng = random.Random(seed)
+    with localcontext(prec=100):
+        for _ in range(200):
+            given = [Decimal(rng.randint(0, 10**9)).scaleb(-rng.randint(0, 12)) for _ in range(2)]
+            prompt, answer = rng.randint(0, 10**7), rng.randint(0, 10**7)
+            exact = (given[0] * prompt + given[1] * answer) * 1000
+            prices = Prices(prompt_usd=given[0], completion_usd=given[1])
+            assert nano_usd(prices, prompt, answer) == int(exact.to_integral_value(ROUND_CEILING))
 
 
 def test_without_a_budget_nothing_is_reserved_or_capped():

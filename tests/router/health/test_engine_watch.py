@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from llmkube.router.health import engine_watch, silence
-from llmkube.router.health.engine_watch import FROZEN
+from llmkube.router.health.engine_watch import FROZEN, Waiting
 from router.proxy.router_lab import (
     STREAMED,
     WHOLE_STREAM,
@@ -362,11 +362,12 @@ def silent_init(cls):
 
 
 def leaves_no_stream(patch):
-    patch.setattr(engine_watch.Waiting, "leave", lambda self: self.heard_at == -math.inf and self.scope.cancel())
+    plain = engine_watch.Waiting.freeze
+    patch.setattr(engine_watch.Waiting, "freeze", lambda self: self.heard_at == -math.inf and plain(self))
 
 
 def breaks_off_a_write(patch):
-    patch.setattr(engine_watch.Waiting, "leave", lambda self: self.silence.cancel())
+    patch.setattr(engine_watch.Waiting, "freeze", lambda self: self.silence.cancel())
 
 
 def asks_whatever_flows(patch):
@@ -399,3 +400,18 @@ async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkey
     believes_every_server(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017 (a nursery wraps it or not)
         await test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(None, local("a"), None, answer())
+
+
+async def test_a_request_that_goes_out_to_a_frozen_engine_waits_for_nothing():
+    """Found frozen before its wait had begun, and in the middle of it."""
+    early, late = Waiting(extends=False, began_at=0.0), Waiting(extends=False, began_at=0.0)
+    early.freeze()
+    with trio.CancelScope() as first:
+        early.begin(first)
+        await trio.sleep_forever()
+    with trio.CancelScope() as second:
+        late.begin(second)
+        late.freeze()
+        await trio.sleep_forever()
+    assert first.cancelled_caught
+    assert second.cancelled_caught

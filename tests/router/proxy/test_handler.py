@@ -1,6 +1,7 @@
 """What a client of a router meets: which requests are taken, and what is said of the others."""
 
 import json
+from datetime import UTC, datetime
 from functools import partial
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from llmkube.base.http.limits import Limits
 from llmkube.router.dialects.inbound import DIALECTS
+from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog
+from llmkube.router.receipts.chain import ReceiptChain
 from router.proxy.router_lab import ANSWER, ASKED, answer, cloud, config_of, local, open_lab
 
 BOTH = config_of(local("mac"), cloud("cloud"))
@@ -267,3 +270,25 @@ def test_a_part_that_is_nested_deeply_is_an_answer_or_400(path):
     """At every place of a body."""
     bodies = [replaced(FULL[path], place, nested(deep)) for place in places_in(FULL[path]) for deep in (300, 900)]
     assert trio.run(partial(statuses, path, bodies)) <= {200, 400}
+
+
+async def test_lines_that_come_together_share_a_write(autojump_clock):
+    """The first is written at once, those after it within a pause; the last ones at the end."""
+    written = []
+
+    async def write(lines):
+        written.append((trio.current_time() - began, len(lines)))
+        await trio.lowlevel.checkpoint()
+
+    audit = AuditLog(write, ReceiptChain(chain="c"), lambda: datetime(2026, 11, 24, tzinfo=UTC))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(audit.run)
+        began = trio.current_time()
+        for _ in range(40):
+            await audit.dispatched({"path": "/"})
+            await trio.sleep(PAUSE_SECONDS / 4)
+        await audit.dispatched({"path": "/"})
+        nursery.cancel_scope.cancel()
+    assert written[0] == (0, 1)
+    assert sum(count for _, count in written) == 41
+    assert len(written) <= 12

@@ -208,7 +208,7 @@ def request_body(head: RequestHead, max_body_bytes: int) -> BodyDecoder:
     """
     if head.chunked:  # llhttp has refused one next to Content-Length
         return ChunkedBody()
-    if "transfer-encoding" in head.headers:
+    if "transfer-encoding" in head.lines:
         raise MalformedError(501, "the only transfer encoding here is chunked")
     length = head.length or 0
     if length > max_body_bytes:
@@ -226,6 +226,6 @@ def response_body(method: str, head: ResponseHead) -> BodyDecoder:
         return LengthBody(0)
     if head.chunked:
         return ChunkedBody()
-    if "transfer-encoding" in head.headers:
+    if "transfer-encoding" in head.lines:
         raise MalformedError(400, "the only transfer encoding here is chunked")
     return EofBody() if head.length is None else LengthBody(head.length)

@@ -238,7 +238,7 @@ class HttpClient:
                 sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
             try:
                 answer, early = await self._receive_head(stream, origin, switching=switching)
-                if "transfer-encoding" in answer.headers and not answer.chunked:
+                if "transfer-encoding" in answer.lines and not answer.chunked:
                     raise MalformedError(400, "the only transfer encoding here is chunked")
             except MalformedError as exc:
                 raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc

@@ -97,5 +97,6 @@ def _with_length(head: _H, length: int | None) -> _H:
     """Return a head with the same lines but for its length: else their keys would differ."""
     twin: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
     twin.__dict__.update(head.__dict__, length=length, like=head)
-    twin.__dict__.pop("headers", None)  # the cached one has the other length
+    for cached in ("headers", "joined"):  # those have the other length
+        twin.__dict__.pop(cached, None)
     return twin

@@ -5,6 +5,7 @@ answer belongs to HEAD. So each head gets a parser of its own that is fed line b
 feed), and a body is decoded separately (`bodies`). The result never depends on how the network cut the bytes.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 
 import attrs
@@ -39,6 +40,13 @@ class _Head:
     def headers(self) -> Headers:
         """The header lines as sent."""
         return self.lines if self.like is None else self.lines.with_value("content-length", str(self.length))
+
+    @cached_property
+    def joined(self) -> Mapping[str, str]:
+        """The values by lower-case name, as `Headers.joined` has them; heads that are alike share this."""
+        if self.like is None:
+            return self.lines.joined()
+        return {**self.like.joined, "content-length": str(self.length)}
 
     @cached_property
     def end_to_end(self) -> bytes:

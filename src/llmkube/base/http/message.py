@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from http import HTTPStatus
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
@@ -86,6 +86,11 @@ class Headers:
     def lines_without(self, folded: Collection[str]) -> list[tuple[str, str]]:
         """Return the lines that have none of these names, which are in lower case."""
         return [item for item, name in zip(self._items, self._names, strict=True) if name not in folded]
+
+    def lines_of(self, folded: Collection[str], prefixes: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+        """Return the lines that have one of these names, or one that begins so; all in lower case."""
+        pairs = zip(self._items, self._names, strict=True)
+        return [item for item, name in pairs if name in folded or name.startswith(prefixes)]
 
     def with_(self, name: str, value: str) -> Self:
         """Return a copy in which this is the only line with this name; it comes last."""
@@ -225,6 +230,11 @@ def encode_response_head(status: int, headers: Headers) -> bytes:
     return status_line(status) + encode_lines(headers) + b"\r\n"
 
 
+@lru_cache(maxsize=1024)
+def _is_token(name: str) -> bool:
+    return _TOKEN.fullmatch(name) is not None
+
+
 @cache
 def status_line(status: int) -> bytes:
     """Return the first line of an answer."""
@@ -239,7 +249,7 @@ def encode_lines(headers: Iterable[tuple[str, str]]) -> bytes:
     """
     lines = []
     for name, value in headers:
-        if not _TOKEN.fullmatch(name) or _UNSAFE_VALUE.search(value):
+        if not _is_token(name) or _UNSAFE_VALUE.search(value):
             raise ValueError(f"not a header: {name!r}: {value!r}")
         lines.append(f"{name}: {value}\r\n")
     return "".join(lines).encode("latin-1")

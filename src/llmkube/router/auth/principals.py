@@ -93,7 +93,7 @@ def judge_of(clients: Callable[[], Clients | None], on_refused: Callable[[str], 
         if (head.path in OPEN_PATHS and only_reads(head)) or is_preflight(head):
             return None
         let_in = clients()
-        found = identified(head.headers, peer, let_in)
+        found = identified(head.lines, peer, let_in)
         if isinstance(found, Principal):
             return None
         on_refused("no_token_keys" if found in (Unaccepted.NO_KEYS, Unaccepted.KEYS_COMING) else "unauthorized")

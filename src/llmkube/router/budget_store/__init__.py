@@ -2,7 +2,8 @@
 
 router_budgets  which of the two places the config asks for
 kept_budgets    in this process: the meter, and the file that it is kept in
-budget_file     the file; synchronous
+    set_aside   how much of it is set aside for requests; pure
+    budget_file the file; synchronous
 redis_budgets   at a Redis or Valkey server, for several processes
 redis_scripts   what that server computes; pure
 errors          why a reservation does not count

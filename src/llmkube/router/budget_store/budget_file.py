@@ -2,11 +2,11 @@
 
 A write-ahead log without a sync at each commit: the end of the process loses nothing, a power cut may lose the last
 requests. One process has the file at a time. It holds a row for each step of a window in which something was taken,
-and for each account that a request under way has reserved in; what has left its window is removed.
+and for each account with what is set aside in it for requests; what has left its window is removed.
 """
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from llmkube.base.full_disk import full_disk
 from llmkube.base.private_files import file_stem
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Charge, Held, Reservation
+from llmkube.router.budgets.meter import Charge, Held
 
 SCHEMA_VERSION: Final = 1
 """Version of the tables; a newer file is refused rather than misread."""
@@ -48,48 +48,12 @@ class BudgetFileError(BudgetsNotKeptError):
 
 
 @attrs.frozen(kw_only=True)
-class Reserve:
-    """A request reserves.
-
-    Attributes:
-        reservation: How much, and where.
-        seconds: The window of each account.
-    """
-
-    reservation: Reservation
-    seconds: Mapping[tuple[str, str], float]
-
-
-@attrs.frozen(kw_only=True)
-class Settle:
-    """A request has ended.
-
-    Attributes:
-        number: Of its reservation.
-        charges: What was taken in the steps that it is charged to.
-    """
-
-    number: int
-    charges: tuple[Charge, ...]
-
-
-@attrs.frozen(kw_only=True)
-class Windows:
-    """How long counts what was taken, by the budget's name; the config has changed."""
-
-    seconds: Mapping[str, float]
-
-
-Entry = Reserve | Settle | Windows
-
-
-@attrs.frozen(kw_only=True)
 class Saved:
     """What an earlier process has left.
 
     Attributes:
         charges: What was taken.
-        held: What was reserved by requests that were not settled.
+        held: What was set aside for its requests.
         seen: The latest time that it has written.
     """
 
@@ -141,8 +105,14 @@ class BudgetFile:
         self.open()
         self.close()
 
-    def write(self, entries: Sequence[Entry], now: float) -> None:
+    def write(self, held: Sequence[Held], charges: Sequence[Charge], windows: Mapping[str, float], now: float) -> None:
         """Write all of them, or none.
+
+        Args:
+            held: What is set aside for requests, by account, in place of what was; nothing removes it.
+            charges: All that was taken in some steps.
+            windows: How long counts what was taken, by the budget's name, where a config has changed that.
+            now: The clock.
 
         Raises:
             BudgetFileError: None is written.
@@ -152,8 +122,7 @@ class BudgetFile:
             raise BudgetFileError(f"the budgets in {self.path} are closed")
         with self._translated(), connection:
             connection.execute("BEGIN IMMEDIATE")
-            for entry in entries:
-                _put(connection, entry)
+            _put(connection, held, charges, windows)
             if now - self._cleaned_at >= CLEAN_SECONDS:
                 connection.execute("DELETE FROM taken WHERE ends + seconds <= ?", (now,))
             connection.execute("UPDATE clock SET seen = max(seen, ?)", (now,))
@@ -161,7 +130,7 @@ class BudgetFile:
             self._cleaned_at = now
 
     def take_over(self, charges: Sequence[Charge], windows: Mapping[str, float], now: float) -> None:
-        """Write what the reservations of the earlier process were charged to, and that they are no more.
+        """Write what the earlier process's requests were charged to, and that nothing is set aside for them any more.
 
         Raises:
             BudgetFileError: Nothing is written.
@@ -171,8 +140,7 @@ class BudgetFile:
         with self._translated(), connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("DELETE FROM reserved")
-            _put(connection, Settle(number=0, charges=tuple(charges)))
-            _put(connection, Windows(seconds=windows))
+            _put(connection, (), charges, windows)
             connection.execute("UPDATE clock SET seen = max(seen, ?)", (now,))
 
     def close(self) -> None:
@@ -234,21 +202,18 @@ def budget_file_of(folder: Path, router: str) -> BudgetFile:
     return BudgetFile(folder / f"{file_stem(router.replace('/', '.'))}.db")
 
 
-def _put(connection: sqlite3.Connection, entry: Entry) -> None:
-    match entry:
-        case Reserve(reservation=reservation, seconds=seconds):
-            rows = [
-                (reservation.number, *key, seconds[key], str(amount.tokens), str(amount.nano_usd))
-                for key, amount in reservation.accounts.items()
-            ]
-            connection.executemany("INSERT OR REPLACE INTO reserved VALUES (?, ?, ?, ?, ?, ?)", rows)
-        case Settle(number=number, charges=charges):
-            connection.execute("DELETE FROM reserved WHERE number = ?", (number,))
-            steps = [
-                (*one.key, one.ends, one.window_seconds, str(one.amount.tokens), str(one.amount.nano_usd))
-                for one in charges
-            ]
-            connection.executemany("INSERT OR REPLACE INTO taken VALUES (?, ?, ?, ?, ?, ?)", steps)
-        case Windows(seconds=windows):
-            changed = [(length, name) for name, length in windows.items()]
-            connection.executemany("UPDATE taken SET seconds = ? WHERE budget = ?", changed)
+def _put(
+    connection: sqlite3.Connection, held: Iterable[Held], charges: Iterable[Charge], windows: Mapping[str, float]
+) -> None:
+    rows = [(*one.key, one.window_seconds, *_written(one.amount)) for one in held]
+    connection.executemany("INSERT OR REPLACE INTO reserved VALUES (0, ?, ?, ?, ?, ?)", rows)
+    connection.execute("DELETE FROM reserved WHERE tokens = '0' AND nano_usd = '0'")
+    steps = [(*one.key, one.ends, one.window_seconds, *_written(one.amount)) for one in charges]
+    connection.executemany("INSERT OR REPLACE INTO taken VALUES (?, ?, ?, ?, ?, ?)", steps)
+    changed = [(length, name) for name, length in windows.items()]
+    connection.executemany("UPDATE taken SET seconds = ? WHERE budget = ?", changed)
+
+
+def _written(amount: Amount) -> tuple[str, str]:
+    """Return an amount as text: it may be larger than SQLite's integers."""
+    return str(amount.tokens), str(amount.nano_usd)

@@ -1,8 +1,8 @@
-"""The budgets of one router: decided in memory, and in the file before a request is sent.
+"""The budgets of one router: decided in memory, and set aside in the file before a request is sent.
 
-Requests that come while the disk is written to share the next write. What cannot be written is refused: a budget that
-would not hold over a restart admits nothing. The clock goes on from where an earlier process was: the wall clock is
-read once, and counts only where it is later.
+A request that is within what the file sets aside waits for nothing (`set_aside`); the others share the next write. What
+cannot be written is refused: a budget that would not hold over a restart admits nothing. The clock goes on from where
+an earlier process was: the wall clock is read once, and counts only where it is later.
 """
 
 import math
@@ -17,7 +17,8 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError
-from llmkube.router.budget_store.budget_file import BudgetFile, BudgetFileError, Entry, Reserve, Settle, Windows
+from llmkube.router.budget_store.budget_file import BudgetFile, BudgetFileError
+from llmkube.router.budget_store.set_aside import SetAside
 from llmkube.router.budgets.meter import (
     NOTHING,
     Charge,
@@ -27,6 +28,7 @@ from llmkube.router.budgets.meter import (
     Meter,
     Reservation,
     Took,
+    amount_of,
     claim_of,
     teams_of,
 )
@@ -38,10 +40,13 @@ WRITE_SECONDS: Final = 5.0
 """How long a request waits until its reservation is written; then it is refused."""
 
 MOST_WAITING: Final = 10_000
-"""Entries that may wait for a disk that hangs; requests beyond are refused at once."""
+"""Requests that may wait for a disk that hangs; those beyond are refused at once."""
 
-MOST_UNSETTLED: Final = 10_000
-"""Settlements that wait while the disk cannot be written; those beyond stay reserved in the file."""
+FLUSH_SECONDS: Final = 0.1
+"""From what no request waits for, such as the end of one, to the write that it shares."""
+
+AGAIN_SECONDS: Final = 1.0
+"""From a write that failed to the next one, unless a request asks for it before."""
 
 OPEN_AGAIN: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
 """Between two attempts to open the file of a budget that a reload has brought."""
@@ -51,9 +56,8 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 @attrs.define(eq=False)
 class _Waiting:
-    """One entry, and who waits for it."""
+    """One request that waits for a write."""
 
-    entry: Entry
     done: trio.Event = attrs.field(factory=trio.Event)
     error: str = ""
 
@@ -77,7 +81,9 @@ class KeptBudgets:
     _offset: float = 0.0  # from Trio's clock to that of the file
     _waiting: list[_Waiting] = attrs.field(factory=list)
     _some: trio.Event = attrs.field(factory=trio.Event)
-    _unwritten: set[int] = attrs.field(factory=set)  # reservations that are not in the file, and not settled yet
+    _aside: SetAside = attrs.field(factory=SetAside)
+    _windows: dict[str, float] = attrs.field(factory=dict)  # that a config has changed, to be written
+    _flush_at: float = math.inf  # when is written what nobody waits for
     _is_open: bool = False
     _using: trio.Lock = attrs.field(factory=trio.Lock)  # the file; one thread at a time has it
     _charged: tuple[Charge, ...] | None = None  # for what an earlier process had reserved; taken up once
@@ -138,18 +144,20 @@ class KeptBudgets:
         return found
 
     async def _keep(self, reservation: Reservation) -> None:
-        """Return when a reservation is in the file.
+        """Return when the file has set enough aside.
 
         Raises:
-            BudgetFileError: It is not.
+            BudgetFileError: It has not.
         """
         if self.file is None or not reservation.accounts:
             return
+        if self._aside.reserve(reservation.accounts, self._meter.window_seconds):
+            return
         if len(self._waiting) >= MOST_WAITING:
-            self._unwritten.add(reservation.number)
             raise BudgetFileError("too much waits for the disk of the budgets")
-        seconds = {key: self._meter.window_seconds(key) for key in reservation.accounts}
-        waiting = self._put(Reserve(reservation=reservation, seconds=seconds))
+        waiting = _Waiting()
+        self._waiting.append(waiting)
+        self._some.set()
         with trio.move_on_after(WRITE_SECONDS):
             await waiting.done.wait()
             if not waiting.error:
@@ -158,11 +166,13 @@ class KeptBudgets:
 
     def settle(self, reservation: Reservation, took: Took | None) -> None:
         """Charge what a request took; None charges what was reserved."""
+        if not reservation.accounts:
+            return
         charges = self._meter.settle(reservation, took, now=self._now())
-        if reservation.number in self._unwritten:
-            self._unwritten.remove(reservation.number)
-        elif self.file is not None and reservation.accounts:
-            self._put(Settle(number=reservation.number, charges=charges))
+        if self.file is not None:
+            amount = None if took is None else amount_of(took, reservation.copies)
+            self._aside.settle(reservation.accounts, amount, charges)
+            self._flush_soon(FLUSH_SECONDS)
 
     def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
         """Return of each budget how much is taken."""
@@ -176,7 +186,8 @@ class KeptBudgets:
         if self.file is None or not config.budgets:
             return
         if self._is_open:
-            self._put(Windows(seconds=_windows(config)))
+            self._windows |= _windows(config)
+            self._flush_soon(0.0)
             return
         await self._open_or_later(config)
 
@@ -185,15 +196,18 @@ class KeptBudgets:
         task_status.started()
         try:
             while True:
-                with trio.move_on_at(self._open_at):
+                with trio.move_on_at(min(self._open_at, self._flush_at)):
                     await self._some.wait()
-                if self._config is not None and trio.current_time() >= self._open_at:
+                self._some = trio.Event()
+                now = trio.current_time()
+                if self._config is not None and now >= self._open_at:
                     await self._open_or_later(self._config)
-                await self._write()
+                if self._waiting or now >= self._flush_at:
+                    await self._write()
         finally:
             with trio.move_on_after(WRITE_SECONDS) as rest:
                 rest.shield = True
-                await self._write()
+                await self._write(is_last=True)
                 if self.file is not None:
                     async with self._using:
                         await trio.to_thread.run_sync(self.file.close)
@@ -214,38 +228,36 @@ class KeptBudgets:
     def _now(self) -> float:
         return trio.current_time() + self._offset
 
-    def _put(self, entry: Entry) -> _Waiting:
-        waiting = _Waiting(entry)
-        self._waiting.append(waiting)  # no more than two for each request under way
-        self._some.set()
-        return waiting
+    def _flush_soon(self, seconds: float) -> None:
+        """Have what nobody waits for written, unless that is to happen already."""
+        if self._flush_at == math.inf:
+            self._flush_at = trio.current_time() + seconds
+            self._some.set()  # `run` learns of the new time
 
-    async def _write(self) -> None:
-        file, batch = self.file, list(self._waiting)
-        self._some = trio.Event()
-        if file is None or not batch:
+    async def _write(self, *, is_last: bool = False) -> None:
+        file, batch, self._flush_at = self.file, list(self._waiting), math.inf
+        if file is None or not (batch or self._windows or not self._aside.is_written):
             return
-        entries, error = [each.entry for each in batch], ""
+        plan, windows, error = self._aside.plan(is_last=is_last), dict(self._windows), ""
         if not self._is_open:
             error = self.problem or "the budgets are not open"
         else:
             try:
                 async with self._using:
-                    await trio.to_thread.run_sync(file.write, entries, self._now())
+                    await trio.to_thread.run_sync(file.write, plan.held, plan.charges, windows, self._now())
             except LLMKubeError as exc:
                 error = str(exc)
         if error and not self.problem:
             _log.error("budgets cannot be written, requests under one are refused", error=error)
         self.problem = error
         del self._waiting[: len(batch)]  # not before: a cancel leaves them for the last write
-        if error:  # what has ended is written with the next request; what was reserved is refused
-            refused = {each.entry.reservation.number for each in batch if isinstance(each.entry, Reserve)}
-            left, beyond = still_to_write([each for each in batch if not isinstance(each.entry, Reserve)])
-            if beyond:
-                _log.error("too many settlements wait, a restart charges as reserved", requests=beyond, error=error)
-            self._waiting[:0] = left
-            settled = {each.entry.number for each in self._waiting if isinstance(each.entry, Settle)}
-            self._unwritten |= refused - settled
+        if error:  # what has ended is written with the next write; who waits is refused
+            self._aside.failed(plan)
+        else:
+            self._aside.written(plan)
+            self._windows = {name: each for name, each in self._windows.items() if windows.get(name) != each}
+        if self._windows or not self._aside.is_written:
+            self._flush_soon(AGAIN_SECONDS if error else FLUSH_SECONDS)
         for each in batch:
             each.error = error
             each.done.set()
@@ -253,19 +265,3 @@ class KeptBudgets:
 
 def _windows(config: RoutingConfig) -> Mapping[str, float]:
     return {budget.name: float(budget.window_seconds) for budget in config.budgets}
-
-
-def still_to_write(waiting: Sequence[_Waiting]) -> tuple[list[_Waiting], int]:
-    """Return what waits for the next write, and how many settlements are left out: the oldest above the bound.
-
-    What is left out stays reserved in the file, so the next process charges the most that it may have taken. This
-    process has charged it already. Of changed windows the last counts for each budget.
-    """
-    settles = [each for each in waiting if isinstance(each.entry, Settle)]
-    beyond = max(0, len(settles) - MOST_UNSETTLED)
-    seconds: dict[str, float] = {}
-    for each in waiting:
-        if isinstance(each.entry, Windows):
-            seconds |= each.entry.seconds
-    windows = [_Waiting(Windows(seconds=seconds))] if seconds else []
-    return [*settles[beyond:], *windows], beyond

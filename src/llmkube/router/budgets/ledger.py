@@ -26,6 +26,23 @@ class Amount:
     def __sub__(self, other: "Amount") -> "Amount":
         return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
 
+    def covers(self, other: "Amount") -> bool:
+        """Whether it is as much, of both."""
+        return self.tokens >= other.tokens and self.nano_usd >= other.nano_usd
+
+    def at_least(self, other: "Amount") -> "Amount":
+        """Return the larger of each."""
+        if self.covers(other):
+            return self
+        return Amount(max(self.tokens, other.tokens), max(self.nano_usd, other.nano_usd))
+
+    def at_most(self, other: "Amount") -> "Amount":
+        """Return the smaller of each."""
+        return Amount(min(self.tokens, other.tokens), min(self.nano_usd, other.nano_usd))
+
+
+_NOTHING: Final = Amount()
+
 
 @attrs.frozen(kw_only=True)
 class Limit:
@@ -93,7 +110,7 @@ class Account:
         """
         self.reserved -= reserved
         self._forget(now)
-        if took == Amount():
+        if took == _NOTHING:
             return None
         ends = (math.floor(now / self._step_seconds) + 1) * self._step_seconds
         self.restore(ends, took)
@@ -110,7 +127,7 @@ class Account:
 
     def is_idle(self, now: float) -> bool:
         """Whether nothing of it would be lost if it were forgotten."""
-        return self.taken(now) == Amount() == self.reserved
+        return self.taken(now) == _NOTHING == self.reserved
 
     @property
     def _step_seconds(self) -> float:

@@ -6,10 +6,12 @@ Reserved is the dearest backend that may answer, and one more for each copy to a
 nothing of its tokens is charged what was reserved.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import ROUND_CEILING, Decimal
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 import attrs
@@ -26,7 +28,7 @@ MOST_ACCOUNTS: Final = 10_000
 """Teams that are told apart under one budget; those beyond share one account."""
 
 _OTHERS: Final = "\0others"
-_PER_MILLION: Final = Decimal(1_000_000)
+_NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 
@@ -104,12 +106,12 @@ class Charge:
 
 @attrs.frozen(kw_only=True)
 class Held:
-    """What a process has reserved that has ended since, and never settled.
+    """What a process has set aside for its requests, which a process after it is charged with.
 
     Attributes:
         key: The account.
         window_seconds: How long it counts.
-        amount: What was reserved.
+        amount: How much.
     """
 
     key: AccountKey
@@ -184,9 +186,9 @@ class Meter:
 
     def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
-        charges = []
+        charges, charged = [], None if took is None else amount_of(took, reservation.copies)
         for key, reserved in reservation.accounts.items():
-            amount = reserved if took is None else amount_of(took, reservation.copies)
+            amount = reserved if charged is None else charged
             account = self._accounts[key]
             if (step := account.settle(reserved, amount, now)) is not None:
                 charges.append(_charge(key, account, step))
@@ -222,12 +224,15 @@ class Meter:
         return used_of(config.budgets, taken)
 
     def _account(self, key: AccountKey, budget: Budget) -> Account:
-        if self._budgets.get(budget.name) != budget:  # an edited budget keeps what was taken, a restored one as well
+        known = self._budgets.get(budget.name)
+        if known is not budget and known != budget:  # an edited budget keeps what was taken, a restored one as well
             for (name, _), account in self._accounts.items():
                 if name == budget.name:
                     account.limit = limit_of(budget)
         self._budgets[budget.name] = budget
-        return self._accounts.setdefault(key, Account(limit_of(budget)))
+        if key not in self._accounts:
+            self._accounts[key] = Account(limit_of(budget))
+        return self._accounts[key]
 
     def forget_idle(self, now: float) -> None:
         """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""
@@ -311,8 +316,16 @@ def nano_usd(prices: Prices | None, prompt: int, answer: int) -> int:
     """Return what tokens cost, rounded up; 0 without prices: a budget in dollars is refused for such a backend."""
     if prices is None:
         return 0
-    cost = (prices.prompt_usd * prompt + prices.completion_usd * answer) / _PER_MILLION
-    return int((cost * _NANO).to_integral_value(ROUND_CEILING))
+    of_prompt, of_answer, parts = _parts_of(prices)
+    return -((-of_prompt * prompt - of_answer * answer) // parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts_of(prices: Prices) -> tuple[int, int, int]:
+    """Return what a token costs in and out, in equal parts of a billionth of a dollar, and how many parts that has."""
+    of_prompt, of_answer = (Fraction(each) * _NANO_PER_MILLION for each in (prices.prompt_usd, prices.completion_usd))
+    parts = math.lcm(of_prompt.denominator, of_answer.denominator)
+    return int(of_prompt * parts), int(of_answer * parts), parts
 
 
 def _is_under(budget: Budget, decision: Decision) -> bool:
@@ -321,9 +334,8 @@ def _is_under(budget: Budget, decision: Decision) -> bool:
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
     """Return the longest answer that a request asks for, in tokens; None if it does not say."""
-    given: Iterable[Any] = (body.get(name) for name in _LIMITS)
-    asked = [each for each in given if isinstance(each, int) and not isinstance(each, bool) and each > 0]
-    return max(asked, default=None)
+    asked = [body[name] for name in _LIMITS if name in body]
+    return max((each for each in asked if type(each) is int and each > 0), default=None)
 
 
 def _whole(value: object) -> int:

@@ -20,7 +20,7 @@ FIRST_BYTE_SECONDS: Final = 120.0
 CIRCUIT_SECONDS: Final = 15.0
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, cache_hash=True)
 class Prices:
     """What a million tokens cost.
 

@@ -145,9 +145,11 @@ def check_kinds(said: Mapping[str, Any], kinds: Mapping[str, type | UnionType], 
     Raises:
         DialectError: One is.
     """
-    for name, kind in kinds.items():
-        value = said.get(name)
-        if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
+    for name, value in said.items():
+        kind = kinds.get(name)
+        if kind is None or value is None:
+            continue
+        if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
             continue
         raise DialectError(f"{where}{name} is {value!r:.80}; write {_KINDS[kind]}, or leave it away")
 
@@ -158,6 +160,8 @@ _KINDS: Final[Mapping[type | UnionType, str]] = {
     int | float: "a number",
     str: "a text",
     dict: "an object",
+    str | dict: "a text or an object",
+    str | list: "a text or a list",
 }
 
 

@@ -31,7 +31,7 @@ from llmkube.router.dispatch.passed_headers import request_lines
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
 from llmkube.router.dispatch.transport import Transport
 from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, judge, status_of_error
-from llmkube.router.health.engine_watch import Waiting
+from llmkube.router.health.engine_watch import FROZEN, Waiting
 from llmkube.router.health.probe_state import Reply
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import error_object
@@ -84,7 +84,7 @@ class Whole:
 
     Attributes:
         status: What the client gets.
-        headers: Of the backend's answer.
+        headers: Of the backend's answer; the length that they say may be another answer's.
         body: The bytes.
         usage: Its tokens, where it says so.
         model: The model that the backend says it is.
@@ -166,7 +166,7 @@ class Attempts:
             permit: Leave to do so.
             asked: The request.
             silence_seconds: Longest wait for the first byte, and between two later ones.
-            waiting: Gets the scope that such a wait ends, and may put that off while the engine lives.
+            waiting: Gets the scope of such a wait: puts its end off while the engine lives, ends it if that is frozen.
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
@@ -179,20 +179,20 @@ class Attempts:
         lines = request_lines(backend, key, asked.request_id, asked.trace)
         answer, keeps = None, False
         try:
-            with trio.CancelScope() as silence:
-                silence.deadline = trio.current_time() + silence_seconds
+            with trio.move_on_after(silence_seconds) as silence:
                 if waiting is not None:
-                    waiting.silence = silence
+                    waiting.begin(silence)
                 answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body)
                 by_messages = asks_by_messages(asked.path, backend)
                 reader = _Reader(answer, silence, silence_seconds, backend, by_messages=by_messages)
                 found = await reader.read(asked.streams)
+                dropped = asked.dropped + rebuilt.dropped
                 if isinstance(found, Begun):
                     keeps = True
-                    return attrs.evolve(found, hides_usage=rebuilt.usage_added, dropped=asked.dropped + rebuilt.dropped)
-                return (
-                    attrs.evolve(found, dropped=asked.dropped + rebuilt.dropped) if isinstance(found, Whole) else found
-                )
+                    return attrs.evolve(found, hides_usage=rebuilt.usage_added, dropped=dropped)
+                return attrs.evolve(found, dropped=dropped) if dropped and isinstance(found, Whole) else found
+            if waiting is not None and waiting.is_frozen:
+                return Failure(Cause.FROZEN, FROZEN)
             return Failure(Cause.TIMEOUT, f"it was silent for {silence_seconds:g} seconds")
         except ConnectError as exc:
             late = isinstance(exc.__cause__, TimeoutError)
@@ -249,12 +249,12 @@ class _Reader:
 
     async def read(self, streams: bool) -> Whole | Begun | Failure:
         head = self.answer.head
-        encoding = (head.headers.get("content-encoding") or "identity").lower()
+        encoding = (head.lines.get("content-encoding") or "identity").lower()
         if encoding != "identity":
             return Failure(
                 Cause.MALFORMED, f"its answer is encoded as {encoding}, which was not asked for", head.status
             )
-        media_type = (head.headers.get("content-type") or "").partition(";")[0].strip().lower()
+        media_type = (head.lines.get("content-type") or "").partition(";")[0].strip().lower()
         if head.status == 200 and streams and media_type == "text/event-stream":
             return await self._begin()
         return await self._whole(streams)
@@ -294,6 +294,8 @@ class _Reader:
                 return Failure(
                     Cause.MALFORMED, f"its answer is longer than {MAX_ANSWER_BYTES} bytes", self.answer.status
                 )
+            if self.answer.ended:
+                break
             now = trio.current_time()
             if not received.isspace():  # space comes while a provider has not begun: a byte of it is no drip
                 started_at = now if started_at is None else started_at
@@ -302,7 +304,7 @@ class _Reader:
         return self._judged(bytes(received), streams)
 
     def _judged(self, body: bytes, streams: bool) -> Whole | Failure:
-        status, headers = self.answer.status, self.answer.headers
+        status, headers = self.answer.status, self.answer.head.lines
         try:
             said = orjson.loads(body)
             if self.by_messages and isinstance(said, dict):
@@ -337,7 +339,7 @@ class _Reader:
     def _error(self, error: Mapping[str, Any], status: int, body: bytes) -> Whole | Failure:
         """Judge an error, by the status that it should have had if it came with 200."""
         meant = status if status >= 300 else status_of_error(error)
-        if (failure := judge(meant, self.answer.headers, error, ours=not self.backend.provider)) is not None:
+        if (failure := judge(meant, self.answer.head.lines, error, ours=not self.backend.provider)) is not None:
             return failure
         if meant in (401, 403) and (self.backend.provider or self.backend.key_file):
             # The credentials were this router's: what the provider says of them is not for the client.
@@ -345,8 +347,8 @@ class _Reader:
             return self._own(502, message, "backend_refused_credentials")
         code = str(error.get("code") or error.get("type") or "error")
         text = body if status == meant and body else orjson.dumps({"error": dict(error)})
-        return Whole(status=meant, headers=self.answer.headers, body=text, error_code=code)
+        return Whole(status=meant, headers=self.answer.head.lines, body=text, error_code=code)
 
     def _own(self, status: int, message: str, code: str) -> Whole:
         body = orjson.dumps({"error": error_object(status, message, code)})
-        return Whole(status=status, headers=self.answer.headers, body=body, error_code=code)
+        return Whole(status=status, headers=self.answer.head.lines, body=body, error_code=code)

@@ -16,7 +16,7 @@ from llmkube.router.dispatch.record import Record, server_timing
 from llmkube.router.dispatch.relay import BREAKS, UNTRANSLATABLE, Ending, relay
 from llmkube.router.dispatch.routed_request import RoutedRequest
 from llmkube.router.dispatch.verdicts import Cause, Failure
-from llmkube.router.health.engine_watch import FROZEN, EngineWatch, Waiting
+from llmkube.router.health.engine_watch import EngineWatch, Waiting
 from llmkube.router.policy.permits import Permit
 from llmkube.router.prefix_cache.own_prompts import OwnPrompts
 from llmkube.router.prefix_cache.prompt_marks import prompt_text
@@ -60,23 +60,22 @@ class BackendCalls:
             self.on_try(name, failure.cause.value)
             return failure
         found: Whole | Begun | Failure | None = None
+        waiting = Waiting(name in request.decision.extends, started_at)
         try:
-            with self.watch.watching(permit, extends=name in request.decision.extends) as waiting:
+            with self.watch.watching(permit, waiting):
                 found = await self._attempt(permit, request, waiting)
-            if found is None and waiting.scope.cancelled_caught:
-                found = Failure(Cause.FROZEN, FROZEN)
             joined = request.client.joined
             if isinstance(found, Whole) and joined is not None and joined.continuations:
                 found = Failure(
                     Cause.UNSUPPORTED, f"it does not go on with an answer: {found.error_code}", found.status
                 )
-            seconds = trio.current_time() - started_at
-            self._note(name, found, seconds, record, counts=joined is None or name not in joined.broken)
+            now = trio.current_time()
+            self._note(name, found, record, started_at, now, counts=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
                 return found
             record.backend, record.dropped = name, found.dropped
             if record.first_byte_seconds is None:
-                record.first_byte_seconds = trio.current_time() - record.started_at
+                record.first_byte_seconds = now - record.started_at
             if isinstance(found, Whole):
                 await self._give(found, permit, request)
                 return None
@@ -110,13 +109,15 @@ class BackendCalls:
                 await self.attempts.transport.release(permit, found[0].answer)  # noqa: ASYNC102 (closes at once)
         return found[0]
 
-    def _note(self, name: str, found: Whole | Begun | Failure, seconds: float, record: Record, *, counts: bool) -> None:
+    def _note(
+        self, name: str, found: Whole | Begun | Failure, record: Record, began: float, now: float, *, counts: bool
+    ) -> None:
         """Tell circuit, metrics and record what came of an attempt; the circuit, if it counts."""
-        now = trio.current_time()
+        seconds = now - began
         if not isinstance(found, Failure):
             (self.circuits.began if isinstance(found, Begun) else self.circuits.succeeded)(name)
             self.observed.began(name, seconds)
-            headers = found.headers if isinstance(found, Whole) else found.answer.headers
+            headers = found.headers if isinstance(found, Whole) else found.answer.head.lines
             self.watch.heard(name, headers.get("server") or "")
             record.tried(name, None, seconds, found.status if isinstance(found, Whole) else 200)
             self.on_try(name, "answered")
@@ -139,8 +140,8 @@ class BackendCalls:
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
             return
-        headers = answer_headers(whole.headers, record.request_id, permit.backend.name)
-        headers = headers.with_("Content-Type", "application/json").with_("Server-Timing", _timing(record))
+        more = ("Content-Type", "application/json"), ("Server-Timing", _timing(record))
+        headers = answer_headers(whole.headers, record.request_id, permit.backend.name, *more)
         try:
             await client.respond(Response(whole.status, headers, whole.body))
         except DialectError as exc:
@@ -152,7 +153,8 @@ class BackendCalls:
         """Give the client a stream; return a failure if it broke off and can go on elsewhere."""
         client, record = request.client, request.record
         record.status, record.streamed = 200, True
-        headers = answer_headers(begun.answer.headers, record.request_id, permit.backend.name)
+        so_far = ("Server-Timing", _timing(record))
+        headers = answer_headers(begun.answer.head.lines, record.request_id, permit.backend.name, so_far)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
@@ -172,8 +174,9 @@ class BackendCalls:
             return _timing(record)
 
         try:
-            await client.begin(headers.with_("Server-Timing", _timing(record)))
-            with self.watch.watching(permit, extends=False) as waiting:
+            await client.begin(headers)
+            waiting = Waiting(extends=False, began_at=trio.current_time())
+            with self.watch.watching(permit, waiting):
                 ending = await relay(begun, client, waiting, timing)
             record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
         finally:

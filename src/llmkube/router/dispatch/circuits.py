@@ -86,7 +86,8 @@ class Circuit:
 
     def succeeded(self) -> "Circuit":
         """It answered, to the end."""
-        return Circuit(unwell=self.unwell)
+        known = self.failures or self.opened or self.open_until or self.probing
+        return Circuit(unwell=self.unwell) if known else self
 
     def failed(self, now: float, terms: Terms, rng: random.Random) -> "Circuit":
         """It did not."""

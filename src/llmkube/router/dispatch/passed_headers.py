@@ -6,6 +6,7 @@ it is, stays on its side.
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from llmkube import __version__
@@ -18,7 +19,7 @@ _TRACE_PARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[
 
 _TRACE_STATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_ANSWER_NAMES: Final = frozenset({"content-type", "retry-after", "openai-model", "openai-processing-ms"})
+_ANSWER_NAMES: Final = frozenset({"retry-after", "openai-model", "openai-processing-ms"})
 _ANSWER_PREFIXES: Final = ("x-ratelimit-",)
 
 
@@ -48,28 +49,27 @@ def request_lines(backend: Backend, key: str, request_id: str, trace: Mapping[st
     Raises:
         ValueError: The key would break out of its line.
     """
+    lines = [("X-Request-Id", request_id), *trace.items()]
+    if key:
+        lines.append(("X-Api-Key", key) if backend.dialect == "anthropic" else ("Authorization", f"Bearer {key}"))
+    return _lines_for(backend.dialect) + encode_lines(lines)
+
+
+@lru_cache(maxsize=16)
+def _lines_for(dialect: str) -> bytes:
+    """Return the lines that every request to backends of a dialect has."""
     lines = {
         "Content-Type": "application/json",
         "Accept": "application/json, text/event-stream",
         "Accept-Encoding": "identity",
         "User-Agent": f"llmkube/{__version__}",
-        "X-Request-Id": request_id,
-        **trace,
     }
-    if backend.dialect == "anthropic":
+    if dialect == "anthropic":
         lines["Anthropic-Version"] = VERSION
-    if key and backend.dialect == "anthropic":
-        lines["X-Api-Key"] = key
-    elif key:
-        lines["Authorization"] = f"Bearer {key}"
     return encode_lines(lines.items())
 
 
-def answer_headers(received: Headers, request_id: str, backend: str) -> Headers:
-    """Return what a client reads of an answer's head."""
-    passed = [
-        (name, value)
-        for name, value in received
-        if name.lower() in _ANSWER_NAMES or name.lower().startswith(_ANSWER_PREFIXES)
-    ]
-    return Headers((*passed, ("X-Request-Id", request_id), ("X-LLMKube-Backend", backend)))
+def answer_headers(received: Headers, request_id: str, backend: str, *more: tuple[str, str]) -> Headers:
+    """Return what a client reads of an answer's head; `more` is what the router itself says of the answer."""
+    passed = received.lines_of(_ANSWER_NAMES, _ANSWER_PREFIXES)
+    return Headers((*passed, ("X-Request-Id", request_id), ("X-LLMKube-Backend", backend), *more))

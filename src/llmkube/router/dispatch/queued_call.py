@@ -40,14 +40,16 @@ class QueuedCalls:
     async def ask(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Return why a backend does not answer; None when the client has its answer."""
         name = permit.backend.name
-        is_open = self.circuits.of(name).state(trio.current_time()) is State.OPEN
         self.observed.in_flight[name] += 1
         try:
-            if not permit.backend.slots or is_open or request.asked.path == COUNT_TOKENS:
+            if not permit.backend.slots or request.asked.path == COUNT_TOKENS or self._is_open(name):
                 return await self.calls.ask(permit, request)
             return await self._ask_in_turn(permit, request)
         finally:
             self.observed.in_flight[name] -= 1
+
+    def _is_open(self, name: str) -> bool:
+        return self.circuits.of(name).state(trio.current_time()) is State.OPEN
 
     async def _ask_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         backend, asked, record, started_at = permit.backend, request.asked, request.record, trio.current_time()

@@ -100,10 +100,10 @@ async def _pass(begun: Begun, client: ClientStream, waiting: Waiting) -> Ending:
     waiting.heard_at = trio.current_time()
     await client.send(_passed(begun, client, begun.events))
     with trio.CancelScope() as silence:
-        waiting.silence = silence
+        waiting.begin(silence)
         until = trio.current_time() + begun.silence_seconds
         while not begun.judge.done:
-            if waiting.is_left:
+            if waiting.is_frozen:
                 return Ending.SILENT
             silence.deadline = until
             try:

@@ -4,7 +4,8 @@ A provider gets the fields of the list and no others, at every depth. An engine 
 as well. Neither is told to fetch anything: a picture is in the request itself (`data:`). Pure.
 """
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Final
 
@@ -120,6 +121,8 @@ _CHAT: Final[Mapping[str, Shape]] = {
     "top_logprobs": PLAIN,
     "verbosity": PLAIN,
 }
+_NESTED: Final = (dict, list)
+
 MOST_NESTED: Final = 64
 """Objects and lists in each other, besides those that are text to a model."""
 
@@ -167,6 +170,8 @@ _TYPES: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(_TEXTS, str),
     **dict.fromkeys(("echo", "parallel_tool_calls", "return_documents"), bool),
     **dict.fromkeys(("response_format", "stream_options"), dict),
+    **dict.fromkeys(("documents", "input", "prompt"), str | list),
+    "tool_choice": str | dict,
 }
 """What llama.cpp's server answers 500 for where it is something else, which would count against its circuit."""
 _TURN: Final[Mapping[str, type | UnionType]] = {"role": str, "name": str, "tool_call_id": str}
@@ -186,14 +191,9 @@ def check_types(body: Mapping[str, Any]) -> None:
         if not isinstance(turn.get("content"), str):
             objects_in(turn.get("content"), f"{where}content")
     objects_in(body.get("tools"), "tools")
-    stop, choice = body.get("stop"), body.get("tool_choice")
+    stop = body.get("stop")
     if not isinstance(stop, str | None) and not (isinstance(stop, list) and all(isinstance(one, str) for one in stop)):
         raise DialectError(f"stop is {stop!r:.80}; write a text or a list of texts, or leave it away")
-    if not isinstance(choice, str | dict | None):
-        raise DialectError(f"tool_choice is {choice!r:.80}; write a text or an object, or leave it away")
-    for name in ("prompt", "input", "documents"):
-        if not isinstance(value := body.get(name), str | list | None):
-            raise DialectError(f"{name} is {value!r:.80}; write a text or a list, or leave it away")
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def refuse_urls(body: Mapping[str, Any]) -> None:
     Raises:
         BodyError: The body names an address.
     """
-    for where in _fetched(body, "", MOST_NESTED):
+    if where := _fetched(body, "", MOST_NESTED):
         message = f"{where} must be a data: URL; nothing is fetched for a client, so send the content itself"
         raise BodyError(message, "url_not_allowed")
 
@@ -257,12 +257,7 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
     """
     dropped: list[str] = []
     if backend.provider:
-        shape = FIELDS[path]
-        if backend.dialect == "anthropic":
-            shape = {**shape, "top_k": PLAIN, "messages": _Many({**_MESSAGE, "is_error": PLAIN})}
-        if backend.provider not in _METADATA:
-            shape = {name: each for name, each in shape.items() if name != "metadata"}
-        body = _object(asked, shape, "", dropped)
+        body = _object(asked, _shape_for(path, backend.dialect, backend.provider), "", dropped)
     else:
         body = dict(asked)
     if backend.model:
@@ -287,13 +282,26 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
     return Rebuilt(path, written, tuple(dropped), usage_added)
 
 
+@functools.lru_cache(maxsize=256)
+def _shape_for(path: str, dialect: str, provider: str) -> Mapping[str, Shape]:
+    """Return what a request to a provider may have at a path."""
+    shape = FIELDS[path]
+    if dialect == "anthropic":
+        shape = {**shape, "top_k": PLAIN, "messages": _Many({**_MESSAGE, "is_error": PLAIN})}
+    if provider not in _METADATA:
+        shape = {name: each for name, each in shape.items() if name != "metadata"}
+    return shape
+
+
 def asks_by_messages(path: str, backend: Backend) -> bool:
     """Whether a backend is asked in Anthropic's dialect; llama.cpp's server speaks it as well, and only it counts."""
     return backend.dialect == "anthropic" or path == COUNT_TOKENS
 
 
-def _fetched(value: object, where: str, deeper: int) -> Iterator[str]:
-    """Yield where something is named that would have to be fetched: what stands as `url`, or as `image_url` itself.
+def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> str:
+    """Return where something is named that would have to be fetched: what stands as `url`, or as `image_url` itself.
+
+    "" if there is none. Of what is passed by, no place is written down: there is much of it.
 
     Raises:
         BodyError: It is nested too deeply to be looked through.
@@ -302,19 +310,22 @@ def _fetched(value: object, where: str, deeper: int) -> Iterator[str]:
         raise BodyError(f"the body is nested more than {MOST_NESTED} deep, at {where[:80]}…", "invalid_value")
     if isinstance(value, list):
         for place, each in enumerate(value):
-            yield from _fetched(each, f"{where}[{place}]", deeper - 1)
-        return
-    if not isinstance(value, dict):
-        return
+            if isinstance(each, _NESTED) and (found := _fetched(each, f"{where}[{place}]", deeper - 1)):
+                return found
+        return ""
     for name, each in value.items():
-        at = f"{where}.{name}" if where else name
-        if name in _MODEL_READS:
-            continue
         if isinstance(each, str):
             if name in _URLS and not each.startswith("data:"):
-                yield at
-        else:
-            yield from _fetched(each, at, deeper - 1)
+                return _named(where, name)
+        elif name not in _MODEL_READS and isinstance(each, _NESTED):
+            found = _fetched(each, _named(where, name), deeper - 1)
+            if found:
+                return found
+    return ""
+
+
+def _named(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
 
 
 _MODEL_READS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
@@ -326,24 +337,25 @@ _URLS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_ur
 def _object(value: Mapping[str, Any], shape: Mapping[str, Shape], where: str, dropped: list[str]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, each in value.items():
-        at = f"{where}.{name}" if where else name
-        part = shape.get(name)
-        if part is not None and _fits(each, part):
-            kept[name] = _rebuilt(each, part, at, dropped)
+        part, nested = shape.get(name), isinstance(each, _NESTED)
+        if part is None or ((nested or part is DATA_URL) and not _fits(each, part)):
+            dropped.append(_named(where, name))
         else:
-            dropped.append(at)
+            kept[name] = _rebuilt(each, part, _named(where, name), dropped) if nested else each
     return kept
 
 
 def _rebuilt(value: Any, shape: Shape, where: str, dropped: list[str]) -> Any:
-    if isinstance(value, dict) and isinstance(shape, Mapping):
+    if isinstance(value, dict) and isinstance(shape, dict):
         return _object(value, shape, where, dropped)
     if isinstance(value, list) and isinstance(shape, _Many):
-        each = shape.each
+        kept, each = [], shape.each
         for at, one in enumerate(value):
-            if not _fits(one, each):
+            if _fits(one, each):
+                kept.append(_rebuilt(one, each, f"{where}[{at}]", dropped))
+            else:
                 dropped.append(f"{where}[{at}]")
-        return [_rebuilt(one, each, f"{where}[{at}]", dropped) for at, one in enumerate(value) if _fits(one, each)]
+        return kept
     return value
 
 
@@ -355,7 +367,7 @@ def _fits(value: Any, shape: Shape) -> bool:
             return all(name.isdigit() and isinstance(each, int | float) for name, each in value.items())
         if shape is WORDS:
             return all(isinstance(each, str) for each in value.values())
-        return isinstance(shape, Mapping)
+        return isinstance(shape, dict)
     if isinstance(value, list):
         return isinstance(shape, _Many) or (shape is PLAIN and all(_fits(each, PLAIN) for each in value))
     if shape is DATA_URL:

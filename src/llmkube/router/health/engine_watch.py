@@ -6,7 +6,7 @@ frozen it goes on until the engine answers again, so that no request has to try 
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, NoReturn
 
 import attrs
@@ -28,6 +28,7 @@ from llmkube.router.policy.permits import Permit
 
 FROZEN: Final = f"its engine is frozen: no answer at {HEALTH_PATH} for {FROZEN_SECONDS:g} seconds"
 
+_UNWATCHED: Final = nullcontext()
 _MOST_BACKENDS: Final = 256
 """That begin to be watched at the same moment; of more, a later request begins it."""
 
@@ -37,21 +38,25 @@ class Waiting:
     """One request that an engine is asked for.
 
     Attributes:
-        scope: Cancelled if the engine is frozen and nothing of its answer has come.
         extends: Whether the request waits on while the engine lives: its spec gives no limit.
         began_at: When it went out.
         silence: The scope that ends when the backend was silent for too long; None before the request has gone out. Its
             deadline is infinite while the client is waited for.
         heard_at: When a part of its answer came last; -inf before the first.
-        is_left: Whether the engine is frozen, and its stream has to be left.
+        is_frozen: Whether the engine was found frozen while it waited, which ends the scope as well.
     """
 
-    scope: trio.CancelScope
     extends: bool
     began_at: float
     silence: trio.CancelScope | None = None
     heard_at: float = -math.inf
-    is_left: bool = False
+    is_frozen: bool = False
+
+    def begin(self, silence: trio.CancelScope) -> None:
+        """Take the scope that the request waits in."""
+        self.silence = silence
+        if self.is_frozen:
+            silence.cancel(reason=FROZEN)
 
     def lives(self, now: float) -> None:
         """Take an answer of the engine for a sign of life."""
@@ -59,13 +64,14 @@ class Waiting:
             until = min(now + LIVES_SECONDS, self.began_at + LONGEST_SECONDS)
             self.silence.deadline = max(self.silence.deadline, until)
 
-    def leave(self) -> None:
+    def freeze(self) -> None:
         """End the wait for a frozen engine; never a write to the client, who would have half of a piece."""
-        if self.heard_at == -math.inf:
-            self.scope.cancel(reason=FROZEN)
+        self.is_frozen = True
+        if self.silence is None:
             return
-        self.is_left = True
-        if self.silence is not None and self.silence.deadline < math.inf:
+        if self.heard_at == -math.inf:
+            self.silence.cancel(reason=FROZEN)
+        elif self.silence.deadline < math.inf:
             self.silence.deadline = -math.inf
 
 
@@ -122,26 +128,27 @@ class EngineWatch:
         """Forget backends that are no more, or are others under the same name; their tasks end by themselves."""
         self._engines = {name: engine for name, engine in self._engines.items() if name in same}
 
-    @contextmanager
-    def watching(self, permit: Permit, *, extends: bool) -> Iterator[Waiting]:
-        """Hold a scope that is cancelled if the engine is frozen; a provider's, or one of several engines, never is.
+    def watching(self, permit: Permit, waiting: Waiting) -> AbstractContextManager[None]:
+        """Freeze a request that waits if its engine is frozen; a provider, or one of several engines, never is.
 
         Args:
-            permit: The backend that a request goes to.
-            extends: Whether the request waits for it, however long, while it shows that it lives.
+            permit: The backend that the request goes to.
+            waiting: The request; it waits for the engine, however long, while that shows that it lives.
         """
-        with trio.CancelScope() as scope:
-            backend, one = permit.backend, Waiting(scope, extends, trio.current_time())
-            if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
-                yield one
-                return
-            engine = self._of(backend.name)
-            engine.waiting.add(one)
-            try:
-                self._begin_nowait(permit, engine)
-                yield one
-            finally:
-                engine.waiting.discard(one)
+        backend = permit.backend
+        if backend.provider or backend.is_replicated:  # another of them may answer for the one that computes
+            return _UNWATCHED
+        return self._watching(permit, waiting)
+
+    @contextmanager
+    def _watching(self, permit: Permit, waiting: Waiting) -> Iterator[None]:
+        engine = self._of(permit.backend.name)
+        engine.waiting.add(waiting)
+        try:
+            self._begin_nowait(permit, engine)
+            yield
+        finally:
+            engine.waiting.discard(waiting)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Ask until cancelled."""
@@ -153,7 +160,10 @@ class EngineWatch:
         raise AssertionError("requests never end")
 
     def _of(self, name: str) -> _Engine:
-        return self._engines.setdefault(name, _Engine())
+        engine = self._engines.get(name)
+        if engine is None:
+            engine = self._engines[name] = _Engine()
+        return engine
 
     def _begin_nowait(self, permit: Permit, engine: _Engine) -> None:
         if engine.is_watched:
@@ -197,4 +207,4 @@ class EngineWatch:
                 self.on_change(permit.backend.name, FROZEN if is_frozen else "")
         if is_frozen:
             for one in engine.waiting:
-                one.leave()
+                one.freeze()

@@ -28,6 +28,9 @@ MAX_WAITING_LINES: Final = 4096
 PUT_SECONDS: Final = 5.0
 """How long a request waits for room for its line at most."""
 
+PAUSE_SECONDS: Final = 0.01
+"""Between two writes: lines that come meanwhile share the next one. To ask a thread costs more than to make a line."""
+
 DRAIN_SECONDS: Final = 5.0
 """For the lines of the last requests, when the router stops."""
 
@@ -110,11 +113,13 @@ class AuditLog:
         write: Where they go; the config may change it.
         chain: Makes receipts of them.
         utcnow: The wall clock.
+        pause_seconds: From the end of a write to the next one.
     """
 
     write: Write
     chain: ReceiptChain
     utcnow: Callable[[], datetime]
+    pause_seconds: float = PAUSE_SECONDS
     _sender: trio.MemorySendChannel[bytes] = attrs.field(init=False)
     _lines: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
     _taken: list[bytes] = attrs.field(factory=list)
@@ -173,6 +178,7 @@ class AuditLog:
             while True:
                 self._taken.append(await self._lines.receive())
                 await self._write_some()
+                await trio.sleep(self.pause_seconds)
         finally:
             with trio.move_on_after(DRAIN_SECONDS) as rest:
                 rest.shield = True

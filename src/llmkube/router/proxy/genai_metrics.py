@@ -42,8 +42,9 @@ _LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_reque
 
 @attrs.define(eq=False)
 class _Series:
-    """The histograms of one operation at one backend, looked up once."""
+    """The histograms of one operation at one backend that end alike, looked up once."""
 
+    duration_seconds: Histogram
     first_seconds: Histogram
     token_seconds: Histogram
     input_tokens: Histogram
@@ -58,7 +59,7 @@ class GenAiMetrics:
     first_seconds: Histogram
     token_seconds: Histogram
     tokens: Histogram
-    _known: dict[tuple[str, str, str], _Series] = attrs.field(factory=dict)
+    _known: dict[tuple[str, str, str, str], _Series] = attrs.field(factory=dict)
 
     @classmethod
     def on(cls, registry: CollectorRegistry) -> "GenAiMetrics":
@@ -112,8 +113,8 @@ class GenAiMetrics:
             return
         labels = (operation, provider_of(backend), backend.model or backend.model_id)
         error = "" if outcome == "ok" else outcome
-        self.duration_seconds.labels(*labels, error).observe(seconds)
-        series = self._known.get(labels) or self._series(labels)
+        series = self._known.get((*labels, error)) or self._series(labels, error)
+        series.duration_seconds.observe(seconds)
         usage, first = record.usage, record.first_byte_seconds
         if record.streamed and first is not None and not error:
             series.first_seconds.observe(first)
@@ -124,9 +125,10 @@ class GenAiMetrics:
             if operation != "embeddings":
                 series.output_tokens.observe(usage.completion)
 
-    def _series(self, labels: tuple[str, str, str]) -> _Series:
+    def _series(self, labels: tuple[str, str, str], error: str) -> _Series:
         """Look the series up; labels come of the config, so that there are few."""
-        found = self._known[labels] = _Series(
+        found = self._known[*labels, error] = _Series(
+            duration_seconds=self.duration_seconds.labels(*labels, error),
             first_seconds=self.first_seconds.labels(*labels),
             token_seconds=self.token_seconds.labels(*labels),
             input_tokens=self.tokens.labels(*labels, "input"),

@@ -183,7 +183,7 @@ class RouterHandler:
         if head.method != "POST":
             words = f"{head.method} is not allowed on {path}"
             raise refused(405, words, "method_not_allowed", {"Allow": "POST"})
-        principal = principal_of(head.headers, exchange.peer, routing.clients)
+        principal = principal_of(head.lines, exchange.peer, routing.clients)
         if principal is None:  # the judge let it in: its time is over since, or keys have changed
             raise refused(401, "this key or token counts no more", "invalid_api_key")
         record.principal = principal
@@ -199,7 +199,7 @@ class RouterHandler:
         record.history_bytes, record.continues = joined.history_bytes, joined.continues
         translated = joined.translated
         body, size = translated.body, len(exchange.body) + joined.history_bytes
-        record.facts = facts_of(config, head.headers.joined(), body, principal)
+        record.facts = facts_of(config, head.joined, body, principal)
         facts = record.facts = joined.limited(record.facts)
         if routing.balances:
             record.prompt = self.prefixes.prompt(record.tenant, translated.path, body, size)
@@ -289,7 +289,7 @@ class RouterHandler:
         below = "/input_items" if path.endswith("/input_items") else ""
         record, _ = self._record(exchange, f"{PREFIX}ID{below}")  # who reads the log shall not learn how to ask for it
         try:
-            principal = principal_of(head.headers, exchange.peer, routing.clients)
+            principal = principal_of(head.lines, exchange.peer, routing.clients)
             if principal is None:
                 said = refused(401, "this key counts no more", "invalid_api_key").response
             else:
@@ -304,10 +304,11 @@ class RouterHandler:
     def _record(self, exchange: StreamExchange, path: str) -> tuple[Record, Mapping[str, str]]:
         """Begin to remember a request; the second is the headers of its trace."""
         head = exchange.head
-        headers = head.headers.joined()
-        trace = trace_of(headers, f"{self.rng.getrandbits(192):048x}")
+        headers = head.joined
+        fresh = f"{self.rng.getrandbits(320):080x}"
+        trace = trace_of(headers, fresh[:48])
         record = Record(
-            request_id=request_id_of(headers, f"{self.rng.getrandbits(128):032x}"),
+            request_id=request_id_of(headers, fresh[48:]),
             path=path,
             method=head.method,
             peer=exchange.peer,
@@ -338,7 +339,7 @@ class RouterHandler:
     def _routable(self, exchange: StreamExchange) -> list[tuple[str, str, Backend]]:
         """Return each name that this client can ask for, its owner, and the backend that is asked first."""
         routing = self.routing()
-        principal = principal_of(exchange.head.headers, exchange.peer, routing.clients) or Principal()
+        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients) or Principal()
         config = routing.config
         found = []
         for model_id, owner in _ids(config):

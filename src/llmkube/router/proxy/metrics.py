@@ -31,6 +31,14 @@ OUTCOMES: Final = frozenset(
 """What becomes of requests."""
 
 
+@attrs.frozen(eq=False)
+class _Series:
+    """The series of requests that end alike, looked up once."""
+
+    requests: Counter
+    duration_seconds: Histogram
+
+
 @attrs.define(eq=False)
 class RouterMetrics:
     """The series of one router.
@@ -52,6 +60,9 @@ class RouterMetrics:
     prompts: Counter
     probes: Counter
     continuations: Counter
+    _known: dict[tuple[str, str, str, str], _Series] = attrs.field(factory=dict)
+    _known_attempts: dict[tuple[str, str], Counter] = attrs.field(factory=dict)
+    _known_tokens: dict[str, tuple[Counter, Counter, Counter]] = attrs.field(factory=dict)
 
     @classmethod
     def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
@@ -129,7 +140,10 @@ class RouterMetrics:
 
     def tried(self, backend: str, result: str) -> None:
         """Count an attempt."""
-        self.attempts.labels(self.router, backend, result).inc()
+        known = self._known_attempts.get((backend, result))
+        if known is None:
+            known = self._known_attempts[backend, result] = self.attempts.labels(self.router, backend, result)
+        known.inc()
 
     def continued(self, outcome: str) -> None:
         """Count an answer whose engine died."""
@@ -152,21 +166,36 @@ class RouterMetrics:
         """Count a request that has ended, and that this backend has answered; None for none."""
         outcome = bounded_outcome(record.outcome, record.status)
         rule, backend = record.rule, record.backend or "none"
-        self.requests.labels(self.router, rule, backend, classification, outcome).inc()
-        self.duration_seconds.labels(self.router, rule, backend).observe(seconds)
+        labels = (rule, backend, classification, outcome)
+        series = self._known.get(labels) or self._series(labels)
+        series.requests.inc()
+        series.duration_seconds.observe(seconds)
         if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
             self.fail_closed.labels(self.router, rule, classification).inc()
         if record.streamed and record.first_byte_seconds is not None:
             self.first_token_seconds.labels(self.router, backend).observe(record.first_byte_seconds)
         self.genai.ended(record, answering, outcome, seconds)
         if record.usage is not None:
-            counts = {
-                "prompt": record.usage.prompt,
-                "completion": record.usage.completion,
-                "cached": record.usage.cached,
-            }
-            for kind, count in counts.items():
-                self.tokens.labels(self.router, backend, kind).inc(count)
+            prompt, completion, cached = self._known_tokens.get(backend) or self._tokens(backend)
+            prompt.inc(record.usage.prompt)
+            completion.inc(record.usage.completion)
+            cached.inc(record.usage.cached)
+
+    def _series(self, labels: tuple[str, str, str, str]) -> _Series:
+        """Look series up; labels come of the config and of lists in this package, so that there are few."""
+        rule, backend, _, _ = labels
+        found = self._known[labels] = _Series(
+            requests=self.requests.labels(self.router, *labels),
+            duration_seconds=self.duration_seconds.labels(self.router, rule, backend),
+        )
+        return found
+
+    def _tokens(self, backend: str) -> tuple[Counter, Counter, Counter]:
+        prompt, completion, cached = (
+            self.tokens.labels(self.router, backend, kind) for kind in ("prompt", "completion", "cached")
+        )
+        found = self._known_tokens[backend] = (prompt, completion, cached)
+        return found
 
 
 def probes_counter(registry: CollectorRegistry) -> Counter:

@@ -54,7 +54,7 @@ from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.proxy.audit_log import AuditLog, Write, writer_of
+from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
@@ -157,11 +157,7 @@ async def open_router(
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
     parts = shared or _alone(routing.config, budgets_folder, utcnow, rng)
     turns, circuits = parts.turns, parts.circuits
-    audit = AuditLog(
-        write or writer_of(routing.config.audit, parts.audit_lock),
-        ReceiptChain(chain=f"{rng.getrandbits(128):032x}"),
-        utcnow,
-    )
+    audit = _audit_log(write, parts.audit_lock, routing.config, utcnow, rng)
 
     async def change(before: RoutingConfig, now: RoutingConfig) -> None:
         circuits.terms = terms_of(now)
@@ -181,9 +177,6 @@ async def open_router(
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
     live = LiveConfig(source, routing, change, checker_of, seen=seen)
-
-    def budgets() -> Sequence[Mapping[str, Any]]:
-        return accounts.used(live.routing.config)
 
     standing = Standing(live, keys, circuits, audit, accounts)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
@@ -206,7 +199,7 @@ async def open_router(
                     waiting=turns.waiting,
                     cache_use=caches.use,
                     config_valid=lambda: not live.problem,
-                    budgets=budgets,
+                    budgets=lambda: accounts.used(live.routing.config),
                 )
             )
         shadows = Shadows(attempts, metrics.shadowed)
@@ -241,12 +234,19 @@ async def open_router(
                 states=standing.states,
                 in_flight=observed.in_flight.total,
                 in_flight_of=lambda: dict(observed.in_flight),
-                budgets=budgets,
+                budgets=lambda: accounts.used(live.routing.config),
                 live=live,
             )
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
         writing.cancel_scope.cancel(reason="the router closes")
+
+
+def _audit_log(
+    write: Write | None, lock: int | None, config: RoutingConfig, utcnow: Callable[[], datetime], rng: random.Random
+) -> AuditLog:
+    chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
+    return AuditLog(write or writer_of(config.audit, lock), chain, utcnow, 0.0 if write else PAUSE_SECONDS)
 
 
 def _alone(
