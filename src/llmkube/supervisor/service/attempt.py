@@ -92,7 +92,6 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
-    _build: str = ""  # which engine it is; of one that an earlier agent has started only its runtime is known
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
@@ -186,8 +185,8 @@ class Attempt:
                 api_key=record.api_key,
                 mode=self.launch.plan.mode,
                 engine=self.launch.plan.runtime,
-                build=self._build,
-                weights_format=context.status_manager.facts.wish.model.spec.format,
+                build=record.build,
+                weights_format=self.launch.plan.weights_format,
             )
             self._host = view.host
             self.address_changed()
@@ -204,12 +203,12 @@ class Attempt:
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info(launch.plan.runtime)
-        self._build = engine.version
         if launch.plan.keys_digest and not launch.client_keys:
             raise KeysUnknownError(
                 "the keys of its clients are not known until the API server answers for their Secret"
             )
-        key, plan, record = context.status_manager.key, launch.plan, new_record(context, launch.plan)
+        key, plan = context.status_manager.key, launch.plan
+        record = attrs.evolve(new_record(context, plan), build=engine.version)
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
