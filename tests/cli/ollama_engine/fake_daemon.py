@@ -23,6 +23,7 @@ from llmkube.cli.ollama_engine.keeper import GivenUpError, Keeper
 from llmkube.cli.ollama_engine.runners import Process
 from llmkube.cli.ollama_engine.weights import LibraryModel
 from llmkube.cli.ollama_engine.witness import Witness
+from llmkube.weights.formats.gguf import read_header
 
 URL = "http://127.0.0.1:11434"
 NAME = "llmkube/default_chat"
@@ -59,6 +60,8 @@ class FakeDaemon:
         hollow: Whether it says that it has loaded, and starts no process.
         hidden: Whether the kernel shows its processes.
         embeds: Whether its models compute embeddings alone.
+        shows: What it says of a file besides its path: by file.
+        sizes: The bytes of a model in its list, by name.
         faults: What the next requests of a path get instead of an answer.
         calls: The requests that have come, without looks.
         ended: Processes that were killed from outside.
@@ -81,6 +84,8 @@ class FakeDaemon:
     hollow: bool = False
     hidden: bool = False
     embeds: bool = False
+    shows: dict = attrs.field(factory=dict)
+    sizes: dict = attrs.field(factory=dict)
     faults: dict = attrs.field(factory=dict)
     calls: list = attrs.field(factory=list)
     ended: list = attrs.field(factory=list)
@@ -162,7 +167,11 @@ class FakeDaemon:
         self._expire()
         if self.hangs:
             await trio.sleep_forever()
-        looks = {"/api/version": {"version": self.version}, "/api/ps": {"models": self._listed()}}
+        looks = {
+            "/api/version": {"version": self.version},
+            "/api/ps": {"models": self._listed()},
+            "/api/tags": {"models": [{"name": name, "size": size} for name, size in self.sizes.items()]},
+        }
         if path not in looks:
             self.calls.append(path.partition("/sha256:")[0])
         posts = {
@@ -195,7 +204,9 @@ class FakeDaemon:
         if blob is None:
             await exchange.respond(Response.json(404, {"error": f"model '{name}' not found"}))
         else:
-            await exchange.respond(Response.json(200, {"modelfile": f"# Modelfile\nFROM /home/me/blobs/{blob}\n"}))
+            modelfile = f"# Modelfile\nFROM /home/me/blobs/{blob}\n"
+            more = self.shows.get(blob, {}) if said.get("verbose") else {}
+            await exchange.respond(Response.json(200, {"modelfile": modelfile, **more}))
 
     async def _blob(self, exchange, request, digest):
         blob = f"sha256-{digest}"
@@ -269,6 +280,19 @@ class FakeDaemon:
         else:
             usage = {"prompt_tokens": 7, "completion_tokens": 3}
             await exchange.respond(Response.json(200, answer | {"usage": usage}))
+
+
+def shown_header(path):
+    """What an Ollama says of a file in GGUF: keys of its header, and its tensors."""
+    facts = read_header(path)
+    shape = facts.shape
+    numbers = {
+        f"{shape.architecture}.{key}": found[0] if len(found) == 1 else list(found)
+        for key, found in shape.numbers.items()
+    }
+    named = {"general.architecture": shape.architecture, "general.license": facts.license}
+    tensors = [{"name": each.name, "type": each.type, "shape": list(each.sizes)} for each in shape.tensors]
+    return {"model_info": named | numbers, "tensors": tensors}
 
 
 def full(name):
