@@ -60,6 +60,7 @@ class FakeDaemon:
         hollow: Whether it says that it has loaded, and starts no process.
         hidden: Whether the kernel shows its processes.
         embeds: Whether its models compute embeddings alone.
+        pid: The server's process.
         shows: What it says of a file besides its path: by file.
         sizes: The bytes of a model in its list, by name.
         faults: What the next requests of a path get instead of an answer.
@@ -84,6 +85,7 @@ class FakeDaemon:
     hollow: bool = False
     hidden: bool = False
     embeds: bool = False
+    pid: int = SERVER_PID
     shows: dict = attrs.field(factory=dict)
     sizes: dict = attrs.field(factory=dict)
     faults: dict = attrs.field(factory=dict)
@@ -133,7 +135,7 @@ class FakeDaemon:
         self._expire()
         shown = [Process(1, 0, ("/sbin/init",))]
         if self.answers:
-            shown.append(Process(SERVER_PID, 1, ("/usr/local/bin/ollama", "serve")))
+            shown.append(Process(self.pid, 1, ("/usr/local/bin/ollama", "serve")))
         for pid, (blob, parent) in self.held.items():
             path = f"/home/me/.ollama/models/blobs/{blob}"
             shown.append(Process(pid, parent, ("/usr/local/bin/ollama", "runner", "--model", path, "--port", "1")))
@@ -142,13 +144,13 @@ class FakeDaemon:
     async def starts(self, pids):
         await trio.lowlevel.checkpoint()
         self._expire()
-        alive = {SERVER_PID} if self.answers else set()
-        alive |= {pid for pid, (_, parent) in self.held.items() if parent == SERVER_PID}
+        alive = {self.pid} if self.answers else set()
+        alive |= {pid for pid, (_, parent) in self.held.items() if parent == self.pid}
         return tuple(f"start of {pid}" if pid in alive else "" for pid in pids)
 
     async def listener(self, servers, port):
         await trio.lowlevel.checkpoint()
-        return SERVER_PID if SERVER_PID in servers else None
+        return self.pid if self.pid in servers else None
 
     async def cpu_seconds(self, pids):
         await trio.lowlevel.checkpoint()
@@ -252,10 +254,11 @@ class FakeDaemon:
             if name in self.loaded:
                 self.drop(name)
         else:
-            await self._load(name)
+            await self.load(name)
         await exchange.respond(Response.json(200, {"model": name, "done": True}))
 
-    async def _load(self, name):
+    async def load(self, name):
+        """Have a process hold a model of the store; what is loaded stays for as long again."""
         blob = self.store[name]
         shared = next((other for other, pid in self.loaded.items() if self.held.get(pid, ("", 0))[0] == blob), name)
         pid = self.loaded.get(shared)
@@ -263,7 +266,7 @@ class FakeDaemon:
             self._next_pid += 1
             self.loaded[name] = self._next_pid
             if not self.hollow:
-                self.held[self._next_pid] = (blob, SERVER_PID)
+                self.held[self._next_pid] = (blob, self.pid)
             await trio.sleep(self.load_seconds)
             shared = name
         if shared in self.loaded:

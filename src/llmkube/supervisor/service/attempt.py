@@ -25,10 +25,11 @@ from llmkube.base.http.message import netloc
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtimes import words_of
+from llmkube.runtimes.process.host_runtimes import holds_elsewhere, words_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path
 from llmkube.supervisor.engine.logfile import next_log, old_log
+from llmkube.supervisor.engine.model_watch import watch_model
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
@@ -352,8 +353,14 @@ class Attempt:
         async def fails_on_metal() -> None:
             failures.append(await metal.MetalLook(child, self.launch, context.settings).failed(read))
 
-        if metal.on_metal(self.launch, context.settings):
-            await wait_any(hangs, fails_on_metal)
+        async def loses_its_model() -> None:
+            tick = context.settings.limits.tick_seconds
+            await watch_model(engine.http, engine.ready_url, self.status.set_model, tick)
+
+        further = [fails_on_metal] if metal.on_metal(self.launch, context.settings) else []
+        further += [loses_its_model] if holds_elsewhere(self.launch.plan.runtime) else []
+        if further:
+            await wait_any(hangs, *further)
         else:  # hundreds of others cost no nursery more
             await hangs()
         failure = failures[0]
