@@ -45,14 +45,16 @@ class Cluster:
     controller: Program
 
     @asynccontextmanager
-    async def open_agent(self, address: str, *args: str, folder: str = "agent") -> AsyncIterator[Program]:
-        """Run an agent; one that is started again in the same folder is the same host."""
+    async def open_agent(
+        self, address: str, *args: str, folder: str = "agent", prefix: tuple[str, ...] = ()
+    ) -> AsyncIterator[Program]:
+        """Run an agent; one that is started again in the same folder is the same host. `prefix`: see `open_program`."""
         state = self.folder / folder
         state.mkdir(exist_ok=True)
         where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
         allowed = () if "--allow-from" in args else ("--allow-from", address)
         args = ("agent", "--accelerator", "cpu", *allowed, *where, *args)
-        async with open_program(state, *args, kubeconfig=self.kubeconfig, runs_engines=True) as agent:
+        async with open_program(state, *args, kubeconfig=self.kubeconfig, prefix=prefix, runs_engines=True) as agent:
             await agent.wait_for("err", '"msg":"agent started"')
             yield agent
 

@@ -236,18 +236,3 @@ async def test_what_there_is(kubectl):
         assert plural in shown
     assert "check.llmkube.dev/v1" in (await kubectl.run("api-versions")).splitlines()
     assert await kubectl.run("get", "--raw", "/readyz") == "ok"
-
-
-async def test_a_model_of_ollamas_library_is_refused_with_the_way_out(kubectl):
-    """U19: who applies `ollama://` with kubectl reads what to name instead, and no pattern of characters."""
-    manifest = """
-apiVersion: inference.llmkube.dev/v1alpha1
-kind: Model
-metadata: {name: llama}
-spec: {source: "ollama://llama3.2"}
-"""
-    await kubectl.run("apply", "--server-side", "-f", str(CRDS))
-    told = await kubectl.run("apply", "-f", "-", stdin=manifest, code=1)
-    assert "source is in Ollama's own library, which LLMKube does not fetch from" in told
-    assert "such as ORG/REPO:Q4_K_M" in told
-    assert "should match" not in told

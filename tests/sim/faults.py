@@ -2,10 +2,10 @@
 
 import trio
 
-from sim import faults_agent, faults_api, faults_host, faults_owner
-from sim.stage import CONTEXTS, FAULTS, SOURCES, Inject, span
+from sim import faults_agent, faults_api, faults_daemon, faults_host, faults_owner
+from sim.stage import CONTEXTS, FAULTS, RUNTIMES, SOURCES, Inject, span
 
-__all__ = ["FAULTS", "USERS", "faults_agent", "faults_api", "faults_host", "faults_owner"]
+__all__ = ["FAULTS", "USERS", "faults_agent", "faults_api", "faults_daemon", "faults_host", "faults_owner"]
 
 
 async def _edit(stage, rng):
@@ -13,8 +13,8 @@ async def _edit(stage, rng):
 
 
 async def _create(stage, rng):
-    name = rng.choice(stage.wishes.names)
-    await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+    name, runtime = rng.choice(stage.wishes.names), rng.choice(RUNTIMES)
+    await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[], runtime=runtime)
 
 
 async def _scale(stage, rng):
@@ -32,6 +32,10 @@ async def _refuse(stage, rng):
 
 async def _source(stage, rng):
     await stage.wishes.apply(stage.world, stage.wished(rng), source=rng.choice(SOURCES))
+
+
+async def _runtime(stage, rng):
+    await stage.wishes.apply(stage.world, stage.wished(rng), runtime=rng.choice(RUNTIMES), extraArgs=[])
 
 
 async def _label(stage, rng):
@@ -73,6 +77,7 @@ USERS: dict[str, Inject] = {
     "suspend": _suspend,
     "refuse": _refuse,
     "source": _source,
+    "runtime": _runtime,
     "label": _label,
     "delete": _delete,
     "delete-all": _delete_all,

@@ -231,8 +231,7 @@ async def ipv6(stage, rng):
 async def power_cut(stage, rng):
     host = stage.host_with_agent(rng)
     async with stage.away(host, "kill"):
-        for child in host.machine.live():
-            child.end(-9)
+        host.machine.lose_power()
         await trio.sleep(span(rng, 1, 400))
 
 
@@ -240,8 +239,7 @@ async def power_cut(stage, rng):
 async def power_cut_with_loss(stage, rng):
     host = stage.host_with_agent(rng)
     async with stage.away(host, "kill"):
-        for child in host.machine.live():
-            child.end(-9)
+        host.machine.lose_power()
         host.machine.entries.clear()
         host.machine.files.clear()
         await trio.sleep(span(rng, 1, 100))

@@ -17,6 +17,7 @@ from llmkube.k8s.wire.names import HOST_LABEL
 from llmkube.runtimes.process.exits import metal_error
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.host_cordon import LOOK_SECONDS
+from sim.daemon import is_front
 from sim.machine import WANTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"
@@ -26,6 +27,12 @@ EVENTS = "events"
 
 READY_SECONDS = 2.0
 """How long an endpoint may stay ready after its engine has ended, while agent and API server are there."""
+
+DAEMON_SECONDS = 5.0
+"""Between two looks at a daemon."""
+
+HOLLOW_SECONDS = 20.0
+"""How long an endpoint may stay ready after a daemon has lost the model: two looks of the front, one of the agent."""
 
 ORPHAN_SECONDS = 5.0
 """How long an engine may run without anybody who looks after it, while an agent runs."""
@@ -281,7 +288,8 @@ class Books:
             else:
                 due = min(due, limit)
         self._suspects = seen
-        return due
+        fronts = any(child.keeper for host in self.world.hosts.values() for child in host.machine.live())
+        return min(due, now + DAEMON_SECONDS) if fronts else due  # a daemon tells nobody what it does
 
     def _wrong(self, now):
         for host in self.world.hosts.values():
@@ -296,12 +304,32 @@ class Books:
                     free = max(self._cordoned[host.name][0], self._started.get(host.name, 0.0)) + given_back(host)
                     text = f"{child.name} (pid {child.pid}) runs on {host.name}, which is cordoned"
                     yield (child, "cordon"), "not given back", text, free
+            yield from self._wrong_of_ollama(host, now)
             if self._disturbed.get(host):
                 continue
             settled = max(settled, self._calm_since.get(host, -math.inf) + API_SETTLES_SECONDS)
             for place, (address, port) in self._ready.items():
                 if place[0] == host.name and not any(child.address[1] == port for child in host.machine.live(place[1])):
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
+
+    def _wrong_of_ollama(self, host, now):
+        """What services on a shared daemon take twice or leave behind, and what they claim to have."""
+        ollama, fronts = host.machine.ollama, [child for child in host.machine.spawned if child.keeper is not None]
+        for child in fronts:
+            pids = ollama.holders(child)
+            if child.exit is None and len(pids) > 1 and not _is_shared(child, fronts):
+                yield (child, "twice"), "double", f"{child.name} is loaded twice on {host.name}, by {pids}", now
+            published = any(
+                place[0] == host.name and place[1] == child.name and port == child.address[1]
+                for place, (_, port) in self._ready.items()
+            )
+            if child.exit is None and published and not pids and not (self._disturbed.get(host) or child.frozen):
+                since = self._suspects.get((child, "hollow"), now)
+                text = f"{child.name} on {host.name} is published, and no process has its model"
+                yield (child, "hollow"), "false ready", text, since + HOLLOW_SECONDS
+        for pid, name, until in ollama.leftovers(host.machine.spawned, now):
+            text = f"process {pid} of Ollama on {host.name} has {name}, which nobody keeps"
+            yield (pid, "left"), "orphans", text, until
 
     # -- what must be true in the end ----------------------------------------------------------------------------------
 
@@ -375,6 +403,12 @@ class Wishes:
                 await world.delete(name)
 
 
+def _is_shared(child, fronts):
+    """Whether several services serve one file: a daemon may hold it for each."""
+    blob = child.keeper.adapter.witness.blob
+    return len({each.name for each in fronts if each.exit is None and each.keeper.adapter.witness.blob == blob}) > 1
+
+
 def given_back(host):
     """How long after its owner's word a host may have engines: a look, the drain, and the ends of two in a row."""
     settings = host.settings
@@ -446,6 +480,8 @@ def _argument(child, flag):
 def _differs(child, spec):
     context, model = str(spec.get("contextSize", 4096)), spec["source"].replace("/", "_")
     seen = _argument(child, "--ctx-size"), _argument(child, "--model").rpartition("/")[2]
+    if is_front(child.argv) != (spec.get("runtime") == "ollama"):
+        return f"it runs on another runtime than {spec.get('runtime', 'llamacpp')}"
     return None if seen == (context, model) else f"{seen} instead of {(context, model)}"
 
 

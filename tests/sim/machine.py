@@ -15,6 +15,7 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.waiting import wait_any
+from llmkube.cli.daemon_engine.keeper import Keeper
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.engine.child import KILL_SECONDS, AdoptError
@@ -33,6 +34,7 @@ from llmkube.supervisor.nouns.ports import HostFacts
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 from sim.connection import Connection
+from sim.daemon import Ollama, is_front
 from sim.macs_end import MacsEnd
 
 HELP_FLAGS = frozenset(
@@ -99,10 +101,17 @@ class SimChild:
     port: int
     argv: tuple[str, ...]
     script: Script
-    ready: bool = False
+    serves: bool = False
+    keeper: Keeper | None = None  # of a front before an Ollama: whether it serves
+    told_to_end: trio.Event = attrs.field(factory=trio.Event)
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
     macs_end: MacsEnd | None = None  # how its kernel tells of its end; None is an event when it has ended
+
+    @property
+    def ready(self):
+        """Whether it says that it is."""
+        return self.exit is None and (self.serves if self.keeper is None else self.keeper.ready)
 
     async def wait(self):
         if self.macs_end is not None:
@@ -200,7 +209,7 @@ class SimChild:
 
     def end(self, code, *, for_signature=False):
         if self.exit is None and not self.stuck and (self.macs_end is None or not self.macs_end.hides(self, code)):
-            self.exit, self.ready = Exit(code, for_signature), False
+            self.exit, self.serves = Exit(code, for_signature), False
             self.ended.set()
 
 
@@ -232,6 +241,7 @@ class Machine:
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
         build: Which build of the engine program is there, and the flags that it knows.
+        ollama: The Ollama of its owner, and what fronts have started.
         programs: The runtimes whose programs are there.
         no_proxies: The proxies of published engines do not listen.
         no_address: Nobody can listen on the address that engines should listen on.
@@ -267,6 +277,7 @@ class Machine:
     spawn_fails: bool = False
     no_engine: bool = False
     build: tuple[str, frozenset[str]] = ("sim", HELP_FLAGS)
+    ollama: Ollama = attrs.field(factory=Ollama)
     programs: set[str] = attrs.field(factory=lambda: {"llamacpp"})
     no_address: bool = False
     no_proxies: bool = False
@@ -330,7 +341,7 @@ class Machine:
         child.visible = lambda: not (self.no_descriptors and self.has_proc)
         self.spawned.append(child)
         self.spawned_at.setdefault(name, []).append(trio.current_time())
-        self.nursery.start_soon(self._live, child)
+        self.nursery.start_soon(self._live_front if is_front(argv) else self._live, child)
         async with self._owned(child, shutdown, grace):
             yield child
 
@@ -377,7 +388,10 @@ class Machine:
     async def _term(self, child):
         child.frozen = False  # TERM comes with CONT
         await trio.sleep(child.script.stop_seconds)
-        child.end(0)
+        if child.exit is None:
+            child.told_to_end.set()
+        if not is_front(child.argv):
+            child.end(0)
 
     async def write(self, entry):
         await self._pass("record" if entry.engine and entry.engine.pid else "intent")
@@ -462,9 +476,18 @@ class Machine:
         with trio.move_on_after(child.script.life_seconds):
             with trio.move_on_after(child.script.load_seconds):
                 await child.ended.wait()
-            child.ready = child.exit is None
+            child.serves = child.exit is None
             await child.ended.wait()
         child.end(child.script.exit_code, for_signature=child.script.unsigned)
+        self.changed()
+
+    async def _live_front(self, child):
+        with trio.move_on_after(child.script.life_seconds) as life:
+            with trio.move_on_after(child.script.load_seconds):
+                await wait_any(child.ended.wait, child.told_to_end.wait)
+            await self.ollama.live(child)
+        if life.cancelled_caught:
+            child.end(child.script.exit_code)
         self.changed()
 
     # -- what a test does and asks --------------------------------------------------------------------------------
@@ -481,6 +504,12 @@ class Machine:
         """SIGKILL the engine of a service."""
         (child,) = self.live(name)
         child.end(-9)
+
+    def lose_power(self):
+        """Everything that runs has ended."""
+        for child in self.live():
+            child.end(-9)
+        self.ollama.shared.restart()
 
     def starts(self, name):
         """When the engines of a service were spawned."""

@@ -49,11 +49,10 @@ class MacMemory(SimMemory):
 
     async def sample(self):
         await super().sample()  # what no figure of a kernel says: whether there was ever too little
-        held = sum(self.holds(child) for child in self.machine.spawned)
         self.mac.library.set_release(self.release)  # all Macs of one process share the library
         numbers = {
             "memory_bytes": int(self.total * GIB),
-            "wired_bytes": 3 * GIB + held,
+            "wired_bytes": 3 * GIB + self.engines_bytes,
             "internal_bytes": int((self.other - 3) * GIB),
         }
         self.mac.set(ctypes.c_uint64, **numbers)

@@ -35,7 +35,7 @@ class MacsEnd:
             return False
         if not self.begun.is_set():
             self.begun.set()
-            child.ready, child.closed, child.odd = False, True, True
+            child.serves, child.closed, child.odd = False, True, True
             self.nursery.start_soon(self._free, child, code)
         return True
 

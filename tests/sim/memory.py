@@ -6,8 +6,11 @@ import trio
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
 from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.weights.formats.shape import Shape, Tensor
+from sim.daemon import is_front
 
 GIB = 1 << 30
+FRONT_BYTES = 40 << 20
+"""What the process of ours holds before an Ollama."""
 
 
 def shape_of(gib):
@@ -64,7 +67,7 @@ class SimMemory:
             ended = self._ended.setdefault(child.pid, now)
             if now >= ended + self.late_seconds and not (child.pid in self._kept or self._is_kept(child)):
                 return 0
-        size = self.sizes.get(child.name, 0.1) * GIB
+        size = FRONT_BYTES if is_front(child.argv) else self.sizes.get(child.name, 0.1) * GIB
         seconds = child.script.load_seconds
         share = min(1.0, (now - child.spawned_at) / seconds) if seconds else 1.0
         return int(size * share + self.leaked.get(child.pid, 0.0) * GIB)
@@ -82,8 +85,13 @@ class SimMemory:
     @property
     def available_bytes(self):
         """What is left; below 0 when the host is out of memory."""
-        held = sum(self.holds(child) for child in self.machine.spawned)
-        return int((self.total - self.other) * GIB) - held
+        return int((self.total - self.other) * GIB) - self.engines_bytes
+
+    @property
+    def engines_bytes(self):
+        """What all engines hold, and the processes in which daemons hold their models."""
+        of_daemons = (self.sizes.get(service, 0.1) * GIB for _, service, *_ in self.machine.ollama.held())
+        return int(sum(self.holds(child) for child in self.machine.spawned) + sum(of_daemons))
 
     def speak(self, level=None):
         """The kernel says how it is, or lets the figures speak again."""
@@ -98,8 +106,7 @@ class SimMemory:
         self.lowest_bytes = min(self.lowest_bytes, left)
         total, available = int(self.total * GIB), max(0, left)
         level, why = judge(Signs(total, available), Thresholds())
-        held = sum(self.holds(child) for child in self.machine.spawned)
-        wired = 3 * GIB + held if self.tells_wired else None
+        wired = 3 * GIB + self.engines_bytes if self.tells_wired else None
         return Sample(total, available, level if self.level is None else self.level, wired_bytes=wired, why=why)
 
     async def wait_change(self):

@@ -11,6 +11,7 @@ from llmkube.controller.reconciler import leaves
 from llmkube.k8s.codec import encode
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key
+from sim import score
 
 MISTAKES = (TypeError, AttributeError, NameError)
 """What a mutant raises that no longer fits the function which it replaces."""
@@ -34,6 +35,21 @@ def is_caught(play):
             found = leaves(error)
             _check(found)
     return any(isinstance(leaf, AssertionError) for leaf in found)
+
+
+def acts(*happenings, hosts=1):
+    """A timeline of a few events: each has its time, its name, and its dice if they matter."""
+    made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
+    return score.Timeline(1, hosts, 15.0, False, False, made, busy_seconds=made[-1].at + 500.0)
+
+
+CREATED = ((1.0, "create"),)
+
+
+def is_booked(timeline, column):
+    """Whether the books of a run see something in a column of the scorecard."""
+    with fitting():
+        return column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
 
 
 @contextmanager

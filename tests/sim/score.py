@@ -152,6 +152,7 @@ async def _play(timeline, quiet_minutes, result):
         stage = Stage(world, wishes, books)
         for host in world.hosts.values():
             host.machine.default = CALM
+            host.machine.programs |= {"ollama"}
             books.started(host)
         async with trio.open_nursery() as watching:
             watching.start_soon(books.run)

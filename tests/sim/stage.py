@@ -22,6 +22,7 @@ from sim.world import Faults, World
 CALM = Script(load_seconds=3.0, stop_seconds=1.0)
 SOURCES = ("builtin://one", "builtin://two", "builtin://three")
 CONTEXTS = (512, 1024, 2048, 4096)
+RUNTIMES = ("llamacpp", "llamacpp", "ollama")
 
 
 class NotNow(Exception):  # noqa: N818 - no error: there is nothing to break at the moment
@@ -183,6 +184,8 @@ def clean(host):
     machine.disk_full = machine.spawn_fails = machine.no_engine = False
     machine.no_address = machine.no_descriptors = False
     machine.bugs.clear()
+    if machine.ollama.shared.is_odd:
+        machine.ollama.shared.restart()
     if is_mac(machine):
         machine.memory.refuses = False
         machine.memory.restart()

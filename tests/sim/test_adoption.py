@@ -44,6 +44,30 @@ async def every_change(world, name):
         nursery.cancel_scope.cancel()
 
 
+async def test_a_new_agent_says_which_engine_serves(autojump_clock):
+    """Its build is the one that was started, though the program was upgraded meanwhile; while none serves, none is."""
+    async with open_world() as world:
+        await serving(world, "chat")
+        started = {"runtime": "llamacpp", "build": "sim", "weightsFormat": "gguf"}
+        assert (await world.service())["status"]["engine"] == started
+        await world.kill_agent()
+        world.machine.build = ("newer", world.machine.build[1])
+        await world.start_agent()
+        await trio.sleep(60)
+        assert len(world.machine.spawned) == 1
+        assert (await world.service())["status"]["engine"] == started
+        assert {view.build for view in world.agent.services().values()} == {"sim"}
+        world.machine.default = Script(load_seconds=30)
+        world.machine.kill("chat")
+        await trio.sleep(20)
+        assert "engine" not in (await world.service())["status"]
+        await trio.sleep(60)
+        assert (await world.service())["status"]["engine"]["build"] == "newer"
+        await world.apply("chat", replicas=0)
+        await trio.sleep(60)
+        assert "engine" not in (await world.service())["status"]
+
+
 async def test_a_killed_agent_costs_nothing(autojump_clock):
     """Through SIGKILL of the agent and the start of the next, the engine is the same and never out of service."""
     async with open_world() as world:

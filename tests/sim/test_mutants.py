@@ -14,7 +14,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import services
 from llmkube.supervisor.agent import AgentView
-from llmkube.supervisor.cluster import endpoints
+from llmkube.supervisor.cluster import endpoints, status
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.desired import Desired
@@ -27,11 +27,11 @@ from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
-from sim import score, test_hangs, test_presence_mutants
+from sim import machine, score, test_daemon_mutants, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim import test_limits as limits
 from sim.machine import Machine, Script, SimChild
-from sim.mutation import BrokenMutantError, fitting, is_caught, keep_what_is_gone
+from sim.mutation import CREATED, BrokenMutantError, acts, is_booked, is_caught, keep_what_is_gone
 from sim.world import open_world
 
 
@@ -99,6 +99,18 @@ def planned_first(original):
     return lambda replan, runner, first: original(replan, runner, Idle(Reason.PENDING))
 
 
+def without_build(original):
+    def dump(entry):
+        data = original(entry)
+        return data | {"engine": data["engine"] and data["engine"] | {"build": ""}}
+
+    return dump
+
+
+def always_loaded(original):
+    return lambda service, conditions, view: original(service, conditions, attrs.evolve(view, reason=Reason.LOADED))
+
+
 async def nothing(*_):
     await trio.lowlevel.checkpoint()
 
@@ -109,6 +121,18 @@ MUTANTS = {
     "the endpoint stays ready after an exit": (run, endpoints, "slice_manifest", always_ready),
     "no back-off": (run, service, "after_failure", lambda policy, state, failure, rng: (RestartState(1), 0.0)),
     "a new plan looks like the old one": (run, LaunchPlan, "digest", "constant"),
+    "the journal forgets which build was started": (
+        adoption.test_a_new_agent_says_which_engine_serves,
+        machine,
+        "dump",
+        without_build(machine.dump),
+    ),
+    "an engine that has ended is told to serve": (
+        adoption.test_a_new_agent_says_which_engine_serves,
+        status,
+        "service_status",
+        always_loaded(status.service_status),
+    ),
     "the journal is not written": (adoption.test_a_killed_agent_costs_nothing, Machine, "write", nothing),
     "the journal is never cleared": (
         adoption.test_a_suspended_service_does_not_come_back_with_a_new_agent,
@@ -199,15 +223,6 @@ MUTANTS = {
 
 
 # -- what the books of a random timeline must see ------------------------------------------------------------------
-
-
-def acts(*happenings, hosts=1):
-    """A timeline of a few events: each has its time, its name, and its dice if they matter."""
-    made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
-    return score.Timeline(1, hosts, 15.0, False, False, made, busy_seconds=made[-1].at + 500.0)
-
-
-CREATED = ((1.0, "create"),)
 
 
 def unseen(original):
@@ -374,12 +389,12 @@ BOOKED = {
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", BOOKED)
-def test_a_mutant_is_booked(name, monkeypatch):
+def test_a_mutant_isis_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
     owner, attribute, replacement, timeline, column = BOOKED[name]
     with monkeypatch.context() as patched:
         patched.setattr(owner, attribute, replacement)
-        assert _booked(timeline, column)
+        assert is_booked(timeline, column)
     assert not score.play(timeline, quiet_minutes=3).violations
 
 
@@ -394,13 +409,8 @@ def _all_mutants():
         yield name, bug, partial(is_caught, partial(test_hangs.run, timeline))
     for name, (*bug, timeline) in test_presence_mutants.MUTANTS.items():
         yield name, bug, partial(is_caught, partial(test_presence_mutants.run, timeline))
-    for name, (*bug, timeline, column) in BOOKED.items():
-        yield name, bug, partial(_booked, timeline, column)
-
-
-def _booked(timeline, column):
-    with fitting():
-        return column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
+    for name, (*bug, timeline, column) in (BOOKED | test_daemon_mutants.MUTANTS).items():
+        yield name, bug, partial(is_booked, timeline, column)
 
 
 def count(say=print):

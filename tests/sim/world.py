@@ -491,6 +491,10 @@ class World:
         """Create or change a Model alone."""
         await self._apply(Model, name, spec)
 
+    async def apply_service(self, name, spec):
+        """Create or change an InferenceService alone."""
+        await self._apply(InferenceService, name, spec)
+
     async def _apply(self, kind, name, spec, labels=None):
         manifest = {
             "apiVersion": kind.RESOURCE.api_version,

@@ -49,6 +49,8 @@ def test_figures_are_those_of_the_snapshot():
     assert 'service_state{name="bad",namespace="ns",reason="CrashLoopBackOff"} 1.0' in text
     told = 'engine_info{build="b7000",engine="llamacpp",format="gguf",name="chat",namespace="ns"} 1.0'
     assert [line.partition("agent_")[2] for line in text.splitlines() if "agent_engine_info{" in line] == [told]
+    of_earlier = scrape(Agent(chat=ServiceView(Reason.LOADED, port=1, pid=5, engine="ollama")))
+    assert 'engine_info{build="unknown",engine="ollama",format="unknown",name="chat",namespace="ns"} 1.0' in of_earlier
 
 
 def test_a_service_that_is_gone_leaves_no_series():

@@ -44,7 +44,6 @@ def test_what_is_no_page_of_a_repository_stays_a_file(text):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ollama://llama3.2", "Ollama's own library.*ORG/REPO:Q4_K_M"),
         ("org/repo:", "malformed quantization"),
         ("org/repo:Q4/x", "malformed quantization"),
         ("hf://org/repo:Q4_K_M/m.gguf", "malformed quantization"),

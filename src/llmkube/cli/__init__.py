@@ -5,7 +5,7 @@ commands                                  one module per command, by subject
 view                                      tables, progress, explanations: how things look on a terminal
 engine_pod                                programs beside an engine in its pod
 job                                       the program inside a download Job's pod
-catalog                                   models that can be deployed by name
+catalog, ollama_library                   models that can be deployed by name; `ollama://…`, pulled by an Ollama
 bundled_engine, daemon_engine             llama-server over xllamacpp; one model of a daemon, as an engine
 options, config, target_cluster, program  what commands share
 state_location, state_lock                where the state directory is; which program works on it

@@ -73,6 +73,7 @@ class LaunchPlan:
         demand: What decides the memory that it needs, read from argv; None where it cannot be estimated.
         keys_digest: Tells which API keys of clients it takes, without telling them; "" when it takes none of theirs.
         restarted_at: When a user asked last that it be started anew, as text; "" when that was never asked.
+        weights_format: The Model's when it was planned; "" of what an earlier release has planned.
     """
 
     argv: tuple[str, ...]
@@ -85,6 +86,7 @@ class LaunchPlan:
     demand: Demand | None = None
     keys_digest: str = ""
     restarted_at: str = ""
+    weights_format: str = attrs.field(default="", eq=False)
 
     def render(
         self, *, program: str, model: str, host: str, port: int, keys: str, wrapper: str = ""

@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.base.http.client import open_http_client
+from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.private_files import remove_temporary_files
 from llmkube.base.trusted_paths import open_file
 from llmkube.k8s.builtins import Secret
@@ -44,10 +44,18 @@ from llmkube.weights.download.buckets import PLACE_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
-from llmkube.weights.errors import DigestMismatchError, WeightsNotFoundError
+from llmkube.weights.errors import (
+    DigestMismatchError,
+    SourceUnsupportedError,
+    WeightsError,
+    WeightsNotFoundError,
+)
 from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from llmkube.weights.formats.shape import FolderFacts, ModelHeader
+from llmkube.weights.model_library import ModelLibrary
+from llmkube.weights.ollama_model import REMEDY, OllamaModel
+from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.picked_files import given_to_engine
 from llmkube.weights.source import (
     BucketFile,
@@ -92,6 +100,7 @@ class LocalWeights:
     read: RunSync
     endpoint: str
     local: LocalSources = LocalSources()
+    library: ModelLibrary | None = None
     _told: dict[str, str] = attrs.field(factory=dict)  # what the log has said of each path
     _verified: dict[str, str] = attrs.field(factory=dict)  # identity of a file -> the digest that it was found to have
     _refused: dict[tuple[str, str], DigestMismatchError] = attrs.field(factory=dict)  # and the one that it has not
@@ -101,6 +110,8 @@ class LocalWeights:
     async def fetch(self, model: Model, progress: Callable[[Progress], None]) -> tuple[WeightsFile, ModelHeader]:
         """Make the file present, then read its header; services of one file share what it says, hundreds of tensors."""
         source = _source_of(model)
+        if isinstance(source, OllamaModel):
+            return await self._from_library(source, model, progress)
         sha256 = model.spec.sha256.lower() if model.spec.sha256 else None
         bound = partial(
             fetch,
@@ -128,6 +139,19 @@ class LocalWeights:
         except WeightsNotFoundError as error:
             self._tell(model.spec.source, error.detail)
             raise
+        return weights, facts
+
+    async def _from_library(
+        self, source: OllamaModel, model: Model, progress: Callable[[Progress], None]
+    ) -> tuple[WeightsFile, ModelHeader]:
+        if self.library is None:
+            raise SourceUnsupportedError(f"{source.redacted}: no Ollama is asked from here; {REMEDY}")
+        if model.spec.source_secret_ref is not None:
+            raise WeightsError("Ollama pulls without credentials of ours: leave it out", field="spec.sourceSecretRef")
+        weights, facts = await self.library.fetch(source, progress)
+        if model.spec.sha256 and model.spec.sha256.lower() != weights.sha256:
+            told = f"the file of {source.redacted} does not have the digest that spec.sha256 asks for: name another tag"
+            raise DigestMismatchError(f"{told}, or correct the digest", final=True)
         return weights, facts
 
     def _read_header(self, source: Given, path: Path) -> ModelHeader:
@@ -174,6 +198,8 @@ class LocalWeights:
             source = _source_of(model)
         except UserError:
             return False
+        if isinstance(source, OllamaModel):
+            return self.library is not None and await self.library.has(source)
         if isinstance(source, LocalFile):
             return await trio.to_thread.run_sync(self.local.admits, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, LocalFolder):
@@ -186,6 +212,8 @@ class LocalWeights:
 
     async def keeps(self, file: WeightsFile) -> bool:
         """Whether it has not been removed meanwhile, and may still be served."""
+        if file.identity.startswith(f"{OLLAMA}://"):
+            return self.library is not None and await self.library.keeps(file.identity)
         kept = self._admits if file.identity.startswith("/") else _is_there  # a blob is known by its digest
         return await trio.to_thread.run_sync(kept, file.path, abandon_on_cancel=True)
 
@@ -214,7 +242,9 @@ def _room_bytes(settings: AgentSettings) -> int | None:
 
 
 @asynccontextmanager
-async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIterator[Ports]:
+async def open_local_ports(
+    settings: AgentSettings, client: Client, library: Callable[[HttpClient], ModelLibrary] | None = None
+) -> AsyncIterator[Ports]:
     """Give the agent this machine: with the engines that an earlier agent left, without the orphans.
 
     The caller holds the state directory's lock: the engines of a running agent carry the same mark.
@@ -222,6 +252,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
     Args:
         settings: The agent's.
         client: Reads the Secrets that Models name for their sources.
+        library: Returns the models that another program of this machine keeps; None where none is asked.
     """
     limiter = trio.CapacityLimiter(MAX_FILE_THREADS)
     state_limiter = trio.CapacityLimiter(MAX_STATE_THREADS)
@@ -252,6 +283,7 @@ async def open_local_ports(settings: AgentSettings, client: Client) -> AsyncIter
                 in_threads(limiter, abandon=True),
                 endpoint,
                 LocalSources(settings.local_sources, settings.store_dir),
+                library(http) if library is not None else None,
             ),
             journal=journal,
             http=http,

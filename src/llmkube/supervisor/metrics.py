@@ -59,14 +59,14 @@ class AgentCollector(Collector):
         )
         engine = GaugeMetricFamily(
             f"{PREFIX}_engine_info",
-            "1 for the engine that runs: its runtime, its build (unknown of one that an earlier agent has started), and"
-            " the format of its weights.",
+            "1 for the engine that runs: its runtime, its build, and the format of its weights (unknown of one that an"
+            " earlier release of the agent has started).",
             labels=(*LABELS, "engine", "build", "format"),
         )
         for key, view in services.items():
             labels = (key.namespace, key.name)
             if view.pid is not None:
-                engine.add_metric((*labels, view.engine, view.build or "unknown", view.weights_format), 1)
+                engine.add_metric((*labels, view.engine, view.build or "unknown", view.weights_format or "unknown"), 1)
             healthy.add_metric(labels, float(view.ready))
             restarts.add_metric(labels, view.restarts)
             state.add_metric((*labels, str(view.reason)), 1)

@@ -9,6 +9,8 @@ import attrs
 
 from llmkube.weights.errors import SourceError
 from llmkube.weights.hub_address import QUANTIZATION, hub_text
+from llmkube.weights.ollama_model import SCHEME as OLLAMA
+from llmkube.weights.ollama_model import OllamaModel, read_name
 from llmkube.weights.split_names import part_names
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, parse_url
 
@@ -16,7 +18,8 @@ DEFAULT_REVISION: Final = "main"
 
 _FORMS: Final = (
     "builtin://NAME, an absolute path, file:///PATH, https://URL, hf://ORG/REPO/FILE.gguf[@REVISION], "
-    "hf://ORG/REPO[:QUANTIZATION][@REVISION], pvc://CLAIM/PATH, s3://BUCKET/KEY or oci://REGISTRY/REPOSITORY[:TAG]"
+    "hf://ORG/REPO[:QUANTIZATION][@REVISION], pvc://CLAIM/PATH, s3://BUCKET/KEY, oci://REGISTRY/REPOSITORY[:TAG] "
+    "or ollama://NAME:TAG"
 )
 _SECRETS: Final = re.compile(r"(?<=://)[^/]*@|[?#].*", re.DOTALL)  # credentials in a URL, and signatures in its query
 _BUILTIN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -263,7 +266,7 @@ class ImageSource:
 
 RemoteFile = WebFile | HubFile | HubRepository | BucketFile
 Remote = RemoteFile | ImageSource | HubFolder
-Source = Builtin | LocalFile | RemoteFile | ImageSource | VolumeSource
+Source = Builtin | LocalFile | RemoteFile | ImageSource | VolumeSource | OllamaModel
 Given = Source | LocalFolder | HubFolder
 """What an engine is given of a source: the format of the weights makes a folder of some."""
 
@@ -301,11 +304,8 @@ def _with_scheme(shown: str, text: str, scheme: str, rest: str) -> Source:
         return Builtin(rest)
     if scheme == "file":
         return _local_file(shown, rest)
-    if scheme == "ollama":
-        raise SourceError(
-            f"{shown} is in Ollama's own library, which LLMKube does not fetch from; name the same model as GGUF at "
-            "Hugging Face, such as ORG/REPO:Q4_K_M"
-        )
+    if scheme == OLLAMA:
+        return read_name(shown, rest)
     if scheme == "oci":
         return _image(shown, rest)
     if scheme not in ("http", "https", "hf", "pvc", "s3"):

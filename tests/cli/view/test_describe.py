@@ -91,6 +91,15 @@ def test_what_serves_and_is_not_the_newest_is_told_with_the_reason():
     assert "  error: no memory" in shown
 
 
+def test_what_serves_is_told_beside_what_is_asked_for():
+    """The engine has a line of its own while it serves, and none before."""
+    engine = {"runtime": "mlx-lm", "build": "0.30.1", "weightsFormat": "mlx"}
+    shown = describe_service(Scene(service("chat", phase="Ready", engine=engine), model()), NOW)
+    assert "\n  runtime      llamacpp" in shown
+    assert "\n  engine       mlx-lm 0.30.1 (mlx) serves\n" in shown
+    assert "engine       " not in describe_service(Scene(service("chat", phase="Pending"), model()), NOW)
+
+
 def test_an_older_generations_verdict_is_not_believed():
     """A refusal of the spec before the edit is no error of the spec after it."""
     refused = condition("Accepted", False, "Invalid", "spec.extraArgs: no") | {"observedGeneration": 1}

@@ -47,6 +47,15 @@ def test_the_reason_is_the_agents_where_it_knows_more():
     assert output.service_wide_cells(waiting, held)[-1] == words
 
 
+def test_the_engine_that_serves_is_shown_and_not_the_one_that_is_asked_for():
+    """With its build and its weights' format as far as they are known; without an engine, the runtime asked for."""
+    ready = service("chat", phase="Ready", engine={"runtime": "mlx-lm", "build": "0.30.1", "weightsFormat": "mlx"})
+    assert output.service_wide_cells(ready, None)[1] == "mlx-lm 0.30.1 (mlx)"
+    old = service("chat", phase="Ready", engine={"runtime": "ollama"})
+    assert output.service_wide_cells(old, None)[1] == "ollama"
+    assert output.service_wide_cells(service("chat", phase="Pending"), None)[1] == "llamacpp"
+
+
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_table_fits_a_terminal(width):
     """U20: no line is wider than the terminal; the widest cells lose their ends, and no heading is cut."""

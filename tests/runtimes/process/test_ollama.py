@@ -52,6 +52,23 @@ def test_the_program_takes_what_is_planned():
     assert not read.embeds
 
 
+def test_a_model_of_the_library_is_named_and_no_file_is_given():
+    """Ollama serves it from its own store; another tag, or another file behind a tag, is another plan."""
+    made = plan({"source": "ollama://llama3.2"})
+    assert options(made).library_name == "llama3.2:latest"
+    assert made.digest != plan({"source": "ollama://llama3.2:1b"}).digest
+
+
+@pytest.mark.parametrize("runtime", ["llamacpp", "mlx-lm", "vllm-metal"])
+def test_another_engine_does_not_get_a_model_of_the_library(runtime):
+    """With field, value and the way out, before anything is pulled."""
+    of = {"source": "ollama://llama3.2", "format": "gguf" if runtime == "llamacpp" else "mlx"}
+    with pytest.raises(PlanError) as refused:
+        check(*objects(of, runtime=runtime))
+    assert refused.value.field == "Model.spec.source"
+    assert "ollama://llama3.2 is none: set spec.runtime to ollama, or name the same model as GGUF" in str(refused.value)
+
+
 def test_on_a_gpu_ollama_places_the_layers_unless_the_model_names_a_number():
     """What is reserved counts all of them meanwhile."""
     free, told = ({"accelerator": "metal"}, {"accelerator": "metal", "gpu": {"layers": 3}})

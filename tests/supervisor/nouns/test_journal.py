@@ -47,6 +47,16 @@ def test_what_an_adopted_engine_needs_is_known_again():
     assert after.launch.plan.digest == before.launch.plan.digest
 
 
+def test_what_an_earlier_release_has_started_is_still_known():
+    """It names neither build nor format, and both are unknown then; its plan is the one of today all the same."""
+    data = json.loads(json.dumps(dump(entry(ENGINE))))
+    del data["engine"]["build"], data["plan"]["weights_format"]
+    after = load(data)
+    assert (after.engine.build, after.launch.plan.weights_format) == ("", "")
+    today = attrs.evolve(after.launch.plan, weights_format="gguf")
+    assert (after.launch.plan, after.launch.plan.digest) == (today, today.digest)
+
+
 async def test_entries_are_private_and_replaced_whole(tmp_path):
     """A file of the journal is 0600, holds the newest entry, and nothing else is left beside it."""
     kept = journal(tmp_path)

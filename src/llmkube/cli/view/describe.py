@@ -81,6 +81,7 @@ def describe_service(scene: Scene, now: datetime.datetime) -> str:
         ("model", _model_line(service, scene.model)),
         *(("chosen", words) for words in filter(None, [choice_of(scene.model) if scene.model is not None else ""])),
         ("runtime", _runtime_line(service, scene.model)),
+        *(("engine", f"{engine} serves") for engine in filter(None, [status.engine])),
         *(("host", words) for words in host_lines(scene)),
         *(("memory", words) for words in filter(None, [scene.memory])),
         ("endpoint", status.endpoint or output.NOTHING),

@@ -138,6 +138,11 @@ def context_in_effect(service: InferenceService, model: Model | None) -> int | N
     return context_of(spec, facts.context_length if facts else None)
 
 
+def served_by(service: InferenceService) -> str:
+    """Return the engine that serves on a host, with build and format of its weights; else the runtime asked for."""
+    return str(service.status.engine) if service.status.engine is not None else service.spec.runtime
+
+
 def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:
     """Return a Model's cells for `MODEL_COLUMNS`."""
     return (
@@ -159,7 +164,7 @@ def service_wide_cells(service: InferenceService, model: Model | None) -> tuple[
         message = health.message
     return (
         service.status.endpoint,
-        service.spec.runtime,
+        served_by(service),
         str(context_in_effect(service, model) or ""),
         str(service.spec.parallel_slots),
         service.spec.priority,

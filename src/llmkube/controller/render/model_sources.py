@@ -13,6 +13,7 @@ import attrs
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.names import MAX_LABEL
 from llmkube.weights.errors import SourceError, WeightsError
+from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.picked_files import pick
 from llmkube.weights.source import (
     BucketFile,
@@ -97,7 +98,7 @@ def published_name(source: Source) -> str:
 
     Parts keep the names by which llama.cpp finds them from the first one.
     """
-    if isinstance(source, HubRepository | ImageSource | LocalFile | VolumeSource):
+    if isinstance(source, HubRepository | ImageSource | LocalFile | OllamaModel | VolumeSource):
         return ""
     if isinstance(source, BucketFile) and (not source.path or source.path.endswith("/")):
         return ""

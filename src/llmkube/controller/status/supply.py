@@ -20,6 +20,7 @@ from llmkube.controller.status.inspection import is_inspected
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
 from llmkube.weights.errors import WeightsError
+from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import BucketFile, HubRepository, ImageSource, LocalFile, VolumeSource
 
 Bringer = Literal["nothing", "runtime", "claim", "node", "image", "pods", "job"]
@@ -70,11 +71,8 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     brought = bool(users) and not fetchers and not model.spec.prefetch
     try:
         source = source_of(model.spec)
-        if isinstance(source, VolumeSource):
-            claim_path(source)
-            return Supply("claim")
-        if isinstance(source, ImageSource):
-            return _in_image(source)
+        if isinstance(source, VolumeSource | ImageSource | OllamaModel):
+            return _as_it_is(source)
     except WeightsError as error:
         return Supply("runtime") if brought else Supply("nothing", error.reason, str(error))
     if isinstance(source, LocalFile) and (_is_allowed(source, settings) or not brought):
@@ -146,7 +144,18 @@ def weights_path(model: Model, supply: Supply) -> str:
     return f"{CACHE_FOLDER}/{cache_key(model.spec)}/{name}" if name else ""
 
 
-def _in_image(source: ImageSource) -> Supply:
+def _as_it_is(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
+    """Return who brings what nobody downloads.
+
+    Raises:
+        WeightsError: It is no path on a claim.
+    """
+    if isinstance(source, VolumeSource):
+        claim_path(source)
+        return Supply("claim")
+    if isinstance(source, OllamaModel):
+        message = f"{source.redacted} is pulled by the Ollama of a host, and pods are given files: {REMEDY}"
+        return Supply("nothing", "SourceUnsupported", message)
     if source.file:
         return Supply("image")
     message = f"{source.redacted} names an image and no file in it: name the engine's file in Model.spec.files"

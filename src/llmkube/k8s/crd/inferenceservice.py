@@ -202,6 +202,21 @@ class AccelerationStatus:
 
 
 @attrs.frozen(kw_only=True)
+class ServingEngine:
+    """Which engine serves on a host: what was started, not what a newer spec asks for."""
+
+    runtime: str = field("Runtime of the engine, such as llamacpp, mlx-lm or ollama.", "")
+    build: str = field("Build of its program when it was started; not set where that is not known.", "")
+    weights_format: str = field("Format of the weights that it was started with.", "")
+    wire: WireForm = received()
+
+    def __str__(self) -> str:
+        """Return it for people, such as `ollama 0.17.4 (gguf)`."""
+        known = f"{self.runtime} {self.build}".rstrip()
+        return f"{known} ({self.weights_format})" if self.weights_format else known
+
+
+@attrs.frozen(kw_only=True)
 class GatewayStatus:
     """How the service is exposed through an AI gateway."""
 
@@ -233,6 +248,7 @@ class InferenceServiceStatus:
     scheduling_status: str = field("Why it does not run, as one word.", "")
     scheduling_message: str = field("Why it does not run, as a sentence.", "")
     acceleration: AccelerationStatus | None = field("How much of the model the accelerator took; never set.")
+    engine: ServingEngine | None = field("Engine that serves on a host, from its agent; not set while none does.")
     gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
     wire: WireForm = received()
@@ -260,6 +276,8 @@ class InferenceService(Keyed):
         Column("Reason", '.status.conditions[?(@.type=="Available")].reason'),
         Column("Endpoint", ".status.endpoint"),
         Column("Runtime", ".spec.runtime", wide=True),
+        Column("Engine", ".status.engine.runtime", wide=True),
+        Column("Build", ".status.engine.build", wide=True),
         Column("Priority", ".spec.priority", wide=True),
         Column("Queue", ".status.queuePosition", "integer", wide=True),
         Column("Scheduling", ".status.schedulingStatus", wide=True),

@@ -15,7 +15,7 @@ REFRESH_POLICIES: Final = ("IfNotPresent", "OnChange")
 MODEL_PHASES: Final = ("Pending", "Downloading", "Copying", "Ready", "Failed")
 
 SOURCE_PATTERN: Final = (
-    r"^(https?|file|pvc|hf|s3|oci|builtin|ollama)://.+$"  # a URL; Ollama's are refused by a rule, with the way out
+    r"^(https?|file|pvc|hf|s3|oci|builtin|ollama)://.+$"  # a URL
     r"|^/.*\S$"  # an absolute path, which may have spaces in it
     r"|^[a-zA-Z0-9][\w./-]+(@[\w./-]+)?$"  # org/repo, perhaps at a revision
     r"|^[a-zA-Z0-9][\w.-]*/[\w./-]+:[\w.-]+(@[\w./-]+)?$"  # and a quantization of it
@@ -28,18 +28,14 @@ class ModelSpec:
 
     RULES: ClassVar = (
         Rule(
-            "!self.source.startsWith('ollama://')",
-            "source is in Ollama's own library, which LLMKube does not fetch from: name the same model as GGUF at "
-            "Hugging Face, such as ORG/REPO:Q4_K_M",
-        ),
-        Rule(
             "!has(self.mmproj) || (has(self.files) && self.files.size() > 0)",
             "mmproj is a file of the repository that files are fetched from: name the files too",
         ),
     )
     source: str = field(
         "Where the weights come from: a URL (http, https, file, pvc, hf, s3, oci, builtin), an absolute path, "
-        "or a Hugging Face repository as org/repo, org/repo@revision or org/repo:Q4_K_M.",
+        "a Hugging Face repository as org/repo, org/repo@revision or org/repo:Q4_K_M, or ollama://name:tag for "
+        "services of hosts with spec.runtime ollama.",
         REQUIRED,
         pattern=SOURCE_PATTERN,
     )

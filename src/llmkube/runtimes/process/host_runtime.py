@@ -118,6 +118,7 @@ class HostRuntime:
         questions: What its engines are asked.
         log: What their lines mean.
         memory_elsewhere: Another process than the engine may hold the model: a daemon that its owner runs.
+        library: The scheme of sources that its own program pulls and keeps; "" of one that is given files alone.
         takes_keys: Its engines ask clients for keys by themselves. Before the others the agent puts a proxy that does.
     """
 
@@ -129,6 +130,7 @@ class HostRuntime:
     questions: Questions = Questions()
     log: LogWords = LogWords()
     memory_elsewhere: bool = False
+    library: str = ""
     takes_keys: bool = True
 
 

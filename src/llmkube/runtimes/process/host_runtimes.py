@@ -9,6 +9,7 @@ from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, host_engines_f
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, omlx, vllm_metal
 from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
+from llmkube.weights.ollama_model import REMEDY
 
 HOST_RUNTIMES: Final[Mapping[str, HostRuntime]] = {
     runtime.name: runtime
@@ -38,7 +39,24 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
         raise PlanError(f"{named} is not supported on a host yet: {_way_out(weights, hardware)}", field="spec.runtime")
     if problem := mismatch(named, weights, hardware):
         raise PlanError(problem, field="Model.spec.format")
+    refuse_library(runtime, model)
     return runtime
+
+
+def refuse_library(runtime: HostRuntime, model: Model) -> None:
+    """Refuse a Model whose weights are in another program's library than that of the engine.
+
+    Raises:
+        PlanError: They are.
+    """
+    scheme, separator, _ = model.spec.source.partition("://")
+    owners = [each.name for each in HOST_RUNTIMES.values() if separator and each.library == scheme]
+    if owners and runtime.name not in owners:
+        raise PlanError(
+            f"{runtime.name} is given a file, and {model.spec.source} is none: set spec.runtime to "
+            f"{' or '.join(owners)}, or {REMEDY}",
+            field="Model.spec.source",
+        )
 
 
 def _way_out(weights: str, hardware: str) -> str:

@@ -20,6 +20,8 @@ from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.weights.ollama_model import SCHEME, OllamaModel
+from llmkube.weights.source import parse_source
 
 NAME: Final = "ollama"
 MODULE: Final = "llmkube.cli.daemon_engine.ollama.program"
@@ -98,7 +100,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         "--ollama",
         Placeholder.PROGRAM,
         "--model",
-        Placeholder.MODEL,
+        _library_source(inputs.model) or Placeholder.MODEL,
         "--service",
         f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
         "--host",
@@ -120,6 +122,12 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         honoured=_HONOURED,
         unheard=vain_context(spec, inputs.header.context_length),
     )
+
+
+def _library_source(model: Model) -> str:
+    """Return the source of a model of Ollama's library; "" of a file."""
+    source = parse_source(model.spec.source)
+    return source.redacted if isinstance(source, OllamaModel) else ""
 
 
 def describe(program: str, answers: Sequence[str]) -> EngineInfo:
@@ -164,4 +172,5 @@ RUNTIME: Final = HostRuntime(
     ),
     log=LogWords(_RULES, phase=phase),
     memory_elsewhere=True,
+    library=SCHEME,
 )

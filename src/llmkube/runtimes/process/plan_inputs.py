@@ -87,4 +87,5 @@ class PlanInputs:
             demand=demand,
             keys_digest=self.keys_digest,
             restarted_at=self.spec.pod_annotations.get(RESTARTED_AT, ""),
+            weights_format=self.model.spec.format,
         )

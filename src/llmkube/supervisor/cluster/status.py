@@ -45,19 +45,19 @@ def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime
 
 
 def service_status(service: InferenceService, conditions: Conditions, view: ServiceView) -> dict[str, Any]:
-    """Return the status patch of one InferenceService: the agent's conditions and why it is not serving, if so."""
+    """Return the status patch of one InferenceService: the agent's conditions, what serves, or why nothing does."""
     waiting = not view.ready and view.reason is not Reason.SCALED_TO_ZERO
     # The Go original's word, which its clients read, tells nothing of how long it is so.
     word = Reason.INSUFFICIENT_MEMORY if view.reason == Reason.EXCEEDS_MEMORY else view.reason
-    return _patch(
-        InferenceService,
-        service.key,
-        {
-            "schedulingStatus": str(word) if waiting else "",
-            "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
-            "conditions": [*conditions, *_unstated(service, conditions)],
-        },
-    )
+    status: dict[str, Any] = {
+        "schedulingStatus": str(word) if waiting else "",
+        "schedulingMessage": view.message.partition("\n")[0] if waiting else "",
+        "conditions": [*conditions, *_unstated(service, conditions)],
+    }
+    engine = {"runtime": view.engine, "build": view.build, "weightsFormat": view.weights_format}
+    if view.ready and (known := {name: value for name, value in engine.items() if value}):
+        status["engine"] = known
+    return _patch(InferenceService, service.key, status)
 
 
 def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[str, Any]]:

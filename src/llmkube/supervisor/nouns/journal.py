@@ -53,6 +53,7 @@ class EngineRecord:
         port: Its port.
         public_host: The address that its proxy listens on; "" when clients reach the engine itself.
         public_port: The proxy's port.
+        build: Which build of its program was started; "" of one that an earlier release has started.
         log_offset: Where its own output begins in the service's log file, in bytes.
         pid: Its process id; 0 while only the intent is known.
         started: What tells it from another process with the same pid (`processes.start_of`).
@@ -70,6 +71,7 @@ class EngineRecord:
     api_key: str = attrs.field(default="", repr=False)
     public_host: str = ""
     public_port: int = 0
+    build: str = ""
 
     @property
     def address(self) -> tuple[str, int]:

@@ -25,10 +25,11 @@ from llmkube.base.http.message import netloc
 from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtimes import words_of
+from llmkube.runtimes.process.host_runtimes import holds_elsewhere, words_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path
 from llmkube.supervisor.engine.logfile import next_log, old_log
+from llmkube.supervisor.engine.model_watch import watch_model
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
@@ -92,7 +93,6 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
-    _build: str = ""  # which engine it is; of one that an earlier agent has started only its runtime is known
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
@@ -186,8 +186,8 @@ class Attempt:
                 api_key=record.api_key,
                 mode=self.launch.plan.mode,
                 engine=self.launch.plan.runtime,
-                build=self._build,
-                weights_format=context.status_manager.facts.wish.model.spec.format,
+                build=record.build,
+                weights_format=self.launch.plan.weights_format,
             )
             self._host = view.host
             self.address_changed()
@@ -204,12 +204,12 @@ class Attempt:
         """
         context, launch = self.context, self.launch
         engine = await context.ports.engines.info(launch.plan.runtime)
-        self._build = engine.version
         if launch.plan.keys_digest and not launch.client_keys:
             raise KeysUnknownError(
                 "the keys of its clients are not known until the API server answers for their Secret"
             )
-        key, plan, record = context.status_manager.key, launch.plan, new_record(context, launch.plan)
+        key, plan = context.status_manager.key, launch.plan
+        record = attrs.evolve(new_record(context, plan), build=engine.version)
         log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
@@ -353,8 +353,14 @@ class Attempt:
         async def fails_on_metal() -> None:
             failures.append(await metal.MetalLook(child, self.launch, context.settings).failed(read))
 
-        if metal.on_metal(self.launch, context.settings):
-            await wait_any(hangs, fails_on_metal)
+        async def loses_its_model() -> None:
+            tick = context.settings.limits.tick_seconds
+            await watch_model(engine.http, engine.ready_url, self.status.set_model, tick)
+
+        further = [fails_on_metal] if metal.on_metal(self.launch, context.settings) else []
+        further += [loses_its_model] if holds_elsewhere(self.launch.plan.runtime) else []
+        if further:
+            await wait_any(hangs, *further)
         else:  # hundreds of others cost no nursery more
             await hangs()
         failure = failures[0]

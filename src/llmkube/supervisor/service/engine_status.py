@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.engine.model_watch import Said
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.ports import Shutdown
@@ -77,6 +78,13 @@ class EngineStatus:
             self.set_reason(Reason.LOADED, "the engine answers again")
         else:
             self.set_reason(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
+
+    def set_model(self, said: Said) -> None:
+        """What holds the engine's model has it, or has lost it; the endpoint follows."""
+        if said == "lost" and self.view.ready:
+            self.set_reason(Reason.LOADING, "the engine answers; its model is not loaded any more, and is loaded again")
+        elif said == "loaded" and self.view.reason == Reason.LOADING:
+            self.set_reason(Reason.LOADED, "the model is loaded again")
 
     def serve(self, loaded: ServiceView) -> None:
         """Claim the endpoint; within `withdrawn`."""

@@ -20,7 +20,7 @@ from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import draft_of
-from llmkube.runtimes.process.host_runtimes import host_runtime_of
+from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_library
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
@@ -169,6 +169,7 @@ async def _fetch_draft(wish: Desired, ports: Ports, progress: Callable[[Progress
         model = Model(metadata=metadata, spec=ModelSpec(source=named))
     if model is None:
         raise DraftMissingError(f"there is no Model {named} in the namespace {wish.key.namespace}; create it")
+    refuse_library(host_runtime_of(wish.service, wish.model), model)
     weights, facts = await ports.weights.fetch(model, progress)
     return _Draft(weights, facts.shape)
 

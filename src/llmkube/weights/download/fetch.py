@@ -12,6 +12,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import Downloader, GetAccess, GetRegistry, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
+from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import Builtin, Given, LocalFile, LocalFolder, VolumeSource
 from llmkube.weights.store import local_files
 from llmkube.weights.store.audience import PUBLIC
@@ -75,6 +76,8 @@ async def fetch(
         return await _use_in_place(Path(source.path), local, sha256, progress, limiter)
     if isinstance(source, LocalFolder):
         return await _use_folder(Path(source.path), local, sha256, limiter)
+    if isinstance(source, OllamaModel):
+        raise SourceUnsupportedError(f"{source.redacted} is pulled by Ollama itself, for services of hosts; {REMEDY}")
     if isinstance(source, VolumeSource) or downloader is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"

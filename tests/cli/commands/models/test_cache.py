@@ -179,6 +179,7 @@ def test_preload_keeps_the_built_in_model(run, tmp_path):
     [
         (("/models/m.gguf",), 1, "is on this machine already"),
         (("pvc://claim/key",), 1, "cannot be fetched from here"),
+        (("ollama://llama3.2",), 1, "`ollama pull llama3.2:latest` fetches it"),
         (("no such thing",), 1, "is neither an absolute path nor a URL"),
         (("builtin://demo", "--sha256", "abc"), 2, "is not a digest"),
         (("builtin://demo", "--sha256", "0" * 64), 1, "correct the digest"),

@@ -96,6 +96,7 @@ def test_facts_can_be_data():
         ("/nope.gguf", 3, "there is no file /nope.gguf"),
         ("file:///nope.gguf", 3, "there is no file /nope.gguf"),
         ("pvc://claim/m.gguf", 1, "cannot be inspected from here"),
+        ("ollama://llama3.2", 1, "ollama://llama3.2:latest cannot be inspected from here"),
         ("gopher://x", 1, "unknown scheme 'gopher'"),
         (__file__, 1, "is not a usable GGUF file"),
     ],

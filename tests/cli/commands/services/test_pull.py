@@ -72,6 +72,15 @@ def test_pods_get_a_job_and_the_wait_ends_with_its_failure(run, found):
     assert found["m"].prefetch is True
 
 
+def test_a_model_of_ollamas_library_is_left_to_the_host(run, monkeypatch, tmp_path, found):
+    """Its Ollama pulls it when a service asks for it; this command fetches nothing into a store."""
+    monkeypatch.setattr(pull_module, "_local_up", lambda where: tmp_path)
+    done = run("pull", "ollama://llama3.2", prepare=announce_cpu, after=look(found, "llama3.2"))
+    assert done.exit_code == 0, done.output
+    assert "the Ollama of the host that serves it pulls it" in done.output
+    assert found["llama3.2"].source == "ollama://llama3.2"
+
+
 def test_a_wait_that_is_too_long_says_what_goes_on(run):
     """After --timeout the command ends with 4; the fetch does not."""
     done = run("pull", SOURCE, "--name", "m", "--accelerator", "cuda", "--timeout", "0.3")

@@ -24,6 +24,7 @@ from llmkube.cli.daemon_engine.ollama.model import OllamaModel
 from llmkube.cli.daemon_engine.ollama.weights import LibraryModel
 from llmkube.cli.daemon_engine.ollama.witness import Witness
 from llmkube.cli.daemon_engine.process import Process
+from llmkube.weights.formats.gguf import read_header
 
 URL = "http://127.0.0.1:11434"
 NAME = "llmkube/default_chat"
@@ -60,6 +61,9 @@ class FakeDaemon:
         hollow: Whether it says that it has loaded, and starts no process.
         hidden: Whether the kernel shows its processes.
         embeds: Whether its models compute embeddings alone.
+        pid: The server's process.
+        shows: What it says of a file besides its path: by file.
+        sizes: The bytes of a model in its list, by name.
         faults: What the next requests of a path get instead of an answer.
         calls: The requests that have come, without looks.
         ended: Processes that were killed from outside.
@@ -82,6 +86,9 @@ class FakeDaemon:
     hollow: bool = False
     hidden: bool = False
     embeds: bool = False
+    pid: int = SERVER_PID
+    shows: dict = attrs.field(factory=dict)
+    sizes: dict = attrs.field(factory=dict)
     faults: dict = attrs.field(factory=dict)
     calls: list = attrs.field(factory=list)
     ended: list = attrs.field(factory=list)
@@ -129,7 +136,7 @@ class FakeDaemon:
         self._expire()
         shown = [Process(1, 0, ("/sbin/init",))]
         if self.answers:
-            shown.append(Process(SERVER_PID, 1, ("/usr/local/bin/ollama", "serve")))
+            shown.append(Process(self.pid, 1, ("/usr/local/bin/ollama", "serve")))
         for pid, (blob, parent) in self.held.items():
             path = f"/home/me/.ollama/models/blobs/{blob}"
             shown.append(Process(pid, parent, ("/usr/local/bin/ollama", "runner", "--model", path, "--port", "1")))
@@ -138,13 +145,13 @@ class FakeDaemon:
     async def starts(self, pids):
         await trio.lowlevel.checkpoint()
         self._expire()
-        alive = {SERVER_PID} if self.answers else set()
-        alive |= {pid for pid, (_, parent) in self.held.items() if parent == SERVER_PID}
+        alive = {self.pid} if self.answers else set()
+        alive |= {pid for pid, (_, parent) in self.held.items() if parent == self.pid}
         return tuple(f"start of {pid}" if pid in alive else "" for pid in pids)
 
     async def listener(self, servers, port):
         await trio.lowlevel.checkpoint()
-        return SERVER_PID if SERVER_PID in servers else None
+        return self.pid if self.pid in servers else None
 
     async def cpu_seconds(self, pids):
         await trio.lowlevel.checkpoint()
@@ -163,7 +170,11 @@ class FakeDaemon:
         self._expire()
         if self.hangs:
             await trio.sleep_forever()
-        looks = {"/api/version": {"version": self.version}, "/api/ps": {"models": self._listed()}}
+        looks = {
+            "/api/version": {"version": self.version},
+            "/api/ps": {"models": self._listed()},
+            "/api/tags": {"models": [{"name": name, "size": size} for name, size in self.sizes.items()]},
+        }
         if path not in looks:
             self.calls.append(path.partition("/sha256:")[0])
         posts = {
@@ -196,7 +207,9 @@ class FakeDaemon:
         if blob is None:
             await exchange.respond(Response.json(404, {"error": f"model '{name}' not found"}))
         else:
-            await exchange.respond(Response.json(200, {"modelfile": f"# Modelfile\nFROM /home/me/blobs/{blob}\n"}))
+            modelfile = f"# Modelfile\nFROM /home/me/blobs/{blob}\n"
+            more = self.shows.get(blob, {}) if said.get("verbose") else {}
+            await exchange.respond(Response.json(200, {"modelfile": modelfile, **more}))
 
     async def _blob(self, exchange, request, digest):
         blob = f"sha256-{digest}"
@@ -242,10 +255,11 @@ class FakeDaemon:
             if name in self.loaded:
                 self.drop(name)
         else:
-            await self._load(name)
+            await self.load(name)
         await exchange.respond(Response.json(200, {"model": name, "done": True}))
 
-    async def _load(self, name):
+    async def load(self, name):
+        """Have a process hold a model of the store; what is loaded stays for as long again."""
         blob = self.store[name]
         shared = next((other for other, pid in self.loaded.items() if self.held.get(pid, ("", 0))[0] == blob), name)
         pid = self.loaded.get(shared)
@@ -253,7 +267,7 @@ class FakeDaemon:
             self._next_pid += 1
             self.loaded[name] = self._next_pid
             if not self.hollow:
-                self.held[self._next_pid] = (blob, SERVER_PID)
+                self.held[self._next_pid] = (blob, self.pid)
             await trio.sleep(self.load_seconds)
             shared = name
         if shared in self.loaded:
@@ -270,6 +284,19 @@ class FakeDaemon:
         else:
             usage = {"prompt_tokens": 7, "completion_tokens": 3}
             await exchange.respond(Response.json(200, answer | {"usage": usage}))
+
+
+def shown_header(path):
+    """What an Ollama says of a file in GGUF: keys of its header, and its tensors."""
+    facts = read_header(path)
+    shape = facts.shape
+    numbers = {
+        f"{shape.architecture}.{key}": found[0] if len(found) == 1 else list(found)
+        for key, found in shape.numbers.items()
+    }
+    named = {"general.architecture": shape.architecture, "general.license": facts.license}
+    tensors = [{"name": each.name, "type": each.type, "shape": list(each.sizes)} for each in shape.tensors]
+    return {"model_info": named | numbers, "tensors": tensors}
 
 
 def full(name):

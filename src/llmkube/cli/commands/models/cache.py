@@ -39,6 +39,7 @@ from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.picked_files import given_to_engine, pick
 from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
 from llmkube.weights.store.blobs import Store, open_store
@@ -258,6 +259,9 @@ def _fetchable(text: str, files: tuple[str, ...]) -> Any:
     source: Source = pick(parse_source(text), files)
     if isinstance(source, LocalFile):
         raise SourceError(f"{source.path} is on this machine already: services read it there, and nothing is fetched")
+    if isinstance(source, OllamaModel):
+        words = f"{source.redacted} is kept by Ollama and not in this store: `ollama pull {source.name}` fetches it"
+        raise SourceError(words)
     if not hasattr(source, "identity"):
         raise SourceError(f"{text} cannot be fetched from here; name an https://, hf:// or s3:// source")
     return source

@@ -24,6 +24,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
+from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import BucketFile, Builtin, ImageSource, LocalFile, RemoteFile, VolumeSource, parse_source
 
 REMOTE_SECONDS: Final = 120.0
@@ -108,7 +109,7 @@ def read_facts(source: str, hf_token_file: Path | None) -> GGUFFacts:
         packaged = importlib.resources.files("llmkube.weights") / "builtin" / f"{parsed.name}.gguf"
         with importlib.resources.as_file(packaged) as file:
             return _local(file)
-    if isinstance(parsed, VolumeSource | ImageSource):
+    if isinstance(parsed, VolumeSource | ImageSource | OllamaModel):
         words = "cannot be inspected from here: name a file, an https://, hf:// or s3:// URL"
         raise CommandError(f"{parsed.redacted} {words}")
     return trio.run(_remote, parsed, load("agent", AgentConfig, {"hf_token_file": hf_token_file}))

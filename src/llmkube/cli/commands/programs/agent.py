@@ -36,6 +36,7 @@ from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.config import AgentConfig, load
 from llmkube.cli.lazy_group import Entry, LazyGroup
+from llmkube.cli.ollama_library import ollama_here
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import (
     LOOPBACK,
@@ -229,7 +230,7 @@ async def serve(
         open_loop_watchdog() as loop_watchdog,
         open_optional_port(config.port, "--port") as probes,
         open_client(cluster) as client,
-        open_local_ports(settings, client) as ports,
+        open_local_ports(settings, client, ollama_here) as ports,
         open_service_nursery() as support,
         open_service_nursery() as agents,
     ):

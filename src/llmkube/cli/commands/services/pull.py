@@ -28,6 +28,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, model_health
+from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 
 
@@ -77,6 +78,10 @@ def pull(
         click.echo(f"Model {key} is there", err=True)
         if isinstance(parsed, LocalFile):
             click.echo(flowing(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
+            return False
+        if isinstance(parsed, OllamaModel):
+            words = "Nothing is fetched: the Ollama of the host that serves it pulls it when a service asks for it"
+            click.echo(flowing(words))
             return False
         if on_hosts and folder is None:
             words = "fetches it when a service asks for it: no file was fetched yet"

@@ -87,18 +87,38 @@ class DaemonApi:
         Raises:
             DaemonError: It does not answer, or the model's weights are no file in GGUF.
         """
-        try:
-            body = body_of({"model": name})
-            answer = await self._way.within(ASK_SECONDS * 5, "POST", "/api/show", body, most=_SHOW_BYTES)
-            said = self._way.object_of(answer)
-        except DaemonError as error:
-            if error.status == 404:
-                return None
-            raise
+        answer = await self.show(name, verbose=False)
+        if answer is None:
+            return None
+        said = self._way.parsed(answer)
         found = _FROM.search(str(said.get("modelfile", "")))
         if found is None:
             raise DaemonError(f"Ollama names no file of weights for {name}: only models in GGUF are served here", 400)
         return found[1].replace(":", "-")
+
+    async def show(self, name: str, *, verbose: bool = True) -> bytes | None:
+        """Return what it says of a model in its store, as JSON; None if it has no such model.
+
+        Raises:
+            DaemonError: It does not answer.
+        """
+        body = body_of({"model": name, "verbose": verbose})
+        answer = await self._way.within(ASK_SECONDS * 5, "POST", "/api/show", body, most=_SHOW_BYTES)
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise self._way.refusal(answer)
+        return answer.body
+
+    async def sizes(self) -> dict[str, int]:
+        """Return the bytes of each model in its store, by name.
+
+        Raises:
+            DaemonError: It does not answer, or says something else.
+        """
+        models = (await self._way.ask("/api/tags")).get("models")
+        found = [each for each in models or () if isinstance(each, dict)] if isinstance(models, list) else []
+        return {str(each.get("name", "")): _count(each.get("size")) for each in found}
 
     async def has_blob(self, digest: str) -> bool:
         """Whether a file with this digest is in its store."""

@@ -46,6 +46,7 @@ from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
 from llmkube.cli.config import UpConfig
 from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed, open_follow
+from llmkube.cli.ollama_library import ollama_here
 from llmkube.cli.program import (
     LOOPBACK,
     Stop,
@@ -141,7 +142,7 @@ class _Up:
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
             open_follow(server.client, self.rng) as followed,
             open_service_nursery() as support,
-            open_local_ports(settings, server.client) as ports,
+            open_local_ports(settings, server.client, ollama_here) as ports,
         ):
             place = Place(
                 server.url,

@@ -1,0 +1,130 @@
+"""What an Ollama says of a model that it keeps (`POST /api/show` with `verbose`), as the facts of its file. Pure.
+
+The file itself may belong to another user, and is not read. Facts: `server/routes.go` and `fs/ggml` of
+https://github.com/ollama/ollama, 0.17.4: `model_info` has the keys of the header, `tensors` each tensor with its sizes
+in the header's order, and `modelfile` a FROM line with the path of each file, the model's first.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+
+from llmkube.weights.errors import NotGGUFError
+from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.gguf_format import FILE_TYPES, GUESSED, MAX_LAYERS, TENSOR_TYPES
+from llmkube.weights.formats.gguf_reader import MAX_TENSORS
+from llmkube.weights.formats.gguf_rules import ARCHITECTURE, FOR_SIZING, OF_ARCHITECTURE, PER_LAYER, REQUIRED, TOKENS
+from llmkube.weights.formats.shape import Shape, Tensor
+
+_FROM: Final = re.compile(r"^FROM\s+(\S.*?sha256[-:]([0-9a-f]{64}))\s*$", re.MULTILINE)
+_BLOCKS: Final = {name: (elements, size_bytes) for name, elements, size_bytes in TENSOR_TYPES.values()}
+_GGUF_VERSION: Final = 3
+"""Which version the file has is not said; it makes no difference to who does not read it."""
+
+
+@attrs.frozen
+class KeptModel:
+    """A model in an Ollama's store.
+
+    Attributes:
+        path: Its file there.
+        sha256: The digest that the file is called by.
+        facts: What its header says.
+    """
+
+    path: Path
+    sha256: str
+    facts: GGUFFacts
+
+
+def read_show(name: str, said: Mapping[str, Any], size_bytes: int) -> KeptModel:
+    """Return what an answer says of a model.
+
+    Args:
+        name: The model's, for messages.
+        said: The answer.
+        size_bytes: Of all its files, as Ollama lists them; what no tensor accounts for counts as weights (a projector).
+
+    Raises:
+        NotGGUFError: It runs elsewhere, is of another format, or what decides its memory is not said.
+    """
+    found = _FROM.search(str(said.get("modelfile", "")))
+    if found is None or said.get("remote_host"):
+        raise NotGGUFError(
+            f"Ollama keeps no file of weights in GGUF for {name}: a host serves models that run on it, in GGUF alone"
+        )
+    info, tensors = said.get("model_info"), said.get("tensors")
+    if not isinstance(info, Mapping) or not isinstance(tensors, list) or not tensors:
+        raise NotGGUFError(
+            f"Ollama does not say what {name} consists of, so its memory cannot be promised: upgrade Ollama"
+        )
+    return KeptModel(Path(found[1]), found[2], _facts(name, info, tensors, size_bytes))
+
+
+def _facts(name: str, info: Mapping[str, Any], tensors: list[Any], size_bytes: int) -> GGUFFacts:
+    architecture = info.get(ARCHITECTURE)
+    if not isinstance(architecture, str) or not architecture:
+        raise NotGGUFError(f"Ollama names no {ARCHITECTURE} of {name}, so its memory cannot be promised")
+    keys = (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING)
+    numbers = {key: found for key in keys if (found := _numbers(info.get(f"{architecture}.{key}")))}
+    missing = [key for key in REQUIRED if not numbers.get(key)]
+    if missing or not 0 < numbers["block_count"][0] <= MAX_LAYERS or len(tensors) > MAX_TENSORS:
+        what = f"no {architecture}.{missing[0]}" if missing else "sizes that no engine takes"
+        raise NotGGUFError(f"Ollama tells {what} of {name}, so its memory cannot be promised")
+    read = tuple(_tensor(name, each) for each in tensors)
+    tensor_bytes = sum(each.size_bytes for each in read)
+    tokens = info.get(TOKENS)
+    embedding = next((each for each in read if each.name == "token_embd.weight" and len(each.sizes) > 1), None)
+    shape = Shape(
+        architecture=architecture,
+        tensors=read,
+        numbers=numbers,
+        layer_count=numbers["block_count"][0],
+        embedding_size=numbers["embedding_length"][0],
+        vocabulary_size=embedding.sizes[1] if embedding else len(tokens) if isinstance(tokens, list) else 0,
+        trained_context=numbers["context_length"][0],
+        size_bytes=max(size_bytes, tensor_bytes),
+        unread_bytes=max(0, size_bytes - tensor_bytes),
+    )
+    heads, kv_heads = (numbers.get(f"attention.{key}", ()) for key in ("head_count", "head_count_kv"))
+    file_type = _numbers(info.get("general.file_type"))
+    license_name = info.get("general.license")
+    return GGUFFacts(
+        architecture=architecture,
+        file_version=_GGUF_VERSION,
+        tensor_count=len(read),
+        size_bytes=shape.size_bytes,
+        license=license_name if isinstance(license_name, str) else None,
+        quantization=FILE_TYPES.get(file_type[0] & ~GUESSED) if file_type else None,
+        context_length=shape.trained_context,
+        layer_count=shape.layer_count,
+        embedding_size=shape.embedding_size,
+        head_count=max(heads, default=None),
+        head_count_kv=max(kv_heads, default=None),
+        head_count_kv_per_layer=kv_heads if len(kv_heads) > 1 else (),
+        key_length=next(iter(numbers.get("attention.key_length", ())), None),
+        value_length=next(iter(numbers.get("attention.value_length", ())), None),
+        pooling_type=next(iter(numbers.get("pooling_type", ())), None),
+        shape=shape,
+    )
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    """Return whole numbers or yes and no, one or several; nothing of anything else."""
+    several = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, int | float) and math.isfinite(each) and each == int(each) for each in several):
+        return ()
+    return tuple(map(int, several))
+
+
+def _tensor(name: str, said: object) -> Tensor:
+    found = said if isinstance(said, Mapping) else {}
+    sizes, kind = found.get("shape"), str(found.get("type", "")).upper()
+    if not isinstance(sizes, list) or not all(isinstance(each, int) and each > 0 for each in sizes):
+        raise NotGGUFError(f"Ollama tells a tensor of {name} without its sizes, so its memory cannot be promised")
+    elements, block_bytes = _BLOCKS.get(kind, (1, 0))
+    return Tensor(str(found.get("name", "")), kind, tuple(sizes), math.prod(sizes) // elements * block_bytes)

@@ -1,0 +1,143 @@
+"""The real agent before an Ollama that a script plays: what is pulled, adopted and given back as agents are killed."""
+
+import json
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+import pytest
+import trio
+
+from cli.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, FakeDaemon, shown_header
+from e2e.addresses import own_address
+from e2e.separate_programs import DEMO, eventually, logs, open_cluster
+from e2e.test_adoption import asking, kill
+from e2e.up_process import engines_in
+from gguf_corpus import DEMO as DEMO_FILE
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.server import run_server
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from waiting import until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ci]
+
+
+@attrs.define(eq=False)
+class Host:
+    """A cluster with one host, on which an Ollama runs.
+
+    Attributes:
+        cluster: Its API server and controller.
+        daemon: The Ollama.
+        port: Where it listens.
+        address: Where the host is reached.
+    """
+
+    cluster: object
+    daemon: FakeDaemon
+    port: int
+    address: str
+
+    def open_agent(self, version="0.17.4"):
+        """Run an agent; the program of Ollama is of this version."""
+        program = self.cluster.folder / f"ollama-{version}"
+        program.write_text(f'#!/bin/sh\necho "ollama version is {version}"\n')
+        program.chmod(0o755)
+        prefix = ("env", f"OLLAMA_HOST=127.0.0.1:{self.port}")
+        return self.cluster.open_agent(self.address, "--ollama", str(program), prefix=prefix)
+
+    async def apply(self):
+        """Have a model of Ollama's library served."""
+        specs = {
+            Model: {"source": "ollama://tiny", "hardware": {"accelerator": "cpu"}},
+            InferenceService: {"modelRef": DEMO.name, "runtime": "ollama", "contextSize": 512},
+        }
+        for kind, spec in specs.items():
+            metadata = {"name": DEMO.name, "namespace": DEMO.namespace}
+            manifest = {"apiVersion": kind.RESOURCE.api_version, "kind": kind.RESOURCE.kind, "metadata": metadata}
+            await self.cluster.client.apply(kind, {**manifest, "spec": spec}, field_manager="user")
+
+    async def engine(self):
+        """What the service says of its engine."""
+        return str((await self.cluster.client.get(InferenceService, DEMO)).status.engine)
+
+
+@asynccontextmanager
+async def open_host(tmp_path):
+    fake = FakeDaemon(shows={LIBRARY_BLOB: shown_header(DEMO_FILE)}, hidden=True)
+    (listener,) = await open_listeners("127.0.0.1", 0, field="--port")
+    port = listener.socket.getsockname()[1]
+
+    async def handle(exchange):
+        if not fake.answers:
+            raise ConnectionResetError  # as if nobody listened: the connection is closed without an answer
+        await fake.handle(exchange)
+
+    async with open_cluster(tmp_path) as cluster, trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, handle, [listener]))
+        yield Host(cluster, fake, port, own_address())
+        nursery.cancel_scope.cancel(reason="the play is over")
+
+
+async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
+    """Pulled once, served; the next agent takes the same front over, ready throughout, and says what was started."""
+    async with open_host(tmp_path) as host, host.open_agent() as agent:
+        await host.apply()
+        await host.cluster.wait_ready()
+        assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
+        front, (_, _, port) = host.cluster.engine(), await host.cluster.slice()
+        async with host.cluster.open_slices() as seen, asking(f"http://{host.address}:{port}") as (answers, clients):
+            await until(lambda: len(answers) > 5)
+            await kill(agent)
+            loads = host.daemon.calls.count("/api/generate")
+            async with host.open_agent("0.18.0") as successor:
+                await until(lambda: logs(successor, "registered endpoint"))
+                (line,) = logs(successor, "adopted inference service")
+                assert (line["pid"], line["port"]) == (front.pid, port)
+                count = len(answers)
+                await until(lambda: len(answers) > count + 5)
+                clients.cancel(reason="none of them may outlive the engine")
+                assert {json.loads(answer.body)["model"] for answer in answers} == {DEMO.name}
+                await until(lambda: logs(successor, "started inference service"))
+                assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
+                assert not any(not ready for ready, _, _ in seen), seen
+                assert host.daemon.calls.count("/api/pull") == 1
+                assert host.daemon.calls.count("/api/generate") <= loads + 1  # a renewal
+                assert len(host.daemon.held) == 1
+                await host.cluster.client.delete(InferenceService, DEMO)
+                await until(lambda: not host.daemon.held)
+                assert host.daemon.answers
+
+
+async def test_what_happened_while_no_agent_ran_is_told_by_the_next(tmp_path):
+    """Its Ollama has gone meanwhile: the front is adopted, and published when it has its model again."""
+    async with open_host(tmp_path) as host, host.open_agent() as agent:
+        await host.apply()
+        await host.cluster.wait_ready()
+        front = host.cluster.engine()
+        await kill(agent)
+        host.daemon.stop()
+        await trio.sleep(6.0)  # a look of the front
+        async with host.open_agent() as successor:
+            await until(lambda: logs(successor, "adopted inference service"))
+            await eventually(host.cluster.slice, lambda told: not told[0])
+            host.daemon.start()
+            await eventually(host.cluster.slice, lambda told: told[0])
+            assert host.cluster.engine() == front
+            assert len(host.daemon.held) == 1
+
+
+async def test_a_killed_front_is_replaced_without_a_second_copy(tmp_path):
+    """The new one finds what the killed one has left in Ollama, and goes on with it."""
+    async with open_host(tmp_path) as host, host.open_agent():
+        await host.apply()
+        await host.cluster.wait_ready()
+        front = host.cluster.engine()
+        front.kill()
+        await until(lambda: not front.is_running())
+        await until(lambda: engines_in(tmp_path))
+        await eventually(host.engine, lambda told: told == "ollama 0.17.4 (gguf)")
+        assert host.cluster.engine() != front
+        assert len(host.daemon.held) == 1
+        assert host.daemon.calls.count("/api/pull") == 1

@@ -1,0 +1,133 @@
+"""Services on an Ollama that its owner runs too: under the memory of the host, and through what such a daemon does."""
+
+import trio
+
+from sim.memory import SimMemory, shape_of
+from sim.world import agent_settings, open_world
+
+GIB = 25.0
+OLLAMA = "builtin://ollama"
+
+
+def host(**settings):
+    return open_world(settings=agent_settings(**settings), memory=SimMemory)
+
+
+def prepare(world):
+    """The program is there, and what both models take is known."""
+    world.machine.programs |= {"ollama"}
+    world.machine.shapes |= {"builtin://demo": shape_of(30.0), OLLAMA: shape_of(GIB)}
+    world.machine.memory.sizes |= {"other": GIB, "chat": 30.0}
+    return world.machine.ollama.shared
+
+
+async def serve(world, **spec):
+    await world.apply("other", source=OLLAMA, runtime="ollama", **spec)
+    await world.until(world.ready_addresses, 1, "other", seconds=300)
+
+
+async def test_it_is_admitted_evicted_and_brought_back(autojump_clock):
+    """Another program takes the memory: the model goes, and returns when that program has gone; its owner's stays."""
+    async with host() as world:
+        daemon = prepare(world)
+        daemon.services["blob of its owner"], daemon.held[9] = "", ("blob of its owner", daemon.pid)
+        daemon.loaded["theirs"] = 9
+        world.machine.shapes["builtin://demo"], world.machine.memory.sizes["chat"] = shape_of(2.0), 2.0
+        await world.apply("chat", priority="high")
+        await serve(world)
+        assert len(daemon.held) == 2
+        world.machine.memory.other = 36.0
+        await world.until(world.ready_addresses, 0, "other", seconds=300)
+        await trio.sleep(30)
+        assert list(daemon.held) == [9]
+        assert daemon.answers
+        world.machine.memory.other = 8.0
+        await world.until(world.ready_addresses, 1, "other", seconds=1200)
+        assert world.machine.memory.lowest_bytes >= 0
+
+
+async def test_it_gives_way_to_what_is_more_important(autojump_clock):
+    """The winner starts when the model's process has gone, and it returns after the winner."""
+    async with host() as world:
+        daemon = prepare(world)
+        await serve(world, priority="low")
+        await world.apply("chat", priority="critical")
+        await world.until(world.ready_addresses, 1, "chat", seconds=300)
+        assert daemon.held == {}
+        await world.delete("chat")
+        await world.until(world.ready_addresses, 1, "other", seconds=600)
+        assert world.machine.memory.lowest_bytes >= 0
+
+
+async def test_said_unloaded_and_was_not(autojump_clock):
+    """The memory counts as taken as long as it is: the winner waits, and starts when its owner has quit Ollama."""
+    async with host() as world:
+        daemon = prepare(world)
+        await serve(world, priority="low")
+        daemon.lies = True
+        await world.apply("chat", priority="critical")
+        await trio.sleep(120)
+        assert world.machine.live("other") == []
+        await trio.sleep(600)
+        assert daemon.loaded == {}
+        assert len(daemon.held) == 1
+        assert world.machine.live("chat") == []
+        assert world.machine.memory.lowest_bytes >= 0
+        daemon.restart()
+        await world.until(world.ready_addresses, 1, "chat", seconds=600)
+        assert world.machine.memory.lowest_bytes >= 0
+
+
+async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock):
+    """Not ready while it is away, ready when the model is loaded again, in the same front; an upgrade is the same."""
+    async with host() as world:
+        daemon = prepare(world)
+        await serve(world)
+        (front,) = world.machine.live("other")
+        for version in ("0.17.4", "0.18.0"):
+            daemon.stop()
+            await trio.sleep(10)
+            assert not front.ready
+            await trio.sleep(5)
+            assert await world.ready_addresses("other") == 0
+            held, why, words = await world.condition(name="other")
+            assert (held, why) == ("False", "Loading")
+            assert "its model is not loaded any more, and is loaded again" in words
+            daemon.store.clear()
+            daemon.start(version)
+            await trio.sleep(60)
+            assert world.machine.live("other") == [front]
+            assert await world.ready_addresses("other") == 1
+            assert len(daemon.held) == 1
+
+
+async def test_a_model_that_is_lost_is_made_again(autojump_clock):
+    """Its store forgets the model while nothing is loaded."""
+    async with host() as world:
+        daemon = prepare(world)
+        await serve(world)
+        (front,) = world.machine.live("other")
+        for name in list(daemon.loaded):
+            daemon.drop(name)
+        daemon.store.clear()
+        await trio.sleep(120)
+        assert world.machine.live("other") == [front]
+        assert await world.ready_addresses("other") == 1
+        assert len(daemon.store) == 1
+
+
+async def test_a_daemon_at_another_port_is_told_and_replaced(autojump_clock):
+    """The engine ends with the way out; the next one has a server of its own, and two models are never promised."""
+    async with host() as world:
+        daemon = prepare(world)
+        await serve(world)
+        (front,) = world.machine.live("other")
+        daemon.port = 11500
+        await trio.sleep(60)
+        assert "OLLAMA_HOST" in front.script.words[0]
+        await world.until(world.ready_addresses, 1, "other", seconds=900)
+        assert len(world.machine.ollama.daemons) == 2
+        assert world.machine.memory.lowest_bytes >= 0
+        await world.delete("other")
+        await trio.sleep(60)
+        assert len(world.machine.ollama.daemons) == 1

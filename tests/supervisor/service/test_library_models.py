@@ -1,0 +1,119 @@
+"""A Model of Ollama's library, in the simulated world: pulled by a daemon that a script plays, planned, served."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from cli.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, URL, FakeDaemon, answers, shown_header
+from cli.daemon_engine.ollama.test_program import playing
+from gguf_corpus import DEMO
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.ollama_library import OllamaLibrary
+from llmkube.supervisor.local import LocalWeights
+from sim.machine import Machine
+from sim.world import open_world
+
+SOURCE = "ollama://tiny"
+DIGEST = LIBRARY_BLOB.removeprefix("sha256-")
+
+
+def fetch_with(weights, others):
+    def fetch(machine, model, progress):
+        of_library = model.spec.source.startswith("ollama://")
+        return weights.fetch(model, progress) if of_library else others(machine, model, progress)
+
+    return fetch
+
+
+@pytest.fixture
+def open_host(monkeypatch):
+    @asynccontextmanager
+    async def opened(fake):
+        fake.shows = {LIBRARY_BLOB: shown_header(DEMO)}
+        async with playing(fake) as client, open_world() as world:
+            library = OllamaLibrary(DaemonApi(client, URL))
+            weights = LocalWeights(*[None] * 7, library=library)
+            monkeypatch.setattr(Machine, "fetch", fetch_with(weights, Machine.fetch))
+            world.machine.programs |= {"ollama"}
+            yield world
+
+    return opened
+
+
+async def fetched(world, name="chat"):
+    conditions = ((await world.model(name)) or {}).get("status", {}).get("conditions", [])
+    return next(((c["reason"], c["message"]) for c in conditions if c["type"] == "Fetched"), ("", ""))
+
+
+async def reason(world, name="chat"):
+    return (await fetched(world, name))[0]
+
+
+async def test_it_is_pulled_and_served(open_host, autojump_clock):
+    """The pull shows in the Model's status; the engine is told the model's name; its memory is an estimate."""
+    fake = FakeDaemon(pull_seconds=5.0)
+    async with open_host(fake) as world:
+        await world.apply(source=SOURCE, runtime="ollama")
+        await trio.sleep(20)
+        assert (await fetched(world))[0] == "Fetching"
+        assert (await fetched(world))[1].startswith("downloading: 30 B of 100 B (30 %)")
+        await world.until(world.ready_addresses, 1)
+        (child,) = world.machine.live("chat")
+        assert child.argv[child.argv.index("--model") + 1] == "ollama://tiny:latest"
+        status = (await world.model())["status"]
+        assert (status["sha256"], status["gguf"]["architecture"]) == (DIGEST, "llama")
+        launch = next(iter(world.machine.entries.values())).launch
+        assert launch.estimate.certain
+        assert launch.estimate.total_bytes > launch.weights.size_bytes
+        await world.apply(source=SOURCE, runtime="ollama", priority="high")
+        await trio.sleep(600)
+        assert fake.calls.count("/api/pull") == 1
+        assert world.machine.live("chat") == [child]
+
+
+async def test_a_pull_that_fails_is_repeated_with_growing_pauses(open_host, autojump_clock):
+    """Never in a loop, and what is wrong stands in the Model."""
+    fake = FakeDaemon(faults={"/api/pull": [answers(500, b'{"error": "no space left on device"}')] * 1000})
+    async with open_host(fake) as world:
+        await world.apply(source=SOURCE, runtime="ollama")
+        await trio.sleep(3600)
+        assert 3 < fake.calls.count("/api/pull") < 100
+        assert "Ollama has not pulled tiny:latest" in (await fetched(world))[1]
+        fake.faults.clear()
+        await world.until(world.ready_addresses, 1)
+
+
+async def test_a_service_of_another_runtime_pulls_nothing(open_host, autojump_clock):
+    """The way out is in its condition."""
+    fake = FakeDaemon()
+    async with open_host(fake) as world:
+        await world.apply(source=SOURCE)
+        await trio.sleep(60)
+        held, why, message = await world.condition("Accepted")
+        assert (held, why) == ("False", "Invalid")
+        assert "set spec.runtime to ollama" in message
+        assert "/api/pull" not in fake.calls
+        await world.apply("other", speculativeDecoding={"type": "draft", "draftModelRef": "chat"})
+        await trio.sleep(60)
+        assert "llamacpp is given a file, and ollama://tiny is none" in (await world.condition("Loaded", "other"))[2]
+        assert "/api/pull" not in fake.calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "words"),
+    [
+        ({"sha256": "00" * 32}, "DigestMismatch", "name another tag, or correct the digest"),
+        ({"sourceSecretRef": {"name": "hf"}}, "FetchFailed", "spec.sourceSecretRef: Ollama pulls without credentials"),
+        ({"files": ["a.gguf"]}, "InvalidFileSet", "leave spec.files out"),
+        ({"source": "ollama://other"}, "SourceNotFound", "look up name and tag at https://ollama.com/library"),
+    ],
+)
+async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, changes, why, words):
+    """Each with the way out; nothing starts."""
+    async with open_host(FakeDaemon()) as world:
+        await world.apply_model("chat", {"source": SOURCE, "hardware": {"accelerator": "metal"}, **changes})
+        await world.apply_service("chat", {"modelRef": "chat", "runtime": "ollama"})
+        await world.until(reason, why, world)
+        assert words in (await fetched(world))[1]
+        assert world.machine.spawned == []
