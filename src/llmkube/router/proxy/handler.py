@@ -15,30 +15,31 @@ import structlog
 import trio
 
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.message import Headers, Response
-from llmkube.router.auth.principals import Clients, principal_of
+from llmkube.base.http.message import Response
+from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
-from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request
-from llmkube.router.dialects.ollama_models import LISTS, VERSION, listed, running, shown
+from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.dispatch.attempt import Asked
 from llmkube.router.dispatch.dispatcher import Dispatcher
-from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
 from llmkube.router.dispatch.record import Record
 from llmkube.router.dispatch.relay import Ending
 from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.origin_policy import is_preflight, preflight_answer
-from llmkube.router.policy.decision import FAIL_CLOSED, MODEL_NOT_ALLOWED, NO_ROUTE, NOT_PERMITTED, Decision, decide
-from llmkube.router.policy.permits import permits_for
-from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
-from llmkube.router.prefix_cache.warm_prefixes import Prompt, WarmPrefixes
+from llmkube.router.policy.decision import Decision
+from llmkube.router.policy.request_facts import RequestFacts, facts_of
+from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
-from llmkube.router.proxy.metrics import RouterMetrics, class_label, known_classes
+from llmkube.router.proxy.decisions import NEVER_AGAIN, Decisions, nowhere
+from llmkube.router.proxy.listed_models import ListedModels
+from llmkube.router.proxy.metrics import RouterMetrics, class_label
+from llmkube.router.proxy.routing import Routing
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
@@ -47,13 +48,6 @@ from llmkube.router.responses.stored_pages import PREFIX, Wanted
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """What is asked of backends: each with a permit, and a reserve in its budgets."""
 
-_REFUSALS: Final = {
-    NO_ROUTE: (404, "no_route"),
-    FAIL_CLOSED: (503, "fail_closed"),
-    NOT_PERMITTED: (503, "not_permitted"),
-    MODEL_NOT_ALLOWED: (403, "model_not_allowed"),
-}
-NEVER_AGAIN: Final = {"X-Should-Retry": "false"}
 _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
 
   GET  /v1/models              what can be asked for
@@ -67,25 +61,6 @@ _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its add
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-@attrs.define(eq=False)
-class Routing:
-    """What counts now; a reload replaces it as a whole, and requests under way keep theirs.
-
-    Attributes:
-        config: What the router runs by.
-        clients: What lets clients in; None where everybody may ask.
-    """
-
-    config: RoutingConfig
-    clients: Clients | None
-    classes: frozenset[str] = attrs.field(init=False)
-    balances: bool = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.classes = known_classes(self.config)
-        self.balances = any(each.strategy == "least-loaded" and len(each.backends) > 1 for each in self.config.rules)
-
-
 @attrs.define(eq=False, kw_only=True)
 class RouterHandler:
     """The `StreamHandler` of a router.
@@ -93,7 +68,8 @@ class RouterHandler:
     Attributes:
         routing: Returns what counts now.
         dispatcher: Carries decisions out.
-        observed: What requests have shown of backends.
+        decisions: Says where requests go.
+        listed: Says what there is to ask for.
         shadows: Sends copies.
         metrics: Counts.
         audit: Writes down.
@@ -101,13 +77,13 @@ class RouterHandler:
         prefixes: What is believed of the engines' caches.
         conversations: Responses that are kept.
         ready: Returns whether requests can be answered, and why not.
-        created: When the router began, for the models that it lists, in seconds since 1970.
-        rng: Draws for weights and names of requests.
+        rng: Draws names of requests.
     """
 
     routing: Callable[[], Routing]
     dispatcher: Dispatcher
-    observed: Observed
+    decisions: Decisions
+    listed: ListedModels
     shadows: Shadows
     metrics: RouterMetrics
     audit: AuditLog
@@ -115,7 +91,6 @@ class RouterHandler:
     prefixes: WarmPrefixes
     conversations: Conversations
     ready: Callable[[], tuple[bool, str]]
-    created: int
     rng: random.Random
 
     async def __call__(self, exchange: StreamExchange) -> None:
@@ -134,9 +109,9 @@ class RouterHandler:
         elif path in ("/", "/v1") and reading:
             await exchange.respond(Response.text(200, _HINT))
         elif below == "/models" or below.startswith("/models/"):
-            await exchange.respond(self._models(exchange, below.removeprefix("/models").removeprefix("/")))
+            await exchange.respond(self.listed.models(exchange, below.removeprefix("/models").removeprefix("/")))
         elif path in LISTS:
-            await exchange.respond(self._lists(exchange, path))
+            await exchange.respond(self.listed.lists(exchange, path))
         elif path in ROUTES:
             await self._route(exchange, path)
         elif path.startswith(PREFIX):
@@ -203,10 +178,10 @@ class RouterHandler:
         facts = record.facts = joined.limited(record.facts)
         if routing.balances:
             record.prompt = self.prefixes.prompt(record.tenant, translated.path, body, size)
-        decision = self._decision(config, facts, record.prompt)
+        decision = self.decisions.of(config, facts, record.prompt)
         record.decision = decision
         if not decision.order:
-            raise _nowhere(config, facts, decision)
+            raise nowhere(config, facts, decision)
         asked = Asked(
             path=translated.path,
             body=body,
@@ -245,17 +220,6 @@ class RouterHandler:
         elif (record.backend and record.status < 400) or record.outcome in ("client_gone", Ending.UNTRANSLATABLE.value):
             took = None
         self.budgets.settle(record.reservation, took)
-
-    def _decision(self, config: RoutingConfig, facts: RequestFacts, prompt: Prompt | None = None) -> Decision:
-        return decide(
-            config,
-            facts,
-            permits_for(config, facts),
-            first_byte_seconds=self.observed.first_byte_seconds,
-            pick=self.rng.random(),
-            load=self.observed.in_flight,
-            warmth=self.prefixes.warmth(prompt, config.backends.values()) if prompt is not None else {},
-        )
 
     def _learn(self, record: Record, config: RoutingConfig) -> None:
         """Take what an answer says of its engine's cache to heart, and that an engine cannot be reached."""
@@ -317,82 +281,6 @@ class RouterHandler:
         )
         return record, trace
 
-    # -- what there is ------------------------------------------------------------------------------------------------
-
-    def _models(self, exchange: StreamExchange, wanted: str) -> Response:
-        """List what this client can ask for: each id reaches a backend as it is."""
-        if exchange.head.method not in ("GET", "HEAD"):
-            said = f"{exchange.head.method} is not allowed on {exchange.head.path}"
-            return refused(405, said, "method_not_allowed", {"Allow": "GET, HEAD"}).response
-        found = [
-            {"id": model_id, "object": "model", "created": self.created, "owned_by": owner}
-            for model_id, owner, _ in self._routable(exchange)
-        ]
-        if not wanted:
-            return Response.json(200, {"object": "list", "data": found})
-        one = next((each for each in found if each["id"] == wanted), None)
-        if one is None:
-            there_is = ", ".join(repr(each["id"]) for each in found) or "none"
-            return refused(404, f"no model {wanted!r}; there is {there_is}", "model_not_found").response
-        return Response.json(200, one, headers=Headers())
-
-    def _routable(self, exchange: StreamExchange) -> list[tuple[str, str, Backend]]:
-        """Return each name that this client can ask for, its owner, and the backend that is asked first."""
-        routing = self.routing()
-        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients) or Principal()
-        config = routing.config
-        found = []
-        for model_id, owner in _ids(config):
-            decision = self._decision(config, facts_of(config, {}, {"model": model_id}, principal))
-            if decision.order:
-                found.append((model_id, owner, decision.order[0].backend))
-        return found
-
-    def _lists(self, exchange: StreamExchange, path: str) -> Response:
-        """Say in Ollama's words what this client can ask for."""
-        allowed = ("POST",) if path == "/api/show" else ("GET", "HEAD")
-        if exchange.head.method not in allowed:
-            said = f"{exchange.head.method} is not allowed on {path}"
-            return Response.json(405, {"error": said}, headers=Headers.of({"Allow": ", ".join(allowed)}))
-        if path == "/api/version":
-            return Response.json(200, {"version": VERSION})
-        found = self._routable(exchange)
-        if path == "/api/tags":
-            return Response.json(200, listed([model_id for model_id, _, _ in found], self.created))
-        if path == "/api/ps":
-            ours = [model_id for model_id, _, backend in found if not backend.provider and not backend.missing]
-            return Response.json(200, running(ours))
-        try:
-            wanted = parse_body(exchange.body)["model"]
-        except BodyError as exc:
-            return Response.json(400, {"error": str(exc)})
-        one = next((backend for model_id, _, backend in found if model_id == wanted), None)
-        if one is None:
-            return Response.json(404, {"error": f"model {wanted!r} not found"})
-        return Response.json(200, shown(one, self.created))
-
 
 def _outcome_of_page(status: int) -> str:
     return "ok" if status < 400 else "client_error" if status < 500 else "conversations_unavailable"
-
-
-def _nowhere(config: RoutingConfig, facts: RequestFacts, decision: Decision) -> RefusedError:
-    """Return what is said where no backend may answer; what only stays away for its data is not "not found"."""
-    status, code = _REFUSALS.get(decision.reason, (503, "no_route"))
-    sensitive = sorted(facts.classes & config.classes.sensitive)
-    why = decision.why
-    if sensitive and status == 404:
-        status, code = _REFUSALS[NOT_PERMITTED]
-        why = f"data class {', '.join(sensitive)} stays local, and {why}"
-    again = NEVER_AGAIN if status == 503 else {}
-    return refused(status, f"no backend may answer this request: {why}", code, again)
-
-
-def _ids(config: RoutingConfig) -> list[tuple[str, str]]:
-    """Return each name that a client could ask for, with the owner of the first backend that it may mean."""
-    found = {backend.model_id: backend.provider or "llmkube" for backend in config.backends.values()}
-    for rule in config.rules:
-        for pattern in rule.match.models:
-            if not set(pattern) & set("*?["):
-                found.setdefault(pattern, "llmkube")
-    return list(found.items())

@@ -18,7 +18,7 @@ from llmkube.router.auth.principals import Clients
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
-from llmkube.router.proxy.handler import Routing
+from llmkube.router.proxy.routing import Routing
 
 LOOK_SECONDS: Final = 1.0
 

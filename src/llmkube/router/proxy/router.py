@@ -55,7 +55,9 @@ from llmkube.router.health.probes import Probes
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
+from llmkube.router.proxy.decisions import Decisions
 from llmkube.router.proxy.handler import RouterHandler
+from llmkube.router.proxy.listed_models import ListedModels
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
@@ -205,11 +207,14 @@ async def open_router(
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(parts.shelf, lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
-        queued = QueuedCalls(calls, turns, circuits, observed, metrics.tried)
+        decisions = Decisions(observed, prefixes, rng)
         handler = RouterHandler(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(queued, circuits, metrics.continued),
-            observed=observed,
+            dispatcher=Dispatcher(
+                QueuedCalls(calls, turns, circuits, observed, metrics.tried), circuits, metrics.continued
+            ),
+            decisions=decisions,
+            listed=ListedModels(lambda: live.routing, decisions, int(utcnow().timestamp())),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -217,7 +222,6 @@ async def open_router(
             prefixes=prefixes,
             conversations=conversations,
             ready=standing.ready,
-            created=int(utcnow().timestamp()),
             rng=rng,
         )
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
