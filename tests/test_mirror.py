@@ -42,7 +42,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/mac/test_daemon.py": "cli/commands/programs/background/launchd_user",
     # a model of an Ollama over time, between its API and the processes that the kernel shows
     "tests/cli/daemon_engine/ollama/test_keeper.py": """
-        cli/daemon_engine/keeper cli/daemon_engine/keeping
+        cli/daemon_engine/keeper cli/daemon_engine/keeping cli/daemon_engine/unloading
         cli/daemon_engine/ollama/daemon_api cli/daemon_engine/ollama/witness""",
     "tests/cli/daemon_engine/ollama/test_program.py": "cli/daemon_engine/ollama/weights",
     # a model of an oMLX over time

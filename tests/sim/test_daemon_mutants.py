@@ -4,8 +4,9 @@ import attrs
 import pytest
 import trio
 
-from llmkube.cli.daemon_engine import keeping
-from llmkube.cli.daemon_engine.keeping import Act, Seen, Step
+from llmkube.cli.daemon_engine import keeping, unloading
+from llmkube.cli.daemon_engine.seen import Seen
+from llmkube.cli.daemon_engine.steps import Act, Step
 from llmkube.supervisor.service import attempt
 from sim import score
 from sim.mutation import acts, is_booked
@@ -50,7 +51,7 @@ MUTANTS = {
         "double",
     ),
     "an engine ends without unloading its model": (
-        keeping,
+        unloading,
         "unload",
         lambda seen, since, asked_at, now: Step(Act.DONE),
         acts(ON_OLLAMA, (100.0, "delete")),

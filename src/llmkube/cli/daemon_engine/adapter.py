@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from llmkube.base.http.message import Headers
-from llmkube.cli.daemon_engine.keeping import Seen, Words
+from llmkube.cli.daemon_engine.seen import Seen, Words
 
 
 class Adapter(Protocol):

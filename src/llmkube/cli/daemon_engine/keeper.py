@@ -1,4 +1,4 @@
-"""Looks at one model, decides, acts; and unloads it at the end. What is decided, and why, is in `keeping`."""
+"""Looks at one model, decides, acts; and unloads it at the end. `keeping` and `unloading` decide, and say why."""
 
 from typing import Final
 
@@ -7,16 +7,18 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.cli.daemon_engine import keeping
+from llmkube.cli.daemon_engine import keeping, unloading
 from llmkube.cli.daemon_engine.adapter import Adapter
 from llmkube.cli.daemon_engine.counters import Counters
 from llmkube.cli.daemon_engine.daemon_http import DaemonError
-from llmkube.cli.daemon_engine.keeping import Act, Outcome, Seen, State, Step
+from llmkube.cli.daemon_engine.keeping import Outcome, State
+from llmkube.cli.daemon_engine.seen import Seen
+from llmkube.cli.daemon_engine.steps import Act, Step
 
 TELL_SECONDS: Final = 5.0
 """Between two lines while a load moves: the agent gives up a load of which nothing moves for two minutes."""
 
-LAST_SECONDS: Final = keeping.UNLOAD_SECONDS + 2.0
+LAST_SECONDS: Final = unloading.UNLOAD_SECONDS + 2.0
 """For all that an unload may take, whatever hangs."""
 
 log = structlog.get_logger()
@@ -150,7 +152,7 @@ class Keeper:
         since, asked_at = trio.current_time(), None
         while True:
             seen = await self.adapter.look()
-            step = keeping.unload(seen, since, asked_at, trio.current_time())
+            step = unloading.unload(seen, since, asked_at, trio.current_time())
             if step.act in (Act.DONE, Act.GIVE_UP):
                 (log.info if step.act is Act.DONE else log.error)(step.why)
                 return step.act is Act.DONE

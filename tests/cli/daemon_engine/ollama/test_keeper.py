@@ -8,8 +8,10 @@ import trio
 
 from cli.daemon_engine.ollama.fake_daemon import NAME, FakeDaemon, answers, breaks_off, staged
 from llmkube.cli.daemon_engine import keeper as keeper_module
-from llmkube.cli.daemon_engine import keeping
-from llmkube.cli.daemon_engine.keeping import Act, Outcome, Step
+from llmkube.cli.daemon_engine import keeping, unloading
+from llmkube.cli.daemon_engine.keeping import Outcome
+from llmkube.cli.daemon_engine.seen import Seen
+from llmkube.cli.daemon_engine.steps import Act, Step
 
 
 async def test_a_model_is_loaded_kept_and_given_back(autojump_clock):
@@ -296,12 +298,12 @@ async def test_another_name_of_the_same_file_keeps_its_process(autojump_clock):
 
 def credulous(monkeypatch):
     """What the server says is enough."""
-    monkeypatch.setattr(keeping.Seen, "loaded", property(lambda self: self.listed))
+    monkeypatch.setattr(Seen, "loaded", property(lambda self: self.listed))
 
 
 def kernel_alone(monkeypatch):
     """A process is enough, listed or not."""
-    monkeypatch.setattr(keeping.Seen, "loaded", property(lambda self: bool(self.holders)))
+    monkeypatch.setattr(Seen, "loaded", property(lambda self: bool(self.holders)))
 
 
 def forgetful(monkeypatch):
@@ -336,18 +338,18 @@ def murderous(monkeypatch):
 
 def trusting_unload(monkeypatch):
     """An unload that was answered is done."""
-    right = keeping.unload
+    right = unloading.unload
 
     def unload(seen, since, asked_at, now):
         return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
 
-    monkeypatch.setattr(keeping, "unload", unload)
+    monkeypatch.setattr(unloading, "unload", unload)
 
 
 def merciful(monkeypatch):
     """What our own server keeps after an unload is left."""
-    right = keeping.unload
-    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=False), *rest))
+    right = unloading.unload
+    monkeypatch.setattr(unloading, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=False), *rest))
 
 
 def deaf_to_missing(monkeypatch):
@@ -372,7 +374,7 @@ def impatient(monkeypatch):
 
 def unbounded(monkeypatch):
     """An unload waits for as long as it takes."""
-    monkeypatch.setattr(keeping, "UNLOAD_SECONDS", float("inf"))
+    monkeypatch.setattr(unloading, "UNLOAD_SECONDS", float("inf"))
     monkeypatch.setattr(keeper_module, "LAST_SECONDS", float("inf"))
 
 

@@ -6,13 +6,13 @@ import trio
 
 from cli.daemon_engine.omlx.fake_omlx import FOLDER, GIB, NAME, PID, FakeOmlx, refusal, staged
 from llmkube.base.http.message import NO_HEADERS, Response
-from llmkube.cli.daemon_engine import keeping
-from llmkube.cli.daemon_engine.keeping import Act, Step
+from llmkube.cli.daemon_engine import unloading
 from llmkube.cli.daemon_engine.omlx import account as account_module
 from llmkube.cli.daemon_engine.omlx import model as model_module
 from llmkube.cli.daemon_engine.omlx.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.omlx.model import OmlxModel
 from llmkube.cli.daemon_engine.process import Process
+from llmkube.cli.daemon_engine.steps import Act, Step
 
 CHAT, UNLOAD, ADMIN_UNLOAD = "/v1/chat/completions", f"/v1/models/{NAME}/unload", f"/admin/api/models/{NAME}/unload"
 
@@ -352,18 +352,18 @@ def unasked(monkeypatch):
 
 def murderous(monkeypatch):
     """A borrowed process is ended like our own."""
-    right = keeping.unload
-    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=True), *rest))
+    right = unloading.unload
+    monkeypatch.setattr(unloading, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=True), *rest))
 
 
 def trusting_unload(monkeypatch):
     """An unload that was answered is done."""
-    right = keeping.unload
+    right = unloading.unload
 
     def unload(seen, since, asked_at, now):
         return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
 
-    monkeypatch.setattr(keeping, "unload", unload)
+    monkeypatch.setattr(unloading, "unload", unload)
 
 
 @pytest.mark.ci

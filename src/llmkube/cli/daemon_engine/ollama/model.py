@@ -6,9 +6,9 @@ from typing import Final
 import attrs
 
 from llmkube.base.http.message import NO_HEADERS, Headers
-from llmkube.cli.daemon_engine.keeping import Seen, Words
 from llmkube.cli.daemon_engine.ollama.weights import Weights
 from llmkube.cli.daemon_engine.ollama.witness import WORDS, Witness
+from llmkube.cli.daemon_engine.seen import Seen, Words
 
 KEEP_ALIVE: Final = "5m"
 """How long Ollama keeps the model without a renewal: so long its memory is taken after this process was killed."""

@@ -6,10 +6,10 @@ import attrs
 import trio
 
 from llmkube.cli.daemon_engine.daemon_http import DaemonError, DaemonLateError
-from llmkube.cli.daemon_engine.keeping import Seen, Words
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.ollama.runners import Holders, holders_of, servers_in
 from llmkube.cli.daemon_engine.processes import ProcessTable
+from llmkube.cli.daemon_engine.seen import Seen, Words
 
 SCAN_SECONDS: Final = 30.0
 """Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""

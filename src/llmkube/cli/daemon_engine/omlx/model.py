@@ -9,11 +9,11 @@ import trio
 
 from llmkube.base.http.message import Headers
 from llmkube.cli.daemon_engine.daemon_http import DaemonError, DaemonLateError
-from llmkube.cli.daemon_engine.keeping import Seen, Words
 from llmkube.cli.daemon_engine.omlx.account import Account, Shot, noted, remains
 from llmkube.cli.daemon_engine.omlx.daemon_api import LOAD_SECONDS, NAME, DaemonApi, Entry
 from llmkube.cli.daemon_engine.process import Process
 from llmkube.cli.daemon_engine.processes import ProcessTable
+from llmkube.cli.daemon_engine.seen import Seen, Words
 
 WORDS: Final = Words(
     name=NAME,
