@@ -69,7 +69,7 @@ async def no_device(stage, rng):
 
 @fault("M3", "the GPU fails under an engine, which goes on to say that it is well")
 async def latched_error(stage, rng):
-    _, child = stage.engine(rng, ready=True)
+    _, child = stage.engine(rng, ready=True, computes=True)
     lines = (FAILED, MEMORY) if rng.random() < 0.5 else (FAILED,)
     child.odd, child.script = True, attrs.evolve(child.script, words=(*child.script.words, *lines))
     await trio.lowlevel.checkpoint()

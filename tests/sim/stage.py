@@ -60,13 +60,13 @@ class Stage:
             raise NotNow
         return rng.choice(hosts)
 
-    def engine(self, rng, *, ready=None):
-        """A host and an engine that runs on it."""
+    def engine(self, rng, *, ready=None, computes=False):
+        """A host and an engine that runs on it; with `computes` one that has the model itself, and no front."""
         found = [
             (host, child)
             for host in self.world.hosts.values()
             for child in host.machine.live()
-            if ready in (None, child.ready)
+            if ready in (None, child.ready) and not (computes and child.keeper is not None)
         ]
         if not found:
             raise NotNow

@@ -37,11 +37,15 @@ def test_a_seed_with_cordons_violates_nothing(seed):
 
 def test_what_a_cordon_began_may_end_after_it():
     """An agent that stands still while it drains ends the engine, although the owner has uncordoned the host since."""
-    timeline = score.timeline_of(769)
-    told = ("cordoned-while-busy", "cut-off-while-frozen")
-    happenings = tuple(each for each in timeline.happenings if each.name in told or 16 < each.at < 17)
-    assert [each.name for each in happenings] == ["create", *told]
-    assert not score.play(attrs.evolve(timeline, happenings=happenings), quiet_minutes=1.0).violations
+    happenings = (
+        score.Happening(16.41737305241242, "create", 2210174250),
+        score.Happening(1723.5825852778285, "cordoned-while-busy", 1049636039),
+        score.Happening(1747.454052171584, "cut-off-while-frozen", 1011874676),
+    )
+    timeline = score.Timeline(769, 1, 5.0, False, True, happenings)
+    result = score.play(timeline, quiet_minutes=1.0)
+    assert not result.violations
+    assert result.faults["cordoned-while-busy"] == 1
 
 
 def test_owners_do_many_things():

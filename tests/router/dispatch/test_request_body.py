@@ -109,6 +109,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(KEYS, VALUES, max_size=6), st.sampled_from(sorted(FIELDS)))
 @example({"logit_bias": {"api_base": 1}}, "/chat/completions")
+@example({"metadata": {"url": CANARY}}, "/chat/completions")
 def test_no_field_that_names_a_url_or_a_key_reaches_a_provider(body, path):
     """Whatever is nested in whatever."""
     try:
@@ -123,8 +124,8 @@ def test_no_field_that_names_a_url_or_a_key_reaches_a_provider(body, path):
                 yield from names(each, free)
         elif isinstance(value, dict):
             for name, each in value.items():
-                if name in ("parameters", "schema"):
-                    continue  # text to the model
+                if name in ("parameters", "schema", "metadata"):
+                    continue  # text to the model; labels that OpenAI stores, and no other provider gets
                 yield name, each
                 yield from names(each)
 
