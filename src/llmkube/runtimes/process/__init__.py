@@ -6,6 +6,7 @@ llamacpp        llama-server's row, and its command line
 mlx_lm          mlx_lm.server's; `mlx_entry` is what runs before it, in its own Python
 vllm_metal      vLLM's on a Mac
 ollama, omlx    Ollama's and oMLX's, each behind a process of ours
+daemon_front    what these two have in common
 host_fields     which fields take effect on a host whatever the runtime
 environment     the environment variables of engines
 memory_demand   what llama-server's arguments mean for memory

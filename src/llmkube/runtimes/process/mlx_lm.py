@@ -23,7 +23,6 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Demand
 
 NAME: Final = "mlx-lm"
-DEFAULT_CONTEXT: Final = 4096
 ALL_LAYERS: Final = 1 << 16
 PROMPT_CACHES: Final = 2
 """KV caches that are kept for prompts to come; the server's own default is ten, of any size (mlx-lm issue 883)."""
@@ -89,10 +88,9 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     """
     check(inputs.isvc, inputs.model, inputs.allowances)
     spec = inputs.spec
-    context = spec.context_size or min(inputs.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     slots = max(1, spec.parallel_slots)
     demand = Demand(
-        context=context,
+        context=inputs.context,
         slots=slots + PROMPT_CACHES,
         device_layers=ALL_LAYERS if inputs.model.spec.hardware.accelerator == "metal" else 0,
         cache_ram_bytes=0,

@@ -5,7 +5,6 @@ llama.cpp does, and with its code: what they take is estimated by the same figur
 """
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +14,7 @@ from llmkube.k8s.crd.pairing import GGUF
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.process.daemon_front import front_arguments, refuse_further
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
 from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
@@ -74,12 +74,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         )
     if mode_of(spec) == "rerank":
         raise PlanError("ollama does not rerank: use llamacpp", field="spec.mode")
-    if spec.extra_args:
-        raise PlanError("ollama takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
-    if spec.speculative_decoding is not None:
-        raise PlanError("ollama takes no draft model: leave it out, or use llamacpp", field="spec.speculativeDecoding")
-    if spec.env:
-        raise PlanError("the environment of Ollama is its owner's: leave it out, or use llamacpp", field="spec.env")
+    refuse_further(spec, NAME, "Ollama", instead="llamacpp")
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
@@ -93,24 +88,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     on_gpu = hardware.accelerator != "cpu"
     size = ["--ctx-size", str(context_of(spec, inputs.header.context_length))]
     layers = ["--n-gpu-layers", str(layers_of(hardware.gpu) if on_gpu else 0)]
-    argv: list[str] = [
-        sys.executable,
-        "-m",
-        MODULE,
-        "--ollama",
-        Placeholder.PROGRAM,
-        "--model",
-        _library_source(inputs.model) or Placeholder.MODEL,
-        "--service",
-        f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--alias",
-        inputs.alias,
-        *(("--api-key-file", Placeholder.KEYS) if inputs.takes_keys else ()),
-        *(("--embedding",) if mode_of(spec) == "embedding" else ()),
+    argv = [
+        *front_arguments(inputs, MODULE, "--ollama", _library_source(inputs.model) or Placeholder.MODEL),
         *size,
         *(layers if not on_gpu or (hardware.gpu and hardware.gpu.layers is not None) else ()),
     ]

@@ -4,7 +4,6 @@ It borrows the oMLX that its owner runs where that has the model's folder, or st
 """
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -13,7 +12,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import METAL, OMLX
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
+from llmkube.runtimes.process.daemon_front import front_arguments, refuse_further
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
 from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
@@ -24,7 +24,6 @@ NAME: Final = OMLX
 MODULE: Final = "llmkube.cli.daemon_engine.omlx.program"
 """What runs for each service; nothing of it is imported here."""
 
-DEFAULT_CONTEXT: Final = 4096
 ALL_LAYERS: Final = 1 << 16
 CACHES: Final = 2
 """KV caches: that of the request, and the last one's, whose buffers MLX keeps for a while."""
@@ -66,12 +65,7 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         )
     if mode_of(spec) == "rerank":
         raise PlanError("omlx does not rerank here: use llamacpp with weights in gguf", field="spec.mode")
-    if spec.extra_args:
-        raise PlanError("omlx takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
-    if spec.speculative_decoding is not None:
-        raise PlanError("omlx takes no draft model: leave it out, or use llamacpp", field="spec.speculativeDecoding")
-    if spec.env:
-        raise PlanError("the environment of oMLX is its owner's: leave it out, or use mlx-lm", field="spec.env")
+    refuse_further(spec, NAME, "oMLX", instead="mlx-lm")
 
 
 def plan(inputs: PlanInputs) -> LaunchPlan:
@@ -81,30 +75,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         PlanError: As `check`.
     """
     check(inputs.isvc, inputs.model, inputs.allowances)
-    spec = inputs.spec
-    context = spec.context_size or min(inputs.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    argv: list[str] = [
-        sys.executable,
-        "-m",
-        MODULE,
-        "--omlx",
-        Placeholder.PROGRAM,
-        "--model",
-        Placeholder.MODEL,
-        "--service",
-        f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--alias",
-        inputs.alias,
-        *(("--api-key-file", Placeholder.KEYS) if inputs.takes_keys else ()),
-        *(("--embedding",) if mode_of(spec) == "embedding" else ()),
-        "--ctx-size",
-        str(context),
-    ]
-    demand = Demand(context=context, slots=CACHES, device_layers=ALL_LAYERS, cache_ram_bytes=0)
+    argv = [*front_arguments(inputs, MODULE, "--omlx"), "--ctx-size", str(inputs.context)]
+    demand = Demand(context=inputs.context, slots=CACHES, device_layers=ALL_LAYERS, cache_ram_bytes=0)
     return inputs.launch_plan(argv, runtime=NAME, env=(), demand=demand, honoured=_HONOURED)
 
 

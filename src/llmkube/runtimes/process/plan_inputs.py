@@ -9,6 +9,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import MLX_RUNTIME
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
+from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
 from llmkube.runtimes.process.host_fields import given_paths
 from llmkube.weights.estimate.demand import Demand
@@ -50,6 +51,11 @@ class PlanInputs:
     def spec(self) -> InferenceServiceSpec:
         """The service's wishes."""
         return self.isvc.spec
+
+    @property
+    def context(self) -> int:
+        """Tokens of a request: what the spec says, else what the model was trained for, `DEFAULT_CONTEXT` at most."""
+        return self.spec.context_size or min(self.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
 
     @property
     def takes_keys(self) -> bool:

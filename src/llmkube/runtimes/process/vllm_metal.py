@@ -24,7 +24,6 @@ from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.mlx import cache_size
 
 NAME: Final = "vllm-metal"
-DEFAULT_CONTEXT: Final = 4096
 ALL_LAYERS: Final = 1 << 16
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.aliases", "spec.mode"}
@@ -94,9 +93,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     """
     check(inputs.isvc, inputs.model, inputs.allowances)
     spec = inputs.spec
-    context = spec.context_size or min(inputs.header.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     slots = max(1, spec.parallel_slots)
-    demand = Demand(context=context, slots=slots, device_layers=ALL_LAYERS, cache_ram_bytes=0)
+    demand = Demand(context=inputs.context, slots=slots, device_layers=ALL_LAYERS, cache_ram_bytes=0)
     argv: list[str] = [
         Placeholder.PROGRAM,
         "serve",
@@ -109,7 +107,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         "--port",
         Placeholder.PORT,
         "--max-model-len",
-        str(context),
+        str(inputs.context),
         "--max-num-seqs",
         str(slots),
         "--allowed-origins",
