@@ -53,6 +53,7 @@ async def test_the_next_slot_is_a_quiet_tenants_whichever_worker_it_asks(tmp_pat
         await until(partial(waiting, lab, 7))
         ask_many(nursery, [quiet], "quiet")
         await until(partial(waiting, lab, 8))
+        await lab.engine.until_asked(1)
         assert lab.engine.words() == ["loud"]
         for count in range(2, 10):
             lab.engine.let_go()
