@@ -33,7 +33,7 @@ from llmkube.k8s.wire.names import (
     SLOT_ANNOTATION,
 )
 from llmkube.supervisor.admission_policy import Policy, annotation, both, label, rendered, unchanged
-from llmkube.supervisor.cluster.status import OF_MODEL, OF_SERVICE
+from llmkube.supervisor.cluster.status import FIELDS_OF_MODEL, FIELDS_OF_SERVICE, OF_MODEL, OF_SERVICE
 
 MAX_TOKEN_SECONDS: Final = 30 * 24 * 3600
 """How long a token may live that a host asks for."""
@@ -57,8 +57,8 @@ def _policies(system_namespace: str) -> tuple[Policy, ...]:
         _addresses(system_namespace),
         _FOREIGN_SERVICES,
         _EVENTS,
-        _status(InferenceService, ("schedulingStatus", "schedulingMessage"), OF_SERVICE),
-        _status(Model, ("path", "size", "sha256", "gguf"), OF_MODEL),
+        _status(InferenceService, FIELDS_OF_SERVICE, OF_SERVICE),
+        _status(Model, FIELDS_OF_MODEL, OF_MODEL),
         _TOKENS,
     )
 

@@ -80,3 +80,10 @@ def test_a_model_without_a_file_claims_no_file():
     """Path, size and header facts are absent until there is a file."""
     patch = status.model_status(MODEL, (), None, None)["status"]
     assert set(patch) == {"conditions"}
+
+
+def test_what_agents_write_of_a_service_is_what_hosts_may_write():
+    """Else the API server refuses it: the policies of hosts are made from the same list."""
+    serving = ServiceView(Reason.LOADED, "loaded", engine="llama-server", build="b1", weights_format="gguf")
+    said = status.service_status(CHAT, (), serving)["status"]
+    assert set(said) == {*status.FIELDS_OF_SERVICE, "conditions"}

@@ -22,6 +22,12 @@ from llmkube.weights.store.blobs import WeightsFile
 Conditions = tuple[dict[str, Any], ...]
 """What one writer says of one object."""
 
+FIELDS_OF_SERVICE = ("engine", "schedulingStatus", "schedulingMessage")
+"""What agents write of a service besides conditions; the policies of hosts let no other through."""
+
+FIELDS_OF_MODEL = ("path", "size", "sha256", "gguf")
+"""The same of a Model."""
+
 OF_SERVICE = ("Accepted", "Loaded", "MemoryPressure", "Published", "SpecHonoured", "UpToDate")
 """The conditions that agents state of a service.
 
