@@ -82,7 +82,7 @@ def error(words, status=500):
     ],
 )
 async def test_a_pull_that_fails_names_the_model_and_the_way_out(autojump_clock, fault, kind, words):
-    """One attempt is one pull; whoever asks again decides when."""
+    """One attempt is one pull; the caller decides when to ask again."""
     fake = daemon(faults={"/api/pull": [fault]})
     async with playing(fake) as client:
         with pytest.raises(kind, match=words):

@@ -145,7 +145,7 @@ def weights_path(model: Model, supply: Supply) -> str:
 
 
 def _as_it_is(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
-    """Return who brings what nobody downloads.
+    """Return the engine that brings what LLMKube does not download.
 
     Raises:
         WeightsError: It is no path on a claim.

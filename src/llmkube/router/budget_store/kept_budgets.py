@@ -83,7 +83,7 @@ class KeptBudgets:
     _some: trio.Event = attrs.field(factory=trio.Event)
     _aside: SetAside = attrs.field(factory=SetAside)
     _windows: dict[str, float] = attrs.field(factory=dict)  # that a config has changed, to be written
-    _flush_at: float = math.inf  # when is written what nobody waits for
+    _flush_at: float = math.inf  # when is written what no request waits for
     _is_open: bool = False
     _using: trio.Lock = attrs.field(factory=trio.Lock)  # the file; one thread at a time has it
     _charged: tuple[Charge, ...] | None = None  # for what an earlier process had reserved; taken up once
@@ -229,7 +229,7 @@ class KeptBudgets:
         return trio.current_time() + self._offset
 
     def _flush_soon(self, seconds: float) -> None:
-        """Have what nobody waits for written, unless that is to happen already."""
+        """Have what no request waits for written, unless that is to happen already."""
         if self._flush_at == math.inf:
             self._flush_at = trio.current_time() + seconds
             self._some.set()  # `run` learns of the new time

@@ -72,7 +72,7 @@ class Shelf(Protocol):
         """
 
     def put(self, new: NewResponse, continues: Conversation | None) -> bool:
-        """Keep a response, and return whether it fits at all; whoever is told of it finds it from then on."""
+        """Keep a response, and return whether it fits at all; a client that is told of it finds it from then on."""
 
     def release(self, number: int) -> None:
         """Hold a conversation no more; 0 is none."""

@@ -5,7 +5,7 @@ reserved in budgets, and what is kept of conversations. A worker's own are what 
 has seen of latencies and warm prompts, and its chain of receipts.
 
 parent           what the parent of workers holds
-crew             the workers as it knows them
+worker_set       the workers as it knows them
 shared_state     what each worker holds of what they share, and gives back when it is gone
 worker_link      a worker's side
 linked_turns, linked_circuits, linked_budgets, linked_shelf

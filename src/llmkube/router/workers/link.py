@@ -1,7 +1,7 @@
 """A pair of sockets between the parent of a router and a worker: messages in order, and calls with a deadline.
 
-Whoever's other side has gone reads the end: what it held is given back, and what waits for an answer gets none. Nobody
-else can speak here: the pair has no name, and only the worker inherits its end.
+A side whose other one has gone reads the end: what that held is given back, and what waits for an answer gets none. No
+other process can speak here: the pair has no name, and only the worker inherits its end.
 """
 
 import contextlib

@@ -36,7 +36,7 @@ class LinkedShelf:
         number = self.link.number()
         try:
             said = await self._ask("take", number=number, owner=owner, id=response_id)
-        except BaseException:  # what comes too late is held for nobody
+        except BaseException:  # what comes too late is held for no request
             self.release(number)
             raise
         found = said["conversation"]

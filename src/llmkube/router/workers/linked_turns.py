@@ -85,7 +85,7 @@ class LinkedTurns(Turns):
             yield turn
         finally:
             del self._turns[turn.number]
-            took = turn.took if turn.admitted_at is not None else 0  # a call that comes now was for nobody
+            took = turn.took if turn.admitted_at is not None else 0  # a call that comes now finds no request
             self.link.send_nowait("end", n=turn.number, took=took, answer=turn.answer_tokens)
 
     def take(self, message: Message) -> None:

@@ -5,7 +5,7 @@ open_parent ┬ KeptBudgets.run   writes what workers reserve
             ├ LiveConfig.run    looks at the config's file, as each worker does by itself
             ├ Probes.run        asks how backends do: once, however many workers there are
             ├ CacheWatch.run    asks engines how full their caches are
-            └ Crew.run          asks the workers how they do
+            └ WorkerSet.run          asks the workers how they do
 ```
 """
 
@@ -41,8 +41,8 @@ from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.responses.conversations import SWEEP_SECONDS
 from llmkube.router.responses.shelf import OwnShelf
 from llmkube.router.responses.store import ResponseStore
-from llmkube.router.workers.crew import Crew
 from llmkube.router.workers.shared_state import SharedState
+from llmkube.router.workers.worker_set import WorkerSet
 
 _ASKED_OF_WORKERS: Final = frozenset({"/readyz", "/metrics", "/backends"})
 
@@ -52,20 +52,20 @@ class Parent:
     """What an operator asks about.
 
     Attributes:
-        crew: The workers.
+        worker_set: The workers.
         live: The config that counts.
         standing: How backends do.
         registry: The metrics of all.
     """
 
-    crew: Crew
+    worker_set: WorkerSet
     live: LiveConfig
     standing: BackendStanding
     registry: CollectorRegistry
 
     def ready(self) -> tuple[bool, str]:
         """Return whether requests can be answered, and why not."""
-        return self.crew.ready()
+        return self.worker_set.ready()
 
     def states(self) -> Mapping[str, str]:
         """Return why each backend is not asked now, by its name; "" of one that is."""
@@ -74,11 +74,13 @@ class Parent:
     def budgets(self) -> Sequence[Mapping[str, Any]]:
         """Return how much of each budget is taken."""
         config = self.live.routing.config
-        return self.crew.budgets() if config.budget_store is not None else self.crew.state.budgets.used(config)
+        return (
+            self.worker_set.budgets() if config.budget_store is not None else self.worker_set.state.budgets.used(config)
+        )
 
     def in_flight(self) -> int:
         """Return how many requests are under way, as of half a second ago."""
-        return self.crew.in_flight.total()
+        return self.worker_set.in_flight.total()
 
     def backends(self) -> frozenset[str]:
         """Return the names of all backends."""
@@ -91,7 +93,7 @@ class Parent:
         async def handle(exchange: Exchange) -> None:
             path = exchange.request.path
             if path in _ASKED_OF_WORKERS:
-                await self.crew.look(metrics=path == "/metrics")
+                await self.worker_set.look(metrics=path == "/metrics")
             await answer(exchange)
 
         return handle
@@ -147,22 +149,22 @@ async def open_parent(
         return live.routing.config.backends[backend].splits_cache is not None
 
     keys = BackendKeys()
-    crew = Crew(state, [str(place) for place in range(1, workers + 1)], own)
-    parent = Parent(crew, live, BackendStanding(live, keys, state.circuits), registry)
+    worker_set = WorkerSet(state, [str(place) for place in range(1, workers + 1)], own)
+    parent = Parent(worker_set, live, BackendStanding(live, keys, state.circuits), registry)
     probed = probes_counter(registry)
-    registry.register(crew)
+    registry.register(worker_set)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
         if config.budget_store is None:
             await budgets.open(config)
         await writing.start(budgets.run)
         attempts = Attempts(transport, keys)
-        caches = CacheWatch(attempts.ask, lambda: live.routing.config, crew.in_flight, is_llama)
+        caches = CacheWatch(attempts.ask, lambda: live.routing.config, worker_set.in_flight, is_llama)
         registry.register(
             BackendGauges(
                 router=config.name,
                 config=lambda: live.routing.config,
                 healthy=lambda each: not parent.standing.why_not(each),
-                in_flight=crew.in_flight,
+                in_flight=worker_set.in_flight,
                 waiting=state.turns.waiting,
                 cache_use=caches.use,
                 config_valid=lambda: not live.problem,
@@ -179,7 +181,7 @@ async def open_parent(
             await tasks.start(live.run)
             await tasks.start(probes.run)
             await tasks.start(caches.run)
-            tasks.start_soon(crew.run)
+            tasks.start_soon(worker_set.run)
             tasks.start_soon(_sweep, state.shelf)
             yield parent
             tasks.cancel_scope.cancel(reason="the router closes")

@@ -1,7 +1,7 @@
 """What the workers of a router share, in their parent: queues, circuits, budgets, kept responses.
 
 Each worker has a session. When its worker is gone, however that came, the session's end gives back what it held: turns
-at engines and the leave to try a backend again. What it had reserved is charged, for nobody knows what was taken.
+at engines and the leave to try a backend again. What it had reserved is charged: the parent cannot know what it took.
 """
 
 from collections.abc import Callable, Mapping
@@ -212,7 +212,7 @@ class _Session:
     def _circuit(self, message: Message) -> None:
         circuits, name, event = self.state.circuits, message["name"], message["event"]
         is_prober = name in self._probing
-        if event != "found":  # after any other event nobody tries it
+        if event != "found":  # after any other event no request tries it
             self._probing.discard(name)
         match event:
             case "began":

@@ -55,6 +55,7 @@ def settings_from(said: Mapping[str, Any]) -> RouterConfig:
 def main(arguments: Sequence[str]) -> None:
     """Answer clients until the parent, or a signal, ends this process."""
     link, life, lock, *listeners = map(int, arguments)
+    # A thread and not a task: it ends the process also where the event loop hangs, which no task could.
     threading.Thread(target=_end_with_parent, args=(life,), name="parent-watch", daemon=True).start()
     configure_logging()
     raise_descriptor_limit()

@@ -70,14 +70,14 @@ class WorkerProcesses:
         Raises:
             UserError: One ends before it has answered at all.
         """
-        crew = self.parent.crew
+        worker_set = self.parent.worker_set
         with tempfile.TemporaryFile() as audit_lock:
             async with trio.open_nursery() as nursery:
-                for name in crew.names:
-                    crew.started[name] = trio.Event()
+                for name in worker_set.names:
+                    worker_set.started[name] = trio.Event()
                     nursery.start_soon(self._keep, name, audit_lock.fileno())
                 with stop.here():
-                    for started in crew.started.values():
+                    for started in worker_set.started.values():
                         await started.wait()
                     on_start()
                     await trio.sleep_forever()
@@ -85,12 +85,12 @@ class WorkerProcesses:
                 nursery.cancel_scope.deadline = trio.current_time() + GRACE_SECONDS
                 for process in self._running.values():
                     process.terminate()
-                for listener in self.listeners:  # or clients would wait at a port where nobody accepts any more
+                for listener in self.listeners:  # or clients would wait at a port where no process accepts any more
                     await listener.aclose()
 
     async def _keep(self, name: str, audit_lock: int) -> None:
         """Run one worker again and again, until a stop."""
-        failures, started = 0, self.parent.crew.started[name]
+        failures, started = 0, self.parent.worker_set.started[name]
         while not self._stopping.is_set():
             began_at = trio.current_time()
             code: int | str | None
@@ -116,8 +116,8 @@ class WorkerProcesses:
             held.callback(ours.close)
             with contextlib.ExitStack() as given_away:
                 given_away.callback(theirs.close)
-                life, breath = os.pipe()  # its other end is this process's alone, and ends with it
-                held.callback(os.close, breath)
+                life, held_open = os.pipe()  # its other end is this process's alone, and ends with it
+                held.callback(os.close, held_open)
                 given_away.callback(os.close, life)
                 given = [theirs.fileno(), life, audit_lock, *(each.socket.fileno() for each in self.listeners)]
                 process = await trio.lowlevel.open_process(
@@ -132,7 +132,7 @@ class WorkerProcesses:
                     process.terminate()
                 link = Link(ours)
                 link.send_nowait("hello", **worker.hello(name, self.filename, self.settings))
-                await self.parent.crew.serve(name, link, self.parent.backends())
+                await self.parent.worker_set.serve(name, link, self.parent.backends())
                 with trio.move_on_after(_REAP_SECONDS):
                     await process.wait()
             finally:

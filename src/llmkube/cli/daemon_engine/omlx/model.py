@@ -112,7 +112,7 @@ class OmlxModel:
         self.name = entry.id
 
     async def load(self) -> None:
-        """Have it loaded, once nobody else's load of it is under way."""
+        """Have it loaded, once no other client's load of it is under way."""
         self._loads = True
         try:
             with trio.move_on_after(LOAD_SECONDS):

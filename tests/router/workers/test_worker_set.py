@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.router.workers.crew import crew_ready, most_used
+from llmkube.router.workers.worker_set import most_used, workers_ready
 
 
 def report(*, ready, why=""):
@@ -23,12 +23,12 @@ def report(*, ready, why=""):
 )
 def test_the_router_is_ready_while_some_worker_is(reports, expected):
     """And says what is amiss with any, once."""
-    assert crew_ready(["1", "2"], reports) == expected
+    assert workers_ready(["1", "2"], reports) == expected
 
 
 def test_what_is_amiss_in_the_parent_is_said_as_well():
     """Between those that are missing and what workers say."""
-    found = crew_ready(["1", "2"], {"1": report(ready=True, why="b")}, "the disk is full")
+    found = workers_ready(["1", "2"], {"1": report(ready=True, why="b")}, "the disk is full")
     assert found == (True, "worker 2 does not answer; the disk is full; b")
 
 

@@ -22,7 +22,7 @@ PARENT: Final = "parent"
 
 
 @attrs.define(eq=False)
-class Crew(Collector):
+class WorkerSet(Collector):
     """The workers, each by its name.
 
     Attributes:
@@ -77,7 +77,7 @@ class Crew(Collector):
     def ready(self) -> tuple[bool, str]:
         """Return whether some worker can answer requests, and what is amiss with any."""
         answering = {name: report for name, report in self.reports.items() if name not in self.silent}
-        return crew_ready(self.names, answering, self.state.budgets.problem)
+        return workers_ready(self.names, answering, self.state.budgets.problem)
 
     def budgets(self) -> Sequence[Mapping[str, Any]]:
         """Return how much of each budget is taken that a server keeps, as far as any worker has seen."""
@@ -102,7 +102,7 @@ class Crew(Collector):
             self.silent.discard(worker)
 
 
-def crew_ready(names: Iterable[str], reports: Mapping[str, Message], problem: str = "") -> tuple[bool, str]:
+def workers_ready(names: Iterable[str], reports: Mapping[str, Message], problem: str = "") -> tuple[bool, str]:
     """Return whether some worker can answer requests, and what is amiss with any; what all say is said once.
 
     Args:
