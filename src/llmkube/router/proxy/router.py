@@ -27,7 +27,6 @@ import attrs
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.backoff import Backoff
 from llmkube.base.http.connection import Judge, Stamp, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
@@ -37,14 +36,12 @@ from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import judge_of
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
-from llmkube.router.budget_store.budget_file import budget_file_of
-from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
-from llmkube.router.budget_store.router_budgets import OwnBudgets, RouterBudgets
+from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import AskEngine, Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
-from llmkube.router.dispatch.circuits import Circuits, Terms
+from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.queued_call import QueuedCalls
@@ -61,37 +58,14 @@ from llmkube.router.proxy.listed_models import ListedModels
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
+from llmkube.router.proxy.shared import Shared, alone, terms_of
 from llmkube.router.proxy.standing import Standing
-from llmkube.router.queue.turns import Turns, engines_of
+from llmkube.router.queue.turns import engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
-from llmkube.router.responses.shelf import OwnShelf, Shelf
-from llmkube.router.responses.store import ResponseStore
 
 LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
 """A body is parsed as a whole: 16 MiB take a tenth of a second."""
-
-
-MOST_PAUSE_SECONDS: Final = 300.0
-
-
-@attrs.frozen(eq=False, kw_only=True)
-class Shared:
-    """What a router may have in common with other processes that answer at its port.
-
-    Attributes:
-        turns: The queues in front of engines.
-        circuits: Which backends are left alone.
-        budgets: Those that no server keeps.
-        shelf: Responses that are kept.
-        audit_lock: Descriptor of a file whose lock a process has while it writes to the audit log; None of one alone.
-    """
-
-    turns: Turns
-    circuits: Circuits
-    budgets: OwnBudgets
-    shelf: Shelf
-    audit_lock: int | None = None
 
 
 @attrs.frozen(eq=False)
@@ -157,7 +131,7 @@ async def open_router(
     name = routing.config.name
     metrics = RouterMetrics.on(registry, name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
-    parts = shared or _alone(routing.config, budgets_folder, utcnow, rng)
+    parts = shared or alone(routing.config, budgets_folder, utcnow, rng)
     turns, circuits = parts.turns, parts.circuits
     audit = _audit_log(write, parts.audit_lock, routing.config, utcnow, rng)
 
@@ -253,18 +227,6 @@ def _audit_log(
     return AuditLog(write or writer_of(config.audit, lock), chain, utcnow, 0.0 if write else PAUSE_SECONDS)
 
 
-def _alone(
-    config: RoutingConfig, budgets_folder: Path | None, utcnow: Callable[[], datetime], rng: random.Random
-) -> Shared:
-    file = budget_file_of(budgets_folder, config.name) if budgets_folder else None
-    return Shared(
-        turns=Turns(),
-        circuits=Circuits(terms_of(config), rng),
-        budgets=KeptBudgets(file, utcnow, rng),
-        shelf=OwnShelf(ResponseStore()),
-    )
-
-
 def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     """Return what makes checkers of tokens."""
 
@@ -273,12 +235,6 @@ def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
         return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
 
     return checker_of
-
-
-def terms_of(config: RoutingConfig) -> Terms:
-    """Return when circuits open by a config."""
-    seconds = config.circuit_seconds
-    return Terms(pauses=Backoff(base_seconds=seconds, cap_seconds=max(seconds, MOST_PAUSE_SECONDS)))
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:

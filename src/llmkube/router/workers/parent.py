@@ -35,7 +35,8 @@ from llmkube.router.health.probes import Probes
 from llmkube.router.proxy.admin import admin_handler
 from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, probes_counter
-from llmkube.router.proxy.router import checkers, terms_of
+from llmkube.router.proxy.router import checkers
+from llmkube.router.proxy.shared import terms_of
 from llmkube.router.proxy.standing import BackendStanding
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.responses.conversations import SWEEP_SECONDS

@@ -8,7 +8,8 @@ import attrs
 from prometheus_client import CollectorRegistry
 
 from llmkube.router.dispatch.circuits import Terms
-from llmkube.router.proxy.router import Router, Shared
+from llmkube.router.proxy.router import Router
+from llmkube.router.proxy.shared import Shared
 from llmkube.router.workers.link import Link, Message
 from llmkube.router.workers.linked_budgets import LinkedBudgets
 from llmkube.router.workers.linked_circuits import LinkedCircuits
