@@ -57,10 +57,10 @@ from llmkube.router.proxy.handler import RouterHandler
 from llmkube.router.proxy.listed_models import ListedModels
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
+from llmkube.router.proxy.reload import Reload
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.shared import Shared, alone, terms_of
+from llmkube.router.proxy.shared import Shared, alone
 from llmkube.router.proxy.standing import Standing
-from llmkube.router.queue.turns import engines_of
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
 
@@ -135,26 +135,10 @@ async def open_router(
     turns, circuits = parts.turns, parts.circuits
     audit = _audit_log(write, parts.audit_lock, routing.config, utcnow, rng)
 
-    async def change(before: RoutingConfig, now: RoutingConfig) -> None:
-        circuits.terms = terms_of(now)
-        same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
-        circuits.keep_only(same)
-        prefixes.keep_only(same)
-        watch.keep_only(same)
-        probes.reload_nowait(now, same)
-        turns.keep_only(engines_of(now.backends.values()))
-        if write is None and now.audit != before.audit:
-            audit.write = writer_of(now.audit, parts.audit_lock)
-        await audit.reload(now)
-        await accounts.reload(now)
-
     accounts = RouterBudgets(
         kept=parts.budgets,
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
-    live = LiveConfig(source, routing, change, checker_of, seen=seen)
-
-    standing = Standing(live, keys, circuits, audit, accounts)
     async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
         await accounts.open(routing.config)
         await writing.start(audit.run)
@@ -164,6 +148,11 @@ async def open_router(
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
+        change = Reload(
+            parts=parts, prefixes=prefixes, watch=watch, probes=probes, accounts=accounts, audit=audit, write=write
+        )
+        live = LiveConfig(source, routing, change, checker_of, seen=seen)
+        standing = Standing(live, keys, circuits, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         if shared is None:
             registry.register(
