@@ -1,9 +1,12 @@
 """Idle connections end at their own moment, however many there are and whenever each began to wait."""
 
 import attrs
+import pytest
 import trio
 
+from http_lab import MemoryListener, echo, receive_all, receive_until
 from llmkube.base.http.idle import IdleConnections
+from llmkube.base.http.server import run_server
 
 SECONDS = 75.0
 
@@ -56,3 +59,26 @@ async def test_one_that_is_ended_by_something_else_is_not_ended_twice(autojump_c
     idle.end(gone)
     await trio.sleep(500)
     assert gone.ended_at is None
+
+
+async def test_a_server_ends_who_is_silent_and_not_whom_it_works_for(autojump_clock, nursery):
+    """An answer that takes 100 s comes; its connection ends 75 s later, one that asked nothing 75 s after it came."""
+    listener, ends = MemoryListener(), {}
+
+    async def slow(exchange):
+        await trio.sleep(100)
+        await echo(exchange)
+
+    async def watch(name, stream):
+        assert await receive_all(stream) == b""
+        ends[name] = trio.current_time() - began
+
+    await nursery.start(run_server, slow, [listener])
+    silent, asks = await listener.connect("h", 1), await listener.connect("h", 1)
+    began = trio.current_time()
+    nursery.start_soon(watch, "silent", silent)
+    await asks.send_all(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    await receive_until(asks, b"GET /a ")
+    with trio.fail_after(1000):
+        await watch("asks", asks)
+    assert ends == pytest.approx({"silent": 75, "asks": 175}, abs=0.001)
