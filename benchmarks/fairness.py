@@ -4,8 +4,10 @@ A real llama-server with two slots and the demo's model. Twelve clients ask one 
 an address of its own; a thirteenth asks a short one now and then. Every contender gets the same: the engine by itself,
 and a real `llmkube router` before it that knows of the two slots. A wait is the time to the first event, less what it
 takes while the others are silent. The shortest possible wait of a schedule that interrupts no answer is the time until
-the next answer ends: it is taken from the ends of the answers of the same run. Where the system lets us choose, the
-engine, of one thread, has a core of its own, and router and clients have the others.
+the next answer ends: it is taken from the ends of the answers of the same run, as their clients see them, and a
+hand-over takes no time in it. How much longer each request waited than its own shortest wait is in the table as well.
+Where the system lets us choose, the engine, of one thread, has a core of its own, and router and clients have the
+others.
 """
 
 import contextlib
@@ -75,6 +77,12 @@ class Round:
     def shortest(self) -> list[float]:
         """Seconds that each would have waited at least: until the next answer of the others ended."""
         return shortest_waits([each.asked for each in self.quiet], [each.ended for each in self.flood])
+
+    @property
+    def longer(self) -> list[float]:
+        """Seconds that each waited longer than that: what the hand-over to it has taken."""
+        pairs = zip(self.waits, self.shortest, strict=False)  # those after the last end have no shortest wait
+        return [max(wait - least, 0.0) for wait, least in pairs]
 
     @property
     def tokens_per_second(self) -> float:
@@ -202,8 +210,11 @@ def tell(run: Run, found: dict[str, list[Round]]) -> None:
         row = [f"{1000 * alone:.1f} ms"]
         row += [f"{1000 * percentile(waits[contender], percent):.0f} ms" for percent in (50, 99)]
         row += [f"{1000 * percentile(shortest[contender], percent):.0f} ms" for percent in (50, 99)]
+        longer = [more for each in rounds for more in each.longer]
+        row += [f"{1000 * percentile(longer, percent):.1f} ms" for percent in (50, 90)]
         rows.append([contender, *row, f"{rates[contender]:.0f}", str(len(waits[contender]))])
     columns = ["contender", "first event when alone", "wait, p50", "p99", "shortest wait, p50", "p99"]
+    columns += ["longer than that, each, p50", "p90"]
     times = percentile(waits[QUEUED], 99) / percentile(shortest[QUEUED], 99)
     share = rates[QUEUED] / rates[ALONE]
     cores = percentile([each.router_cores for each in found[QUEUED]], 50)

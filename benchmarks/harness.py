@@ -159,7 +159,11 @@ class Report:
 
 @attrs.define(eq=False)
 class Run:
-    """The frame around one benchmark: note the conditions before, and again at `finish`."""
+    """The frame around one benchmark: note the conditions before, and again at `finish`.
+
+    Attributes:
+        rng: What all randomness comes from: the same numbers, one after the other, for the same seed.
+    """
 
     name: str
     packages: tuple[str, ...]
@@ -167,11 +171,10 @@ class Run:
     quick: bool = False
     options: frozenset[str] = frozenset()
     load_before: float = attrs.field(factory=lambda: os.getloadavg()[0])
+    rng: random.Random = attrs.field(init=False)
 
-    @property
-    def rng(self) -> random.Random:
-        """The same numbers for the same seed."""
-        return random.Random(self.seed)
+    def __attrs_post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
 
     def finish(
         self,

@@ -1,4 +1,4 @@
-"""The routers that are compared, running: ours bare and with everything on, LiteLLM's, Portkey's, and proxies."""
+"""The routers that are compared, running: ours, bare, with everything on and as workers, and others; and proxies."""
 
 import os
 import socket
@@ -20,7 +20,10 @@ from http_load import envoy, nginx, tools
 from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender, end, launch, launch_nginx
 
 START_SECONDS: Final = 120.0
-ROUTER, FULL, LITELLM, PORTKEY, ENVOY = "router", "full", "litellm", "portkey", "envoy"
+ROUTER, FULL, WORKERS, LITELLM, PORTKEY, ENVOY = "router", "full", "workers", "litellm", "portkey", "envoy"
+WORKER_COUNT: Final = 2
+"""Processes of `WORKERS`, beside the parent that holds what they share."""
+
 KEY: Final = "none"
 """What the load's requests show."""
 
@@ -38,6 +41,7 @@ class Family:
     port: int
     process: psutil.Process
     headers: tuple[str, ...] = ()
+    model: str = "plain"
 
     @property
     def _all(self) -> list[psutil.Process]:
@@ -112,9 +116,9 @@ async def launch_envoy(stack: AsyncExitStack, program: Sequence[str], folder: Pa
     return Contender(port, "plain", process)
 
 
-async def launch_router(stack: AsyncExitStack, folder: Path, backend: int, *, full: bool) -> tuple[Contender, float]:
-    """Start `llmkube router`; return it, and how long that took."""
-    home = folder / (FULL if full else ROUTER)
+async def launch_router(stack: AsyncExitStack, home: Path, backend: int, name: str) -> tuple[Family, float]:
+    """Start `llmkube router`, bare, with everything on, or that as several workers; return it, and its start's time."""
+    full, workers = name != ROUTER, WORKER_COUNT if name == WORKERS else 1
     (home / "router-keys" / "teams").mkdir(parents=True)
     (home / "router-keys" / "teams" / "bench").write_text(KEY)
     manifest = model_router(backend, full=full)
@@ -126,9 +130,9 @@ async def launch_router(stack: AsyncExitStack, folder: Path, backend: int, *, fu
     port = free_port()
     ports = ["--port", str(port), "--admin-port", "0"]
     command = [sys.executable, "-m", "llmkube", "router", "-f", str(home / "router.yaml"), *ports]
-    command += ["--state-dir", str(home), "--log-level", "error"]
+    command += ["--state-dir", str(home), "--log-level", "error", "--workers", str(workers)]
     process, _ = await launch(stack, command, tells_port=False)
-    return Contender(port, "plain", process), await answers(port)
+    return Family(port, process), await answers(port)
 
 
 async def launch_litellm(stack: AsyncExitStack, folder: Path, backend: int) -> tuple[Family, float] | None:
@@ -202,8 +206,8 @@ async def open_contenders(
         process, port = await launch(stack, command, tells_port=True)
         found[BARE] = Contender(port, "plain", process)
         starts: dict[str, float] = {}
-        for name in (ROUTER, FULL):
-            found[name], starts[name] = await launch_router(stack, folder, direct.port, full=name == FULL)
+        for name in (ROUTER, FULL, WORKERS):
+            found[name], starts[name] = await launch_router(stack, folder / name, direct.port, name)
         if not streams:
             for name, launch_peer in ((LITELLM, launch_litellm), (PORTKEY, launch_portkey)):
                 if (made := await launch_peer(stack, folder, direct.port)) is not None:

@@ -72,3 +72,11 @@ def test_contenders_take_turns(harness):
     samples = harness.interleaved({name: lambda name=name: calls.append(name) for name in "abc"}, 4, random.Random(1))
     assert {name: len(found) for name, found in samples.items()} == dict.fromkeys("abc", 4)
     assert [sorted(calls[at : at + 3]) for at in range(0, 12, 3)] == [["a", "b", "c"]] * 4
+
+
+def test_a_run_draws_another_number_each_time_and_the_same_ones_for_the_same_seed(harness):
+    """Who asks a run for two pauses gets two different ones; the same seed gives the same two again."""
+    one, again = (harness.Run("any", (), seed=1) for _ in range(2))
+    drawn = [one.rng.random(), one.rng.random()]
+    assert drawn[0] != drawn[1]
+    assert [again.rng.random(), again.rng.random()] == drawn

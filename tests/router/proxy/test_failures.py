@@ -121,8 +121,8 @@ async def test_failure_3_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_p
     teams = tmp_path / "teams"
     teams.mkdir()
     (teams / "red").write_text("red-key")
-    looked_up, team_of = [], ClientKeys.team_of
-    monkeypatch.setattr(ClientKeys, "team_of", lambda keys, by: looked_up.append(by) or team_of(keys, by))
+    looked_up, holder_of = [], ClientKeys.holder_of
+    monkeypatch.setattr(ClientKeys, "holder_of", lambda keys, by: looked_up.append(by) or holder_of(keys, by))
     budget = Budget(name="b", scope="router", window_seconds=60, max_tokens=1000)
     config = config_of(local("mac"), auth=Auth(keys_folder=str(teams)), budgets=(budget,))
     async with open_lab(config, mac=answer(), budgets_folder=tmp_path / "kept") as lab:

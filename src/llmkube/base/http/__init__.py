@@ -8,5 +8,6 @@ bulk                             large bodies, into memory that the caller has
 client, pool, streamed_response  pooled connections; answers as they come
 httpx_transport                  httpx's requests over the same connections
 server, connection, exchange     one task per connection, one answer per request
+idle                             ends connections that wait too long for a request
 forward                          a proxy's data path: server in front, client behind
 """

@@ -1,7 +1,7 @@
 """One client's connection: requests are taken and answered strictly one after the other.
 
 ```
- run ─ scope                     its deadline is that of the silence between two requests
+ run ─ scope                     its end is the connection's: between two requests after a time (`idle`)
        ├ head                    the `judge` may refuse it before a byte of the body is read
        ├ body                    bounded in size, in time by its length, and in memory together with all others
        └ handler                 the client's end cancels the scope
@@ -24,6 +24,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.head_memory import HeadMemory
 from llmkube.base.http.heads import HeadReader, RequestHead
 from llmkube.base.http.hub import RECEIVE_BYTES, HubStream, below_tls
+from llmkube.base.http.idle import IdleConnections
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response, encode_lines, encode_response_head, status_line
 
@@ -60,6 +61,7 @@ class Service:
         judge: Refuses requests by their heads.
         stamp: What every answer carries.
         heads: What was made of the last heads.
+        idle: Ends those that wait too long for a request; somebody has to run it.
         body_bytes: How much of requests' bodies is in memory now.
     """
 
@@ -68,10 +70,12 @@ class Service:
     judge: Judge = let_in
     stamp: Stamp = no_stamp
     heads: HeadMemory = attrs.field(init=False)
+    idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.heads = HeadMemory(self.limits)
+        self.idle = IdleConnections(self.limits.idle_seconds)
 
 
 class Phase(Enum):
@@ -169,9 +173,11 @@ class Connection:
         data, self._early, self._stamp = self._early, b"", b""
         if not data:
             self.phase = Phase.IDLE
-            self._scope.deadline = trio.current_time() + self._limits.idle_seconds
-            data = await self._receive()
-            self._scope.deadline = float("inf")
+            self._service.idle.begin(self)
+            try:
+                data = await self._receive()
+            finally:
+                self._service.idle.end(self)
             if not data:
                 return None
         found = self._service.heads.request(data)

@@ -258,6 +258,8 @@ class HubListener(trio.abc.Listener[trio.abc.Stream]):
 
 def below_tls(stream: trio.abc.Stream) -> trio.abc.Stream:
     """Return the connection that a stream is, or runs over."""
+    if isinstance(stream, HubStream):  # first: most are, and what it is not is asked of abstract classes, which is slow
+        return stream
     if isinstance(stream, TlsStream):
         return stream.transport
     return stream.transport_stream if isinstance(stream, trio.SSLStream) else stream

@@ -3,6 +3,7 @@
 ```
 run_server                       cancelled by its owner
 ├ accept loops                   end at once; the listeners close
+├ idle connections               end at once; none becomes idle any more
 └ connections, shielded          idle ones end at once, requests in flight get `drain_seconds`
    └ Connection.run              reads a request, has it answered, reads the next
 ```
@@ -53,10 +54,12 @@ async def run_server(
     """
     if not listeners:
         raise ValueError("a server needs a listener")
-    connections = _Connections(Service(handler, limits, judge, stamp))
+    service = Service(handler, limits, judge, stamp)
+    connections = _Connections(service)
     arrivals_in, arrivals_out = trio.open_memory_channel[trio.abc.Stream](limits.max_connections)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connections.run, arrivals_out)
+        nursery.start_soon(service.idle.run)
         with arrivals_in:  # its closing, after the listeners', is what tells the connections to stop
             async with trio.open_nursery() as accepting:
                 for listener in listeners:
@@ -71,7 +74,11 @@ async def serve_connection(
     limits: Limits = Limits(),  # noqa: B008 (a frozen value)
 ) -> None:
     """Serve one connection until either side ends it; no client can make this raise, and the stream ends closed."""
-    await Connection(Service(handler, limits), stream).run()
+    service = Service(handler, limits)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.idle.run)
+        await Connection(service, stream).run()
+        nursery.cancel_scope.cancel(reason="the connection has ended")
 
 
 async def _run_accept(

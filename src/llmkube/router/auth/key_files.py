@@ -11,9 +11,11 @@ from typing import Final
 import attrs
 
 from llmkube.router.auth.client_key import digest_of_key
+from llmkube.router.policy.request_facts import Principal
 
 MAX_KEY_BYTES: Final = 16 * 1024
 _NOTHING: Final = (0, 0, 0)
+_TENANT_DIGITS: Final = 16
 
 Stamp = tuple[int, int, int]
 
@@ -53,14 +55,14 @@ class BackendKeys:
 
 @attrs.define(eq=False)
 class ClientKeys:
-    """The teams that a folder has keys of, by the digests of these: how long a look-up takes tells nothing of a key.
+    """Who the keys of a folder belong to, by the digests of these: how long a look-up takes tells nothing of a key.
 
     Attributes:
         folder: Each file is a team, each line of it a key.
     """
 
     folder: Path
-    _teams: Mapping[bytes, str] = attrs.field(factory=dict, repr=False)
+    _holders: Mapping[bytes, Principal] = attrs.field(factory=dict, repr=False)
     _stamps: Mapping[str, Stamp] = attrs.field(factory=dict)
 
     def refresh(self) -> None:
@@ -73,13 +75,14 @@ class ClientKeys:
         stamps = {each.name: stamp_of(each) for each in files}
         if stamps == self._stamps:
             return
-        teams: dict[bytes, str] = {}
+        holders: dict[bytes, Principal] = {}
         for file in files:
             for line in file.read_text(encoding="ascii", errors="replace").splitlines():
                 if key := line.strip():
-                    teams[digest_of_key(key)] = file.name
-        self._teams, self._stamps = teams, stamps
+                    digest = digest_of_key(key)
+                    holders[digest] = Principal(team=file.name, tenant=digest.hex()[:_TENANT_DIGITS])
+        self._holders, self._stamps = holders, stamps
 
-    def team_of(self, digest: bytes) -> str | None:
+    def holder_of(self, digest: bytes) -> Principal | None:
         """Return whose key it is; None of one that no client has."""
-        return self._teams.get(digest)
+        return self._holders.get(digest)

@@ -20,8 +20,6 @@ from llmkube.router.refusals import refused
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """What shows no model and no request."""
 
-_TENANT_DIGITS: Final = 16
-
 
 @attrs.frozen(eq=False)
 class Clients:
@@ -56,10 +54,9 @@ def identified(headers: Headers, peer: str, clients: Clients | None) -> Principa
     if not shown:
         return None
     if clients.keys is not None:
-        digest = digest_of_key(shown)
-        team = clients.keys.team_of(digest)
-        if team is not None:
-            return Principal(team=team, tenant=digest.hex()[:_TENANT_DIGITS])
+        holder = clients.keys.holder_of(digest_of_key(shown))
+        if holder is not None:
+            return holder
     return clients.tokens.check(shown) if clients.tokens is not None and looks_like_token(shown) else None
 
 

@@ -6,21 +6,23 @@ never more than the limit falls into any window, and at most a sixtieth less.
 
 import math
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 
 STEPS: Final = 60
 
 
-@attrs.frozen
-class Amount:
-    """Tokens and US dollars; dollars in billionths, so that they add up exactly."""
+class Amount(NamedTuple):
+    """Tokens and US dollars; dollars in billionths, so that they add up exactly.
+
+    A tuple, which is made in half the time that a frozen class of attrs takes: each request adds up some twenty.
+    """
 
     tokens: int = 0
     nano_usd: int = 0
 
-    def __add__(self, other: "Amount") -> "Amount":
+    def __add__(self, other: "Amount") -> "Amount":  # type: ignore[override]  # it is no list of two
         return Amount(self.tokens + other.tokens, self.nano_usd + other.nano_usd)
 
     def __sub__(self, other: "Amount") -> "Amount":

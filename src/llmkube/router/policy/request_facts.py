@@ -30,7 +30,7 @@ _MOST_NESTED: Final = 8
 
 @attrs.frozen(kw_only=True)
 class Principal:
-    """Who asks, as its key or its token says; made once for each request.
+    """Who asks, as its key or its token says; made once for each key, and for each token that is checked.
 
     Attributes:
         team: "" where clients need not say who asks.

@@ -1,0 +1,84 @@
+"""Idle connections end at their own moment, however many there are and whenever each began to wait."""
+
+import attrs
+import pytest
+import trio
+
+from http_lab import MemoryListener, echo, receive_all, receive_until
+from llmkube.base.http.idle import IdleConnections
+from llmkube.base.http.server import run_server
+
+SECONDS = 75.0
+
+
+@attrs.define(eq=False)
+class Waiting:
+    """A connection that notes when it was ended."""
+
+    ended_at: float | None = None
+
+    def make_room(self):
+        assert self.ended_at is None
+        self.ended_at = trio.current_time()
+
+
+async def test_each_ends_when_its_own_time_is_over_and_one_that_asks_again_later(autojump_clock, nursery):
+    """Ended are: one after 75 s from 10, one that asks again at 60 after 75 s from there, and none that works."""
+    began, idle = trio.current_time(), IdleConnections(SECONDS)
+    nursery.start_soon(idle.run)
+    silent, again, works, together = Waiting(), Waiting(), Waiting(), Waiting()
+    await trio.sleep(10)
+    for each in (again, works, silent, together):
+        idle.begin(each)
+    await trio.sleep(50)
+    idle.end(works)
+    idle.end(again)
+    idle.begin(again)
+    await trio.sleep(1000)
+    assert [each.ended_at and each.ended_at - began for each in (silent, together, again, works)] == [85, 85, 135, None]
+
+
+async def test_what_begins_while_none_waits_ends_in_time(autojump_clock, nursery):
+    """One that begins to wait long after the last one has gone ends after its 75 s, not at some later look."""
+    began, idle = trio.current_time(), IdleConnections(SECONDS)
+    nursery.start_soon(idle.run)
+    await trio.sleep(70)  # the next look would be at 75, without any that waits
+    late = Waiting()
+    idle.begin(late)
+    await trio.sleep(500)
+    assert late.ended_at == began + 145
+
+
+async def test_one_that_is_ended_by_something_else_is_not_ended_twice(autojump_clock, nursery):
+    """A connection that has gone before its time is left alone."""
+    idle, gone = IdleConnections(SECONDS), Waiting()
+    nursery.start_soon(idle.run)
+    idle.begin(gone)
+    await trio.sleep(74)
+    idle.end(gone)
+    idle.end(gone)
+    await trio.sleep(500)
+    assert gone.ended_at is None
+
+
+async def test_a_server_ends_who_is_silent_and_not_whom_it_works_for(autojump_clock, nursery):
+    """An answer that takes 100 s comes; its connection ends 75 s later, one that asked nothing 75 s after it came."""
+    listener, ends = MemoryListener(), {}
+
+    async def slow(exchange):
+        await trio.sleep(100)
+        await echo(exchange)
+
+    async def watch(name, stream):
+        assert await receive_all(stream) == b""
+        ends[name] = trio.current_time() - began
+
+    await nursery.start(run_server, slow, [listener])
+    silent, asks = await listener.connect("h", 1), await listener.connect("h", 1)
+    began = trio.current_time()
+    nursery.start_soon(watch, "silent", silent)
+    await asks.send_all(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
+    await receive_until(asks, b"GET /a ")
+    with trio.fail_after(1000):
+        await watch("asks", asks)
+    assert ends == pytest.approx({"silent": 75, "asks": 175}, abs=0.001)
