@@ -14,6 +14,7 @@ from llmkube.k8s.crd import router_policy
 from llmkube.router.config.compile_backend import KeyFile, ResolvedService, compiled_backend, decimal_of, seconds_of
 from llmkube.router.config.config_checks import problems_of
 from llmkube.router.config.config_warnings import warnings_of
+from llmkube.router.config.data_classes import class_name
 from llmkube.router.config.routing_config import (
     CIRCUIT_SECONDS,
     FIRST_BYTE_SECONDS,
@@ -129,7 +130,7 @@ def _rule(rule: crd.RouterRule, place: int, problems: list[str]) -> Rule:
     return Rule(
         name=rule.name,
         match=Match(
-            classes=_lower(match.data_classification),
+            classes=frozenset(map(class_name, match.data_classification)),
             models=match.models,
             headers=dict(zip(names, match.headers.values(), strict=True)),
             capabilities=_lower(match.required_capabilities),
@@ -151,8 +152,8 @@ def _classes(given: router_policy.Classification | None) -> Classes:
     if given is None:
         return Classes()
     header = (given.header_key or "x-llmkube-classification").lower()
-    sensitive = _lower(given.sensitive_classifications or crd.SENSITIVE)
-    return Classes(header=header, default=(given.default_classification or "").strip().lower(), sensitive=sensitive)
+    sensitive = frozenset(map(class_name, given.sensitive_classifications or crd.SENSITIVE))
+    return Classes(header=header, default=class_name(given.default_classification or ""), sensitive=sensitive)
 
 
 def _budget(budget: router_policy.Budget, problems: list[str]) -> Budget:
