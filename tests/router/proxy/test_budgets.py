@@ -104,7 +104,10 @@ async def test_a_request_without_a_limit_is_given_one(autojump_clock):
     """The backend is told, so that what is reserved is the most that can come."""
     async with open_lab(limited(max_tokens=10_000), a=answer()) as lab:
         await lab.ask()
-        assert lab.players["a"].bodies[0]["max_tokens"] == 4096
+        await lab.ask(ASKED | {"max_tokens": 3, "n_predict": -1})
+        for body in lab.players["a"].bodies:
+            assert body["max_tokens"] == 4096
+            assert "n_predict" not in body
 
 
 async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(autojump_clock):
