@@ -28,7 +28,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.http.connection import Judge, Stamp, StreamHandler
+from llmkube.base.http.connection import Judge, Stamp, StreamHandler, Unread
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
 from llmkube.router.auth.jwks_fetch import fetch_jwks
@@ -42,6 +42,7 @@ from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import OwnBudgets, RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.dialects.inbound import unread_refusal
 from llmkube.router.dispatch.attempt import AskEngine, Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits, Terms
@@ -102,6 +103,7 @@ class Router:
         handler: Answers requests.
         judge: Refuses them by their heads.
         stamp: What every answer carries.
+        unread: What is told of a request that cannot be read.
         ready: Returns whether requests can be answered, and why not.
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
@@ -113,6 +115,7 @@ class Router:
     handler: StreamHandler
     judge: Judge
     stamp: Stamp
+    unread: Unread
     ready: Callable[[], tuple[bool, str]]
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
@@ -234,6 +237,7 @@ async def open_router(
                 handler=handler,
                 judge=judge,
                 stamp=page_grant,
+                unread=unread_refusal,
                 ready=standing.ready,
                 states=standing.states,
                 in_flight=observed.in_flight.total,
