@@ -260,12 +260,21 @@ def _not_honoured(spec: crd.ModelRouterSpec) -> Iterator[str]:
         yield "spec.gatewayRef"
     if spec.endpoint.gateway is not None:
         yield "spec.endpoint.gateway"
+    yield from _optional_secrets(spec.policy or router_policy.RouterPolicy())
     audit = spec.policy.audit_log if spec.policy else None
     if audit and audit.file_path and audit.sink != "file":
         yield "spec.policy.auditLog.filePath"
     for budget in spec.policy.budgets if spec.policy else ():
         if budget.header_key and budget.scope != "team":
             yield f"spec.policy.budgets[{budget.name}].headerKey"
+
+
+def _optional_secrets(policy: router_policy.RouterPolicy) -> Iterator[str]:
+    """A secret that is missing is never tolerated: requests that need it are refused, and `/readyz` says why."""
+    if policy.budget_store and (ref := policy.budget_store.password_secret_ref) and ref.optional:
+        yield "spec.policy.budgetStore.passwordSecretRef.optional"
+    if policy.auth and policy.auth.jwt and (ref := policy.auth.jwt.jwks_secret_ref) and ref.optional:
+        yield "spec.policy.auth.jwt.jwksSecretRef.optional"
 
 
 def _of_backends(spec: crd.ModelRouterSpec) -> Iterator[str]:
