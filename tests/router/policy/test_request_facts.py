@@ -35,7 +35,7 @@ def facts(head=None, body=None):
         ("public;pii", {"public;pii", "public", "pii"}),
         ("top secret, pii", {"top secret", "top", "secret", "pii"}),
         ("public\xa0pii", {"public\xa0pii", "public pii", "public", "pii"}),
-        ("public/pii|phi", {"public/pii|phi", "public", "pii", "phi"}),
+        ("public/pii|phi", {"public/pii|phi", "public/pii", "public", "pii", "phi"}),
         ('["pii"]', {'["pii"]', "pii"}),
         ("data=pii", {"data=pii", "data", "pii"}),
         ("top  secret", {"top  secret", "top secret", "top", "secret"}),

@@ -9,6 +9,8 @@ from typing import Final
 
 _NONE: Final = frozenset[str]()
 _BETWEEN: Final = re.compile(r"[^\w-]+")
+_OTHER_LISTS: Final = re.compile(r"[;|\s]+")
+"""What else stands between the values of a list; the name of a class may have a dot or a slash in it."""
 
 
 def class_name(text: str) -> str:
@@ -41,7 +43,9 @@ def _values_and_pieces(line: str) -> frozenset[str]:
     values = listed_words(line)
     if line.isalpha():
         return values
-    pieces = (piece for value in values for piece in _BETWEEN.split(value) if piece)
+    pieces = (
+        piece for value in values for between in (_BETWEEN, _OTHER_LISTS) for piece in between.split(value) if piece
+    )
     return values.union(pieces, (" ".join(value.split()) for value in values))
 
 
