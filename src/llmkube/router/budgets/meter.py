@@ -18,6 +18,7 @@ from typing import Any, Final, TypeGuard
 import attrs
 
 from llmkube.router.budgets.ledger import Account, Amount, Limit
+from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Budget, Prices, RoutingConfig
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
@@ -359,6 +360,14 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 def _whole(value: object) -> int:
     return max(1, math.ceil(value)) if _is_number(value) else 1
+
+
+def of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
+    """Return the tokens of all answers that a request asked for: llama.cpp's server counts those of one of them."""
+    count = _whole(body.get("n_cmpl") or body.get("n"))
+    if usage is None or usage.prefill_ms is None or count == 1:  # others give no times, and count all
+        return usage
+    return attrs.evolve(usage, completion=usage.completion * count)
 
 
 def _share(budget: Budget, amount: Amount) -> float:
