@@ -143,10 +143,10 @@ class Connection:
 
     async def _converse(self) -> bool:
         """Answer requests until one is the last; True when the client should get the time to read that answer."""
-        head = None
+        head: RequestHead | None = None
         try:
             while not self._stopping:
-                head = None
+                head = None  # of the request before
                 head = await self._receive_head()
                 if head is None:
                     return False
