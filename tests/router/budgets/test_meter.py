@@ -17,6 +17,7 @@ from llmkube.router.budgets.meter import (
     claim_of,
     nano_usd,
     teams_of,
+    with_limit,
 )
 from llmkube.router.config.routing_config import Backend, Budget, Match, Prices, RoutingConfig, Rule
 from llmkube.router.policy.decision import decide
@@ -84,7 +85,50 @@ def test_a_request_that_asks_for_no_limit_gets_one():
     config = config_of(budget(max_tokens=MOST_TOKENS + 100))
     found = reserve(Meter(), config, body={})
     assert found.cap == MOST_TOKENS
-    assert reserve(Meter(), config, body={"max_completion_tokens": 5}).cap is None
+    assert reserve(Meter(), config, body={"max_completion_tokens": 5}).cap == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "cap"),
+    [
+        ({"max_tokens": 3, "n_predict": -1}, MOST_TOKENS),
+        ({"max_tokens": 3, "max_completion_tokens": -1}, MOST_TOKENS),
+        ({"max_tokens": 3, "n_predict": 40.5}, 41),
+        ({"max_tokens": 0}, 1),
+        ({"max_tokens": None, "n_predict": 7}, 7),
+        ({"max_tokens": True, "n_predict": "9"}, MOST_TOKENS),
+    ],
+)
+def test_no_limit_hides_behind_a_smaller_one(asked, cap):
+    """llama.cpp's server reads `n_predict` first, and -1 as no end: it would write more than was reserved."""
+    meter, config = Meter(), config_of(budget(max_tokens=10 * MOST_TOKENS))
+    assert reserve(meter, config, body=asked).cap == cap
+    assert used(meter, config) == {"b": 100 + cap}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5, "n_predict": -1, "max_output_tokens": 9}, {"max_tokens": 9}),
+        ({"messages": [], "max_completion_tokens": 9}, {"messages": [], "max_completion_tokens": 9}),
+        ({"prompt": "", "max_completion_tokens": 9}, {"prompt": "", "max_tokens": 9}),
+        ({"n_predict": 9}, {"max_tokens": 9}),
+        ({"max_tokens": -1}, {"max_tokens": 9}),
+        ({}, {"max_tokens": 9}),
+    ],
+)
+def test_a_backend_is_told_one_limit(asked, told):
+    """In a field that it reads: what a provider's list leaves out, or an engine does not know, would limit nothing."""
+    assert with_limit(asked, told.get("max_tokens") or told["max_completion_tokens"]) == told
+
+
+@pytest.mark.parametrize("name", ["n", "n_cmpl", "best_of"])
+def test_each_of_several_answers_is_reserved(name):
+    """By whatever name a server knows how many it shall write."""
+    meter, config = Meter(), config_of(budget())
+    reserve(meter, config, body={"max_tokens": 10, name: 2.0})
+    assert used(meter, config) == {"b": 100 + 20}
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])

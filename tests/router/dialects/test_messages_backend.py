@@ -90,8 +90,16 @@ def test_why_an_answer_ended(reason, finish):
     """In whole answers and in streams."""
     whole = chat_of_message({"type": "message", "content": [], "stop_reason": reason, "usage": {}})
     assert whole["choices"][0]["finish_reason"] == finish
-    last, usage = MessageEvents().take({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {}})
+    ended = {"type": "message_delta", "delta": {"stop_reason": reason}, "usage": {"output_tokens": 1}}
+    last, usage = MessageEvents().take(ended)
     assert (last["choices"][0]["finish_reason"], usage["choices"]) == (finish, [])
+
+
+def test_an_answer_that_counts_nothing_says_no_usage():
+    """Tokens of 0 would be charged as 0, and not as reserved."""
+    assert chat_of_message({"type": "message", "content": []})["usage"] is None
+    said = MessageEvents().take({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}})
+    assert [each.get("usage") for each in said] == [None]
 
 
 def test_nothing_is_said_before_the_model_says_something():

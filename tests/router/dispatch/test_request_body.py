@@ -70,6 +70,30 @@ def test_an_engine_of_ours_gets_the_further_fields_of_its_server():
     assert sent(body, local("mac", model="phi"))["model"] == "phi"
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("adapters", "draft_model", "kv_transfer_params", "bootstrap_host", "lora_path", "custom_logit_processor"),
+        *("chat_template", "mm_processor_kwargs", "priority", "api_base", "slot_restore"),
+    ],
+)
+@pytest.mark.parametrize("path", FIELDS)
+def test_an_engine_of_ours_is_named_no_file_host_or_model(field, path):
+    """It gets what a list has; else a client would have it load, dial or run what it likes."""
+    found = rebuild(path, {"model": "m", "messages": [], field: "x"}, local("a"))
+    assert field not in json.loads(found.body)
+    assert field in found.dropped
+
+
+def test_openai_itself_is_told_a_limit_by_its_newer_name():
+    """OpenAI's newer models refuse `max_tokens`; whoever else speaks its API may know no other name."""
+    own = cloud("c", base_url="https://api.openai.com/v1")
+    assert sent({"model": "m", "max_tokens": 5}, own)["max_completion_tokens"] == 5
+    assert "max_tokens" not in sent({"model": "m", "max_tokens": 5, "max_completion_tokens": 6}, own)
+    assert sent({"model": "m", "max_tokens": 5}, cloud("c"))["max_tokens"] == 5
+    assert sent({"model": "m", "prompt": "", "max_tokens": 5}, own, "/completions")["max_tokens"] == 5
+
+
 def test_what_was_dropped_is_known():
     """By its path, for the audit log."""
     body = {"model": "m", "messages": [{"role": "user", "content": "x", "api_key": "k"}], "api_base": "http://x"}
@@ -91,6 +115,8 @@ def test_usage_is_asked_for_in_streams():
         {"type": "image_url", "image_url": "https://x/y.png"},
         {"type": "input_audio", "input_audio": {"url": "file:///etc/passwd"}},
         {"type": "video_url", "video_url": {"url": "HTTP://x"}},
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": "https://x/a.pdf"}},
+        {"type": "input_audio", "input_audio": {"data": " http://x/a.wav", "format": "wav"}},
     ],
 )
 def test_nothing_is_fetched_for_a_client(part):

@@ -81,3 +81,23 @@ def test_what_an_error_is(said, error):
 def test_when_a_backend_wants_to_be_asked_again(lines, seconds):
     """A date counts by the backend's own clock."""
     assert retry_after(Headers.of(lines)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("cannot reach http://10.9.8.7:8081/v1, sorry", "cannot reach (an address), sorry"),
+        ("refused by 192.168.0.7:8000.", "refused by (an address)."),
+        ("phi.default.svc.cluster.local:8080 is gone", "(an address) is gone"),
+        ("redis://cache:6379/0 is gone", "(an address) is gone"),
+        ("at http://[fd00::1]:8080/x", "at (an address)"),
+        ("see https://platform.openai.com/docs", "see https://platform.openai.com/docs"),
+        ("no URL: http:// or http://\u2100.com", "no URL: http:// or http://\u2100.com"),
+        ("8.8.8.8 in version 10.0.0.1.2", "8.8.8.8 in version 10.0.0.1.2"),
+        ("needed 4096, available 512.5", "needed 4096, available 512.5"),
+    ],
+)
+def test_what_a_backend_says_names_no_address_of_these_networks(words, told):
+    """Whatever else it says is for the client."""
+    assert error_in({"error": words}) == {"message": told}
+    assert error_in({"error": {"message": words, "code": 7}}) == {"message": told, "code": 7}

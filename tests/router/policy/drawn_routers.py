@@ -17,6 +17,8 @@ PATTERNS: Final = ("*", "gpt-*", "openai/*", "phi-?", "*opus", "meta/*/3", "*gpt
 TEAMS: Final = ("red", "blue", "green", "")
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 COMPLEXITIES: Final = ("simple", "moderate", "complex")
+_SPACE: Final = "\u00a0".encode().decode("latin-1")
+"""A space that does not break, as a client that writes UTF-8 sends it and a head is read."""
 HEADER: Final = "x-llmkube-classification"
 
 
@@ -41,7 +43,7 @@ def draw_router(dice: random.Random) -> dict[str, Any]:
         "rules": [_draw_rule(dice, names, number) for number in range(dice.randint(0, 5))],
         "default": dice.choice((*names, "")),
         "by_model": dice.random() < 0.4,
-        "default_class": dice.choice((*CLASSES, "", "", "")),
+        "default_class": dice.choice((*CLASSES, "", "", "", "public, pii", "internal,secret")),
         "sensitive": frozenset(dice.sample(CLASSES, dice.randint(1, 3))),
         "teams": {
             team: tuple(dice.sample(PATTERNS, dice.randint(0, 3)))
@@ -80,7 +82,7 @@ def draw_request(dice: random.Random, router: dict[str, Any]) -> dict[str, Any]:
     model, complexity = dice.choice(MODELS), dice.choice((*COMPLEXITIES, ""))
     app = dice.choice(("a", "b", "c", ""))
     head = {
-        HEADER: _written(dice, classes, (", ", ",", " , ", ";", " ", "; ", "|", "+", "/")),
+        HEADER: _written(dice, classes, (", ", ",", " , ", ";", " ", "; ", "|", "+", "/", _SPACE)),
         "x-llmkube-region": _written(dice, regions, (", ", ",", " ,")),
         "x-llmkube-capabilities": _written(dice, needs, (", ", ",")),
         "x-llmkube-task-complexity": _in_some_case(dice, complexity),

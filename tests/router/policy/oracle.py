@@ -20,9 +20,7 @@ def fits_one(patterns: tuple[str, ...], text: str) -> bool:
 
 def classes_of(router: dict[str, Any], request: dict[str, Any]) -> set[str]:
     named = set(request["classes"])
-    if not named and router["default_class"]:
-        return {router["default_class"]}
-    return named
+    return named or {each.strip() for each in router["default_class"].split(",") if each}
 
 
 def forbidden(router: dict[str, Any], request: dict[str, Any], name: str) -> str:

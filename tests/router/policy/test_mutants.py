@@ -4,6 +4,7 @@ import attrs
 import pytest
 
 from llmkube.router.config import model_patterns
+from llmkube.router.config.data_classes import _values_and_pieces, classes_in
 from llmkube.router.policy import decision, permits, request_facts
 from router.policy.test_leaks import play
 
@@ -84,7 +85,7 @@ def words(line, *separators):
 
 
 def or_default(classes, config):
-    return classes or frozenset({config.classes.default} - {""})
+    return classes or classes_in(config.classes.default)
 
 
 def classes_from(read):
@@ -163,6 +164,14 @@ MUTANTS = {
     "classes keep their case": classes_from(lambda line: words(line.replace('"', ""), ";", " ", "|")),
     "a header is one class": classes_from(lambda line: frozenset({line.lower().strip()} - {""})),
     "classes end at commas alone": classes_from(lambda line: words(line.lower().replace('"', ""))),
+    "a label is Latin-1 alone": classes_from(_values_and_pieces),
+    "a default is one class": of_facts(
+        lambda facts, config, head, body: (
+            facts
+            if head.get(config.classes.header)
+            else attrs.evolve(facts, classes=frozenset({config.classes.default} - {""}))
+        )
+    ),
     "the first class counts": of_facts(
         lambda facts, config, head, body: attrs.evolve(facts, classes=frozenset(sorted(facts.classes)[:1]))
     ),

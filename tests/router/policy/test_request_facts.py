@@ -1,5 +1,6 @@
 """What policy knows of a request, however it is written."""
 
+import attrs
 import pytest
 
 from llmkube.router.config.routing_config import Backend, Classes, RoutingConfig
@@ -33,15 +34,41 @@ def facts(head=None, body=None):
         ('"pii"', {"pii"}),
         ("public;pii", {"public;pii", "public", "pii"}),
         ("top secret, pii", {"top secret", "top", "secret", "pii"}),
-        ("public\xa0pii", {"public\xa0pii", "public", "pii"}),
-        ("public/pii|phi", {"public/pii|phi", "public", "pii", "phi"}),
+        ("public\xa0pii", {"public\xa0pii", "public pii", "public", "pii"}),
+        ("public/pii|phi", {"public/pii|phi", "public/pii", "public", "pii", "phi"}),
         ('["pii"]', {'["pii"]', "pii"}),
         ("data=pii", {"data=pii", "data", "pii"}),
+        ("top  secret", {"top  secret", "top secret", "top", "secret"}),
     ],
 )
 def test_no_reading_of_a_label_loses_a_class(written, classes):
     """What is read too much closes backends; what is read too little opens them."""
     assert facts({NAME: written}).classes == classes
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("höchst", "höchst"),
+        ("HÖCHST", "höchst"),
+        ("ho\u0308chst", "höchst"),
+        ("\uff50\uff49\uff49", "pii"),
+        ("pii\u200b", "pii"),
+        ("p\u200dii", "pii"),
+        ("public\u00a0pii", "pii"),
+        ("\ufeffpii", "pii"),
+    ],
+)
+def test_a_label_with_other_signs_is_the_class_that_it_looks_like(written, meant):
+    """A client sends it as UTF-8, or as Latin-1 where that has its signs; the head is read as Latin-1."""
+    assert meant in facts({NAME: written.encode().decode("latin-1")}).classes
+    assert meant in facts({NAME: written}).classes  # `llmkube router explain` has it as it was typed
+
+
+def test_a_default_of_several_classes_is_all_of_them():
+    """It is read as a header is: as one class of that name it would be no sensitive one."""
+    config = attrs.evolve(CONFIG, classes=Classes(default="pii, phi"))
+    assert facts_of(config, {}, {"model": "m"}, Principal()).classes == {"pii", "phi"}
 
 
 def test_no_header_means_the_default_class():

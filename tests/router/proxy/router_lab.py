@@ -301,6 +301,7 @@ async def open_lab(
                     limits=limits,
                     judge=router.judge,
                     stamp=router.stamp,
+                    unread=router.unread,
                     task_status=task_status,
                 )
 

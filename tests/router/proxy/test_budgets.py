@@ -70,6 +70,17 @@ async def test_what_an_answer_took_is_charged(autojump_clock):
         assert taken(lab) - before > 10
 
 
+async def test_each_of_several_answers_of_llama_cpp_is_charged(autojump_clock):
+    """Its server counts one of them, in `usage` and `timings`; others count all."""
+    took = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}}
+    timed = took | {"timings": {"prompt_n": 3, "predicted_n": 5, "prompt_ms": 1.0, "predicted_ms": 1.0}}
+    async with open_lab(limited(), a=(answer(said=ANSWER | timed), answer(said=ANSWER | took))) as lab:
+        for wanted in (3 + 4 * 5, 3 + 5):
+            before = taken(lab)
+            await lab.ask(ASKED | SMALL | {"n": 4})
+            assert taken(lab) - before == wanted
+
+
 async def test_a_request_that_got_nothing_costs_nothing(autojump_clock):
     """No backend has answered, or it has refused."""
     async with open_lab(limited(), a=(error(400, "no"), error(500))) as lab:
@@ -104,7 +115,10 @@ async def test_a_request_without_a_limit_is_given_one(autojump_clock):
     """The backend is told, so that what is reserved is the most that can come."""
     async with open_lab(limited(max_tokens=10_000), a=answer()) as lab:
         await lab.ask()
-        assert lab.players["a"].bodies[0]["max_tokens"] == 4096
+        await lab.ask(ASKED | {"max_tokens": 3, "n_predict": -1})
+        for body in lab.players["a"].bodies:
+            assert body["max_tokens"] == 4096
+            assert "n_predict" not in body
 
 
 async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(autojump_clock):

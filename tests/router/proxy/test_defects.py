@@ -1,6 +1,7 @@
 """What the Go implementation and other gateways get wrong while they ask backends: by the number of its list."""
 
 import json
+import re
 
 import pytest
 import trio
@@ -43,6 +44,18 @@ async def test_defect_6_a_redirect_is_not_followed(autojump_clock):
     async with open_lab(config_of(local("a")), a=moved, b=answer()) as lab:
         assert (await lab.ask()).status != 200
         assert lab.players["b"].asked == []
+
+
+async def test_defect_6_an_error_names_no_address_of_these_networks(autojump_clock):
+    """Neither what a backend says of others, nor where it would have been."""
+    said = error(400, "no model at http://10.9.8.7:8081/v1")
+    async with open_lab(config_of(local("a")), a=(said, error(500, "boom at 10.9.8.7"))) as lab:
+        answers = [await lab.ask() for _ in range(2)]
+    async with open_lab(config_of(local("a")), players={"a": None}) as lab:
+        answers.append(await lab.ask())
+    assert [each.status for each in answers] == [400, 502, 502]
+    for each in answers:
+        assert not re.search(rb"10\.9|8081|\.svc|http:", each.body), each.body
 
 
 async def test_defect_7_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):

@@ -64,11 +64,29 @@ async def test_what_is_no_request_is_refused_with_the_field_and_the_fix(body, pa
     assert not lab.players["mac"].asked
 
 
-async def test_a_body_above_the_limit_is_413():
-    """And not read as a whole."""
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/v1/chat/completions", lambda said: said["error"]),
+        ("/v1/messages", lambda said: said["error"] if said["type"] == "error" else None),
+        ("/api/chat", lambda said: {"code": "body_too_large", "message": said["error"]}),
+    ],
+)
+async def test_a_body_above_the_limit_is_413(path, told):
+    """And not read as a whole; the client is told in its own dialect."""
     async with open_lab(BOTH, limits=Limits(max_body_bytes=100), mac=answer(), cloud=answer()) as lab:
-        said = await lab.ask(ASKED | {"user": "u" * 200})
+        said = await lab.ask(ASKED | {"user": "u" * 200}, path=path)
     assert said.status == 413
+    error = told(json.loads(said.body))
+    assert (error["code"], error["message"]) == ("body_too_large", "the body is larger than 100 bytes")
+
+
+async def test_a_head_above_the_limit_is_431():
+    """In OpenAI's shape: nobody knows what it asks for."""
+    async with open_lab(BOTH, limits=Limits(max_head_bytes=400), mac=answer(), cloud=answer()) as lab:
+        said = await lab.ask(headers={"X-Long": "x" * 500})
+    assert said.status == 431
+    assert json.loads(said.body)["error"]["code"] == "headers_too_large"
 
 
 async def test_get_is_refused_where_post_is_meant():

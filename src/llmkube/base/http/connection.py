@@ -39,11 +39,19 @@ Judge = Callable[[RequestHead, str], Response | None]
 Stamp = Callable[[RequestHead], bytes]
 """Returns the header lines that every answer to a request carries: a handler's, a refusal, an error of the server."""
 
+Unread = Callable[[RequestHead | None, int, str], Response]
+"""Returns what the client of a request is told that cannot be read: its head where that came, the status, the words."""
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 def let_in(head: RequestHead, peer: str) -> None:
     """Refuse no request."""
+
+
+def in_plain_text(head: RequestHead | None, status: int, words: str) -> Response:
+    """Tell why a request cannot be read, in a line of text."""
+    return Response.text(status, f"{words}\n")
 
 
 def no_stamp(head: RequestHead) -> bytes:
@@ -60,6 +68,7 @@ class Service:
         limits: What clients may cost.
         judge: Refuses requests by their heads.
         stamp: What every answer carries.
+        unread: What is told of a request that cannot be read.
         heads: What was made of the last heads.
         idle: Ends those that wait too long for a request; somebody has to run it.
         body_bytes: How much of requests' bodies is in memory now.
@@ -69,6 +78,7 @@ class Service:
     limits: Limits
     judge: Judge = let_in
     stamp: Stamp = no_stamp
+    unread: Unread = in_plain_text
     heads: HeadMemory = attrs.field(init=False)
     idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
@@ -137,8 +147,10 @@ class Connection:
 
     async def _converse(self) -> bool:
         """Answer requests until one is the last; True when the client should get the time to read that answer."""
+        head: RequestHead | None = None
         try:
             while not self._stopping:
+                head = None  # of the request before
                 head = await self._receive_head()
                 if head is None:
                     return False
@@ -159,7 +171,7 @@ class Connection:
                 if not answer.keep_alive:
                     return True
         except MalformedError as exc:
-            await self._respond_last(Response.text(exc.status, f"{exc}\n"))
+            await self._respond_last(self._service.unread(head, exc.status, str(exc)))
             return True
         return False
 

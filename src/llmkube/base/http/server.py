@@ -21,7 +21,18 @@ import structlog
 import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
-from llmkube.base.http.connection import Connection, Judge, Phase, Service, Stamp, StreamHandler, let_in, no_stamp
+from llmkube.base.http.connection import (
+    Connection,
+    Judge,
+    Phase,
+    Service,
+    Stamp,
+    StreamHandler,
+    Unread,
+    in_plain_text,
+    let_in,
+    no_stamp,
+)
 from llmkube.base.http.limits import Limits
 
 ROOM_SHARE: Final = 64
@@ -37,6 +48,7 @@ async def run_server(
     limits: Limits = Limits(),  # noqa: B008 (a frozen value)
     judge: Judge = let_in,
     stamp: Stamp = no_stamp,
+    unread: Unread = in_plain_text,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Serve until cancelled, then stop in order: listeners close, idle connections close, requests in flight drain.
@@ -50,11 +62,12 @@ async def run_server(
         limits: What clients may cost.
         judge: Refuses requests by their heads, before their bodies are read.
         stamp: Returns header lines for every answer to a request.
+        unread: Returns what is told of a request that cannot be read.
         task_status: For `nursery.start`.
     """
     if not listeners:
         raise ValueError("a server needs a listener")
-    service = Service(handler, limits, judge, stamp)
+    service = Service(handler, limits, judge, stamp, unread)
     connections = _Connections(service)
     arrivals_in, arrivals_out = trio.open_memory_channel[trio.abc.Stream](limits.max_connections)
     async with trio.open_nursery() as nursery:

@@ -1,7 +1,8 @@
 """Which budgets a request is under, the most that it may take, and what it took. Pure; the clock is an argument.
 
 What a request may take is bounded before it is sent: its prompt has at most one token for each byte of its body, its
-answer at most as many as it asks for. One that asks for no limit is given `MOST_TOKENS` where a budget counts.
+answer at most as many as it asks for. One that asks for no limit is given `MOST_TOKENS` where a budget counts. Each
+backend is told this limit in one field that all read: of several, one reads this and another that.
 Reserved is the dearest backend that may answer, and one more for each copy to a shadow. An answer whose backend says
 nothing of its tokens is charged what was reserved.
 """
@@ -12,11 +13,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import attrs
 
 from llmkube.router.budgets.ledger import Account, Amount, Limit
+from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Budget, Prices, RoutingConfig
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
@@ -31,6 +33,8 @@ _OTHERS: Final = "\0others"
 _NANO_PER_MILLION: Final = 1000
 _NANO: Final = Decimal(1_000_000_000)
 _LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+_ANSWERS: Final = ("n", "n_cmpl", "best_of")
+"""How many answers a request asks for; llama.cpp's server reads `n_cmpl` before `n`."""
 
 AccountKey = tuple[str, str]
 """Name of a budget, and the team under scope team."""
@@ -59,7 +63,7 @@ class Claim:
         under: The budgets that it counts in.
         most: The most that it may take.
         copies: How often that may be taken: once, and for each shadow.
-        cap: What the backend is told as the longest answer; None where the request says it.
+        cap: What each backend is told as the longest answer; None where the model writes none.
     """
 
     under: tuple[Budget, ...]
@@ -75,7 +79,7 @@ class Reservation:
     Attributes:
         accounts: Where it is reserved, with how much.
         copies: How often that may be taken: once, and for each shadow.
-        cap: What the backend is told as the longest answer; None where the request says it.
+        cap: What each backend is told as the longest answer; None where the model writes none.
         number: By which it is told apart from others of this process.
         steps: For accounts that a server keeps: when the step ends that it counts in, in milliseconds since 1970.
     """
@@ -245,16 +249,15 @@ def claim_of(config: RoutingConfig, decision: Decision, demand: Demand) -> Claim
     under = tuple(each for each in config.budgets if _is_under(each, decision))
     if not under:
         return None
-    asked = asked_tokens(demand.body) if demand.writes else 0
-    answer = MOST_TOKENS if asked is None else asked
+    cap = (asked_tokens(demand.body) or MOST_TOKENS) if demand.writes else None
     copies = 1 + len(decision.shadows)
-    answers = answer * max(1, _whole(demand.body.get("n")), _whole(demand.body.get("best_of")))
+    answers = (cap or 0) * max(1, *(_whole(demand.body.get(name)) for name in _ANSWERS))
     backends = [permit.backend for permit in (*decision.order, *decision.shadows)]
     most = Amount(
         copies * (demand.body_bytes + answers),
         copies * max(nano_usd(each.prices, demand.body_bytes, answers) for each in backends),
     )
-    return Claim(under=under, most=most, copies=copies, cap=MOST_TOKENS if asked is None else None)
+    return Claim(under=under, most=most, copies=copies, cap=cap)
 
 
 def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountKey, Any]) -> str:
@@ -333,13 +336,38 @@ def _is_under(budget: Budget, decision: Decision) -> bool:
 
 
 def asked_tokens(body: Mapping[str, Any]) -> int | None:
-    """Return the longest answer that a request asks for, in tokens; None if it does not say."""
-    asked = [body[name] for name in _LIMITS if name in body]
-    return max((each for each in asked if type(each) is int and each > 0), default=None)
+    """Return the longest answer that a request asks for, in tokens; None if it does not say, or asks for no end."""
+    asked = [each for name in _LIMITS if _is_number(each := body.get(name))]
+    return max(1, math.ceil(max(asked))) if asked and min(asked) >= 0 else None
+
+
+def with_limit(body: Mapping[str, Any], most: int) -> Mapping[str, Any]:
+    """Return a body that asks for so many tokens at most, in a field that each backend reads, and in no other."""
+    given = [name for name in _LIMITS if name in body]
+    name = given[0] if len(given) == 1 and given[0] in _read_by_all(body) else "max_tokens"
+    if given == [name] and body[name] == most:
+        return body
+    return {each: value for each, value in body.items() if each not in _LIMITS} | {name: most}
+
+
+def _read_by_all(body: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("max_completion_tokens", "max_tokens") if "messages" in body else ("max_tokens",)
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+    return max(1, math.ceil(value)) if _is_number(value) else 1
+
+
+def of_all_answers(usage: Usage | None, body: Mapping[str, Any]) -> Usage | None:
+    """Return the tokens of all answers that a request asked for: llama.cpp's server counts those of one of them."""
+    count = _whole(body.get("n_cmpl") or body.get("n"))
+    if usage is None or usage.prefill_ms is None or count == 1:  # others give no times, and count all
+        return usage
+    return attrs.evolve(usage, completion=usage.completion * count)
 
 
 def _share(budget: Budget, amount: Amount) -> float:

@@ -1,9 +1,11 @@
 """How many tokens an answer took, as its backend says: OpenAI's `usage`, else llama.cpp's `timings`. Pure."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
+
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
 @attrs.frozen
@@ -43,12 +45,14 @@ def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | Non
             _milliseconds(timings.get("prompt_ms")),
             _milliseconds(timings.get("predicted_ms")),
         )
-    if isinstance(usage, dict):
+    if isinstance(usage, dict) and any(type(usage.get(name)) is int for name in _COUNTS):
+        prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        total = _count(usage.get("total_tokens"))
         details = usage.get("prompt_tokens_details")
         cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
         found = Usage(
-            _count(usage.get("prompt_tokens")),
-            _count(usage.get("completion_tokens")),
+            prompt or max(0, total - completion),  # rankers say the total alone
+            completion,
             cached or (found.cached if found else 0),
             found.prefill_ms if found else None,
             found.decode_ms if found else None,

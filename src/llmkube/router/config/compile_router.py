@@ -14,6 +14,7 @@ from llmkube.k8s.crd import router_policy
 from llmkube.router.config.compile_backend import KeyFile, ResolvedService, compiled_backend, decimal_of, seconds_of
 from llmkube.router.config.config_checks import problems_of
 from llmkube.router.config.config_warnings import warnings_of
+from llmkube.router.config.data_classes import class_name
 from llmkube.router.config.routing_config import (
     CIRCUIT_SECONDS,
     FIRST_BYTE_SECONDS,
@@ -129,7 +130,7 @@ def _rule(rule: crd.RouterRule, place: int, problems: list[str]) -> Rule:
     return Rule(
         name=rule.name,
         match=Match(
-            classes=_lower(match.data_classification),
+            classes=frozenset(map(class_name, match.data_classification)),
             models=match.models,
             headers=dict(zip(names, match.headers.values(), strict=True)),
             capabilities=_lower(match.required_capabilities),
@@ -151,8 +152,8 @@ def _classes(given: router_policy.Classification | None) -> Classes:
     if given is None:
         return Classes()
     header = (given.header_key or "x-llmkube-classification").lower()
-    sensitive = _lower(given.sensitive_classifications or crd.SENSITIVE)
-    return Classes(header=header, default=(given.default_classification or "").strip().lower(), sensitive=sensitive)
+    sensitive = frozenset(map(class_name, given.sensitive_classifications or crd.SENSITIVE))
+    return Classes(header=header, default=class_name(given.default_classification or ""), sensitive=sensitive)
 
 
 def _budget(budget: router_policy.Budget, problems: list[str]) -> Budget:
@@ -259,12 +260,21 @@ def _not_honoured(spec: crd.ModelRouterSpec) -> Iterator[str]:
         yield "spec.gatewayRef"
     if spec.endpoint.gateway is not None:
         yield "spec.endpoint.gateway"
+    yield from _optional_secrets(spec.policy or router_policy.RouterPolicy())
     audit = spec.policy.audit_log if spec.policy else None
     if audit and audit.file_path and audit.sink != "file":
         yield "spec.policy.auditLog.filePath"
     for budget in spec.policy.budgets if spec.policy else ():
         if budget.header_key and budget.scope != "team":
             yield f"spec.policy.budgets[{budget.name}].headerKey"
+
+
+def _optional_secrets(policy: router_policy.RouterPolicy) -> Iterator[str]:
+    """A secret that is missing is never tolerated: requests that need it are refused, and `/readyz` says why."""
+    if policy.budget_store and (ref := policy.budget_store.password_secret_ref) and ref.optional:
+        yield "spec.policy.budgetStore.passwordSecretRef.optional"
+    if policy.auth and policy.auth.jwt and (ref := policy.auth.jwt.jwks_secret_ref) and ref.optional:
+        yield "spec.policy.auth.jwt.jwksSecretRef.optional"
 
 
 def _of_backends(spec: crd.ModelRouterSpec) -> Iterator[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
+from llmkube.router.config.data_classes import class_name, classes_in
 from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.model_patterns import problem_of
 from llmkube.router.config.routing_config import Backend, Classes, Match, Probe, RoutingConfig, Rule, Tokens
@@ -23,6 +24,7 @@ _MOST_EXACT: Final = 2**53
 
 _HOST: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")  # RFC 9110, 5.1, as heads are read here
 _HEADER: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _OWN_HEADERS: Final = ("authorization", "x-api-key")
 _FETCHED: Final = re.compile(r"https?://[^\s/?#@\\]+(/[!-\"$-~]*)?", re.ASCII)
@@ -98,10 +100,12 @@ def _of_rules(config: RoutingConfig) -> Iterator[str]:
 def _of_default_route(config: RoutingConfig) -> Iterator[str]:
     if config.default_backend and config.default_backend not in config.backends:
         yield f"defaultBackend: {config.default_backend!r} is no backend; name one of {', '.join(config.backends)}"
-    default, unlabelled = config.backends.get(config.default_backend), config.classes.default
-    if default and not default.local and unlabelled in config.classes.sensitive - caught_classes(config):
+    default, unlabelled = config.backends.get(config.default_backend), classes_in(config.classes.default)
+    is_sensitive, caught = unlabelled & config.classes.sensitive, unlabelled & caught_classes(config)
+    if default and not default.local and is_sensitive and not caught:
         yield (
-            f"defaultBackend: {default.name!r} is not local, and a request without a class is of class {unlabelled},"
+            f"defaultBackend: {default.name!r} is not local, and a request without a class is of class"
+            f" {', '.join(sorted(is_sensitive))},"
             " which never goes there; name a local backend, or give a rule for that class"
         )
     if config.by_model:
@@ -148,9 +152,10 @@ def _of_sensitive(config: RoutingConfig, rule: Rule, at: str) -> Iterator[str]:
 
 def _of_match(rule: Rule, at: str) -> Iterator[str]:
     match = rule.match
-    yield from _of_lower_case(match.classes, f"{at}.match.classes")
+    yield from _of_class_names(match.classes, f"{at}.match.classes")
     yield from _of_lower_case(match.capabilities, f"{at}.match.capabilities")
-    yield from _of_lower_case(match.headers, f"{at}.match.headers")
+    for name in match.headers:
+        yield from _of_header_name(name, f"{at}.match.headers")
     yield from _of_lower_case((match.complexity,), f"{at}.match.complexity")
     yield from _of_time(match.latency_seconds, f"{at}.match.latencySeconds")
     for pattern in match.models:
@@ -160,9 +165,9 @@ def _of_match(rule: Rule, at: str) -> Iterator[str]:
 
 def _of_policy(config: RoutingConfig) -> Iterator[str]:
     classes = config.classes
-    yield from _of_lower_case((classes.header, classes.default, *classes.sensitive), "classes")
-    if not classes.header:
-        yield "classes.header: it is empty; name the header with the data class"
+    yield from _of_header_name(classes.header, "classes.header")
+    yield from _of_lower_case((classes.default,), "classes.default")
+    yield from _of_class_names(classes.sensitive, "classes.sensitive")
     if not classes.sensitive:
         yield "classes.sensitive: there is none; name the classes that stay local"
     if config.audit.sink not in SINKS:
@@ -256,12 +261,26 @@ def _of_budgets(config: RoutingConfig) -> Iterator[str]:
             if free:
                 unpriced = ", ".join(free)
                 yield f"{at}.maxUsd: {budget.max_usd} cannot be kept without prices of {unpriced}; give them, 0 too"
-        yield from _of_lower_case((budget.team_header,), f"{at}.teamHeader")
+        yield from _of_header_name(budget.team_header, f"{at}.teamHeader")
 
 
 def _of_time(seconds: float | None, at: str) -> Iterator[str]:
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         yield f"{at}: {seconds} is no time to wait; write seconds above 0"
+
+
+def _of_header_name(name: str, at: str) -> Iterator[str]:
+    if not _HEADER_NAME.fullmatch(name):
+        yield f"{at}: {name!r} is no name that a header comes with; write one such as x-team, in lower case"
+
+
+def _of_class_names(names: Iterable[str], at: str) -> Iterator[str]:
+    """A class that no header names would be kept for nothing: its data would go anywhere."""
+    for name in names:
+        if name != class_name(name):
+            yield f"{at}: {name!r} can never be met; write {class_name(name)!r}"
+        elif name not in classes_in(name):
+            yield f"{at}: {name!r} can never be met, for a comma stands between classes; write each by itself, unquoted"
 
 
 def _of_lower_case(values: Iterable[str], at: str) -> Iterator[str]:

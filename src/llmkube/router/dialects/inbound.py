@@ -5,11 +5,13 @@ from typing import Any, Final
 
 import orjson
 
+from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import Dialect, Translated
 from llmkube.router.dialects.messages_client import CountTokens, Messages
 from llmkube.router.dialects.ollama_client import OllamaChat, OllamaEmbed, OllamaGenerate
 from llmkube.router.dialects.responses_client import Responses
+from llmkube.router.refusals import refused
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "/v1/responses": Responses(),
@@ -43,3 +45,17 @@ def refusal_at(path: str, response: Response) -> Response:
         return response
     error = orjson.loads(response.body)["error"]
     return Response(response.status, response.headers, orjson.dumps(dialect.refusal(response.status, error)))
+
+
+def unread_refusal(head: RequestHead | None, status: int, words: str) -> Response:
+    """Return what the client of a request is told that the server cannot read: an `Unread`."""
+    said = refused(status, words, _UNREAD.get(status, "malformed_request")).response
+    return said if head is None else refusal_at(head.path, said)
+
+
+_UNREAD: Final[Mapping[int, str]] = {
+    408: "request_too_slow",
+    413: "body_too_large",
+    431: "headers_too_large",
+    503: "bodies_full",
+}

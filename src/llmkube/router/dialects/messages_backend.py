@@ -242,7 +242,7 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
         "created": 0,
         "model": message.get("model"),
         "choices": [{"index": 0, "message": said, "finish_reason": reason, "logprobs": None}],
-        "usage": usage_of_message(object_in(message.get("usage"), "usage")),
+        "usage": usage_of_message(took) if (took := object_in(message.get("usage"), "usage")) else None,
     }
 
 
@@ -295,8 +295,11 @@ class MessageEvents:
             said = object_in(event.get("usage"), "usage")
             self._usage |= {name: each for name, each in said.items() if each is not None}
             reason = object_in(event.get("delta"), "delta").get("stop_reason")
-            usage = self._chunk({}) | {"choices": [], "usage": usage_of_message(self._usage)}
-            return [self._chunk({}, FINISH_REASONS.get(str(reason), "stop")), usage] if reason else []
+            if not reason:
+                return []
+            end = self._chunk({}, FINISH_REASONS.get(str(reason), "stop"))
+            usage = {"choices": [], "usage": usage_of_message(self._usage)}
+            return [end, self._chunk({}) | usage] if self._usage else [end]
         if kind == "message_stop":
             self.done = True
         if kind == "error":

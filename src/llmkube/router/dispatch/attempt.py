@@ -314,7 +314,8 @@ class _Reader:
             said = None
         error = error_in(said)
         if error is not None:
-            return self._error(error, status, body)
+            is_as_said = isinstance(said, dict) and error == said.get("error")
+            return self._error(error, status, body if is_as_said else b"")
         if (failure := judge(status, headers, None, ours=not self.backend.provider)) is not None:
             return failure
         if status in (401, 403):

@@ -6,6 +6,7 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Response
+from llmkube.router.budgets.meter import of_all_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Attempts, Begun, Whole
 from llmkube.router.dispatch.circuits import Circuits
@@ -133,8 +134,8 @@ class BackendCalls:
 
     async def _give(self, whole: Whole, permit: Permit, request: RoutedRequest) -> None:
         client, record = request.client, request.record
-        record.status, record.usage, record.model = whole.status, whole.usage, whole.model
-        record.last_usage = whole.usage
+        record.status, record.model = whole.status, whole.model
+        record.usage = record.last_usage = of_all_answers(whole.usage, request.asked.body)
         record.outcome = "ok" if whole.status < 400 else whole.error_code
         self._compare(request)
         if client.begun:  # with 200, while the engine loaded
@@ -163,7 +164,7 @@ class BackendCalls:
                 self.on_break("continued")
 
         def note() -> None:
-            record.usage = record.last_usage = begun.judge.usage
+            record.usage = record.last_usage = of_all_answers(begun.judge.usage, request.asked.body)
             record.model = record.model or begun.judge.model
             if joined is not None and joined.continuations:
                 record.usage = joined.usage

@@ -1,7 +1,8 @@
 """The body that a backend gets is written anew from what its kind of request has: a client names no URL and no key.
 
-A provider gets the fields of the list and no others, at every depth. An engine of ours gets llama.cpp's further fields
-as well. Neither is told to fetch anything: a picture is in the request itself (`data:`). Pure.
+A provider gets the fields of the list and no others, at every depth. An engine of ours gets further ones of llama.cpp's
+server and others, by a list as well. Neither is told to fetch anything: a picture is in the request itself (`data:`).
+Pure.
 """
 
 import functools
@@ -12,6 +13,7 @@ from typing import Any, Final
 import attrs
 import orjson
 
+from llmkube.router.config.compile_backend import OWN_URLS
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import why_not
 from llmkube.router.dialects.dialect import DialectError, check_kinds, objects_in
@@ -142,6 +144,37 @@ FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
 }
 """What may stand in a request to a provider, by the path below `/v1`; before it is said in another dialect."""
 
+_ENGINES: Final = frozenset(
+    (
+        # llama.cpp's server
+        *("adaptive_decay", "adaptive_target", "cache_prompt", "dry_allowed_length", "dry_base", "dry_multiplier"),
+        *("dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "dynatemp_range", "grammar"),
+        *("grammar_lazy", "grammar_triggers", "id_slot", "ignore_eos", "json_schema", "lora", "min_keep", "min_p"),
+        *("mirostat", "mirostat_eta", "mirostat_tau", "n_cache_reuse", "n_cmpl", "n_discard", "n_indent", "n_keep"),
+        *("n_predict", "n_probs", "parse_tool_calls", "post_sampling_probs", "preserved_tokens", "reasoning_budget"),
+        *("reasoning_format", "repeat_last_n", "repeat_penalty", "return_progress", "return_tokens", "samplers"),
+        *("t_max_predict_ms", "thinking_forced_open", "timings_per_token", "top_k", "top_n_sigma", "typical_p"),
+        *("xtc_probability", "xtc_threshold"),
+        # vLLM, SGLang, mlx-lm and Ollama
+        *("add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words", "cache_salt"),
+        *("chat_template_kwargs", "continue_final_message", "ebnf", "enable_thinking", "guided_choice"),
+        *("guided_grammar", "guided_json", "guided_regex", "include_reasoning", "include_stop_str_in_output"),
+        *("length_penalty", "min_tokens", "prompt_logprobs", "reasoning", "regex", "repetition_context_size"),
+        *("repetition_penalty", "return_token_ids", "return_tokens_as_token_ids", "separate_reasoning"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "stop_token_ids", "stream_reasoning"),
+        *("structured_outputs", "think", "thinking_token_budget", "truncate_prompt_tokens", "use_beam_search"),
+        # of vectors and ranks
+        *("embd_normalize", "input_type", "max_tokens_per_doc", "normalize", "raw_scores", "return_text", "task"),
+        *("texts", "truncate"),
+    )
+)
+"""What an engine of ours may get besides: how it samples, and what of the answer it tells.
+
+Not what names a file, a model or a host to it (`draft_model` and `adapters` of mlx-lm, `kv_transfer_params` of vLLM,
+`bootstrap_host` and `lora_path` of SGLang), brings code along (`chat_template`, `custom_logit_processor`), or jumps its
+queue (`priority`).
+"""
+
 STREAMING: Final = frozenset({"/chat/completions", "/completions"})
 """Where a model writes an answer, as it comes if the client wants that."""
 _METADATA: Final = frozenset({"openai"})
@@ -259,9 +292,15 @@ def rebuild(path: str, asked: Mapping[str, Any], backend: Backend) -> Rebuilt:
     if backend.provider:
         body = _object(asked, _shape_for(path, backend.dialect, backend.provider), "", dropped)
     else:
-        body = dict(asked)
+        known = FIELDS[path]
+        body = {name: each for name, each in asked.items() if name in known or name in _ENGINES}
+        if len(body) < len(asked):
+            dropped += [name for name in asked if name not in body]
     if backend.model:
         body["model"] = backend.model
+    if backend.base_url == OWN_URLS["openai"] and path == "/chat/completions" and "max_tokens" in body:
+        # OpenAI's newer models refuse the older name, which clients in other dialects and budgets write
+        body["max_completion_tokens"] = body.get("max_completion_tokens", body.pop("max_tokens"))
     usage_added = False
     if path in STREAMING and body.get("stream"):
         options = body.get("stream_options")
@@ -299,9 +338,10 @@ def asks_by_messages(path: str, backend: Backend) -> bool:
 
 
 def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> str:
-    """Return where something is named that would have to be fetched: what stands as `url`, or as `image_url` itself.
+    """Return where something is named that would have to be fetched; "" if there is nothing.
 
-    "" if there is none. Of what is passed by, no place is written down: there is much of it.
+    That is what stands as `url`, as `image_url` itself, or in the place of a content. Of what is passed by, no place is
+    written down: there is much of it.
 
     Raises:
         BodyError: It is nested too deeply to be looked through.
@@ -315,7 +355,7 @@ def _fetched(value: Mapping[str, Any] | list[Any], where: str, deeper: int) -> s
         return ""
     for name, each in value.items():
         if isinstance(each, str):
-            if name in _URLS and not each.startswith("data:"):
+            if (name in _URLS or (name in _CONTENTS and ":" in each)) and not each.startswith("data:"):
                 return _named(where, name)
         elif name not in _MODEL_READS and isinstance(each, _NESTED):
             found = _fetched(each, _named(where, name), deeper - 1)
@@ -330,6 +370,9 @@ def _named(where: str, name: str) -> str:
 
 _MODEL_READS: Final = frozenset({"parameters", "schema", "json_schema", "arguments", "grammar", "metadata"})
 """What is text to a model, whatever its parts are called."""
+
+_CONTENTS: Final = frozenset({"data", "file_data"})
+"""What is Base64, in which no colon stands: a gateway would fetch an address that stands here."""
 
 _URLS: Final = frozenset({"url", "image_url", "audio_url", "video_url", "file_url", "server_url"})
 

@@ -4,6 +4,7 @@ Only the causes of this module lead on: a refusal of the content, and what the r
 """
 
 import enum
+import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -11,9 +12,16 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.http.message import Headers
+from llmkube.router.config.local_address import stays_here
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 """A backend that asks for more is asked again after this."""
+
+_PLACES: Final = re.compile(
+    r"(?:https?|wss?|grpc|tcp|redis|postgres(?:ql)?)://(?:\[[0-9A-Fa-f:.]+\])?[^\s\"'<>()\[\]{},;]*"  # a URL
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?(?![\w.]*\w)"  # an IPv4 address
+    r"|(?<![\w.-])[a-z0-9][\w.-]*\.(?:svc|cluster\.local|internal)(?::\d+)?(?![\w-])"  # a name of the cluster
+)
 
 
 class Cause(enum.Enum):
@@ -99,8 +107,22 @@ def error_in(said: object) -> Mapping[str, Any] | None:
         return None
     error = said.get("error")
     if isinstance(error, str) and error:
-        return {"message": error}
-    return error if isinstance(error, dict) and error else None
+        return {"message": without_addresses(error)}
+    if not isinstance(error, dict) or not error:
+        return None
+    return {name: without_addresses(each) if isinstance(each, str) else each for name, each in error.items()}
+
+
+def without_addresses(words: str) -> str:
+    """Return what a backend says without the addresses of these networks in it, which are not for clients."""
+    return _PLACES.sub(lambda found: "(an address)" if _is_here(found[0]) else found[0], words)
+
+
+def _is_here(place: str) -> bool:
+    try:
+        return stays_here(place if "://" in place else f"http://{place}")
+    except ValueError:  # it only looks like a URL
+        return False
 
 
 def status_of_error(error: Mapping[str, Any]) -> int:

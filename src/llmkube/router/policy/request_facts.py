@@ -1,11 +1,11 @@
 """What policy knows of a request: nothing else of it decides where it goes."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 
+from llmkube.router.config.data_classes import classes_in, listed_words
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 
 CAPABILITIES_HEADER: Final = "x-llmkube-capabilities"
@@ -16,7 +16,6 @@ VISION: Final = "vision"
 AUDIO: Final = "audio"
 TOOLS: Final = "tools"
 
-_BETWEEN: Final = re.compile(r"[^\w-]+")
 _PARTS: Final[Mapping[str, str]] = {
     "image_url": VISION,
     "input_image": VISION,
@@ -79,10 +78,8 @@ def facts_of(
         body: The request's JSON object; None of a request without.
         principal: Who asks.
     """
-    classes = _data_classes(head_lines.get(config.classes.header, ""))
-    if not classes and config.classes.default:
-        classes = frozenset((config.classes.default,))
-    capabilities = _words(head_lines.get(CAPABILITIES_HEADER, ""))
+    classes = classes_in(head_lines.get(config.classes.header, "")) or classes_in(config.classes.default)
+    capabilities = listed_words(head_lines.get(CAPABILITIES_HEADER, ""))
     model = ""
     if body is not None:
         named = body.get("model")
@@ -95,7 +92,7 @@ def facts_of(
         classes=classes,
         complexity=head_lines.get(COMPLEXITY_HEADER, "").strip().lower(),
         capabilities=capabilities,
-        regions=_words(head_lines.get(REGION_HEADER, "")),
+        regions=listed_words(head_lines.get(REGION_HEADER, "")),
         headers=head_lines if config.auth.tokens is None else _with_team(head_lines, config.auth.tokens, principal),
         principal=principal,
     )
@@ -105,26 +102,6 @@ def _with_team(head_lines: Mapping[str, str], tokens: Tokens, principal: Princip
     """Return the headers with the team that a token or a key has shown: none that a client only says."""
     rest = {name: value for name, value in head_lines.items() if name != tokens.team_header}
     return rest | ({tokens.team_header: principal.team} if principal.team else {})
-
-
-def _words(line: str) -> frozenset[str]:
-    """Return the values of a header that lists some, in lower case."""
-    if not line:
-        return frozenset()
-    values = (each.strip().strip('"').strip() for each in line.lower().split(","))
-    return frozenset(each for each in values if each)
-
-
-def _data_classes(line: str) -> frozenset[str]:
-    """Return the classes that a header names, read in each way in which it may be meant.
-
-    The name of a class may have a space in it. A client that writes `pii phi`, `pii;phi` or `["pii"]` means pii, and no
-    reading of the line may lose a sensitive class: what is read too much can only close backends.
-    """
-    values = _words(line)
-    if line.isalpha():
-        return values
-    return values.union(piece for value in values for piece in _BETWEEN.split(value) if piece)
 
 
 def _implied(body: Mapping[str, Any]) -> set[str]:

@@ -19,7 +19,7 @@ from llmkube.base.http.message import Response
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
+from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took, with_limit
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request
@@ -130,8 +130,9 @@ class RouterHandler:
             demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
             assert record.facts is not None, "_decide() has found them"
             record.reservation = await self._admit(routing.config, decision, record.facts, demand)
-            if record.reservation.cap is not None:
-                asked = attrs.evolve(asked, body={**asked.body, "max_tokens": record.reservation.cap})
+            cap = record.reservation.cap
+            if cap is not None and (body := with_limit(asked.body, cap)) is not asked.body:
+                asked = attrs.evolve(asked, body=body)
             for permit in decision.shadows:
                 seconds = decision.first_byte_seconds[permit.backend.name]
                 self.shadows.offer_nowait(permit, asked, seconds, asked.size)

@@ -11,6 +11,7 @@ import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from llmkube.router.config.data_classes import classes_in
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
 from llmkube.router.health.cache_use import CacheUse
@@ -218,7 +219,7 @@ def bounded_outcome(outcome: str, status: int) -> str:
 def known_classes(config: RoutingConfig) -> frozenset[str]:
     """Return the data classes that the config names."""
     named = {each for rule in config.rules for each in rule.match.classes}
-    return config.classes.sensitive | named | ({config.classes.default} - {""})
+    return config.classes.sensitive | named | classes_in(config.classes.default)
 
 
 def class_label(classes: frozenset[str], known: frozenset[str]) -> str:

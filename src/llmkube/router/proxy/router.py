@@ -27,7 +27,7 @@ import attrs
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.http.connection import Judge, Stamp, StreamHandler
+from llmkube.base.http.connection import Judge, Stamp, StreamHandler, Unread
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
 from llmkube.router.auth.jwks_fetch import fetch_jwks
@@ -39,6 +39,7 @@ from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
+from llmkube.router.dialects.inbound import unread_refusal
 from llmkube.router.dispatch.attempt import AskEngine, Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
@@ -76,6 +77,7 @@ class Router:
         handler: Answers requests.
         judge: Refuses them by their heads.
         stamp: What every answer carries.
+        unread: What is told of a request that cannot be read.
         ready: Returns whether requests can be answered, and why not.
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
@@ -87,6 +89,7 @@ class Router:
     handler: StreamHandler
     judge: Judge
     stamp: Stamp
+    unread: Unread
     ready: Callable[[], tuple[bool, str]]
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
@@ -197,6 +200,7 @@ async def open_router(
                 handler=handler,
                 judge=judge,
                 stamp=page_grant,
+                unread=unread_refusal,
                 ready=standing.ready,
                 states=standing.states,
                 in_flight=observed.in_flight.total,

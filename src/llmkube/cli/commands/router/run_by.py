@@ -13,6 +13,7 @@ from llmkube.cli.commands.router.routing_file import load_routing
 from llmkube.cli.config import RouterConfig
 from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
+from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.live_config import Source
 
@@ -70,5 +71,8 @@ def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:
         if not name or parts.scheme not in ("http", "https") or not parts.hostname:
             words = f"{each!r} is no service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
             raise UserError(words, field="--service")
+        if not stays_here(url):
+            words = f"{each!r}: an InferenceService is local, and {url} may be outside of this network"
+            raise UserError(f"{words}; give its private address, or name it as an external backend", field="--service")
         found[name] = ResolvedService(base_url=url.rstrip("/"))
     return found

@@ -86,6 +86,7 @@ async def _serve_alone(filename: str, settings: RouterConfig, stop: Stop) -> Non
                 limits=LIMITS,
                 judge=router.judge,
                 stamp=router.stamp,
+                unread=router.unread,
             )
 
 

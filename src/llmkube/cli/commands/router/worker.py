@@ -127,6 +127,7 @@ async def _serve(link: Link, lock: int, listeners: Sequence[int], stop: Stop) ->
                     limits=LIMITS,
                     judge=router.judge,
                     stamp=router.stamp,
+                    unread=router.unread,
                 )
 
 

@@ -63,6 +63,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health
+from llmkube.router.dialects.inbound import unread_refusal
 from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
 from llmkube.router.origin_policy import page_grant
 from llmkube.supervisor.agent import run_agent
@@ -193,7 +194,7 @@ class _Up:
                     registry.register(routers)
                     await support.start(routers.run, self.rng)
                     handler = routers_handler(routers.find, gateway_handler(directory, http, ports.utcnow))
-                    serve = partial(run_server, handler, stamp=page_grant)
+                    serve = partial(run_server, handler, stamp=page_grant, unread=unread_refusal)
                     own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
                     await support.start(own)
                     if lan is not None:

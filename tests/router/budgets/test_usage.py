@@ -1,0 +1,32 @@
+"""What an answer says of its tokens; one that says nothing is charged as reserved, so nothing may pass for 0."""
+
+import pytest
+
+from llmkube.router.budgets.usage import Usage, usage_of
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}, Usage(3, 5)),
+        ({"prompt_tokens": 3, "total_tokens": 3}, Usage(3, 0)),
+        ({"total_tokens": 9}, Usage(9, 0)),
+        ({"completion_tokens": 2, "total_tokens": 9}, Usage(7, 2)),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, Usage(0, 0)),
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(9, 0, 4)),
+        ({}, None),
+        ({"prompt_tokens": None, "completion_tokens": None}, None),
+        ({"input_tokens": 3}, None),
+        (None, None),
+        ([], None),
+    ],
+)
+def test_a_usage_is_read(usage, read):
+    """Rankers say the total alone; what has no count in it says nothing."""
+    assert usage_of({"usage": usage}) == read
+
+
+def test_what_was_known_stays_where_an_event_says_nothing():
+    """Events of a stream carry an empty usage."""
+    known = Usage(3, 5)
+    assert usage_of({"usage": {}}, known) is known

@@ -1,0 +1,45 @@
+"""How the name of a data class is compared, and which classes a text names."""
+
+import pytest
+
+from llmkube.router.config.data_classes import class_name, classes_in, listed_words
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (" PII ", "pii"),
+        ("Top\t Secret", "top secret"),
+        ("ho\u0308chst", "h\u00f6chst"),
+        ("\uff50\uff49\uff49", "pii"),
+        ("", ""),
+    ],
+)
+def test_a_class_has_one_name(written, name):
+    """In a spec and in a header, however it is typed."""
+    assert class_name(written) == name
+
+
+@pytest.mark.parametrize("line", ["pii", "top secret", "h\u00f6chst", "data-class_1", "a.b"])
+def test_a_name_is_found_in_itself_and_in_a_list(line):
+    """What a spec may keep, a header can say: beside others, in capitals, in UTF-8."""
+    for written in (line, line.upper(), f"public, {line}", f"{line};x" if " " not in line else line):
+        assert line in classes_in(written)
+        assert line in classes_in(written.encode().decode("latin-1"))
+
+
+@pytest.mark.parametrize("line", ["pii, phi", '"pii"', "a,b"])
+def test_no_header_names_a_class_with_a_comma_or_quotes(line):
+    """The config refuses such a name; as a text it names the classes in it."""
+    assert line not in classes_in(line)
+    assert classes_in(line)
+
+
+def test_a_text_that_says_nothing_names_nothing():
+    """So that the default counts."""
+    assert classes_in("") == classes_in(" , ") == frozenset()
+
+
+def test_other_lists_are_words_alone():
+    """Regions and tags have no second reading: one that is read too much could open something."""
+    assert listed_words(' EU, "us" ,, a b') == {"eu", "us", "a b"}
