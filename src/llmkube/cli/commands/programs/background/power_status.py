@@ -41,18 +41,22 @@ def power_words(exposition: str) -> dict[str, str]:
             services.setdefault(name, []).insert(0, f"{each.value:.1f} W")
         elif each.name == "service_joules_per_token":
             services.setdefault(name, []).append(f"{_figure(each.value)} J per token")
-    total = domains.pop(COMBINED, None)
-    said: dict[str, str] = {}
-    if total is not None:
-        parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()))
-        said["power"] = f"{total:.1f} W ({parts})"
-    elif problem:
-        said["power"] = f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`"
+    host = _of_host(domains, problem)
+    said = {"power": host} if host else {}
     if services:
         shown = [(", ".join(words), name) for name, words in sorted(services.items())]
         width = max(len(figures) for figures, _ in shown)
         said["draws"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
     return said
+
+
+def _of_host(domains: Mapping[str, float], problem: str) -> str:
+    parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()) if domain != COMBINED)
+    if COMBINED in domains:
+        return f"{domains[COMBINED]:.1f} W ({parts})"
+    if parts:
+        return f"{parts} W; the rest is {NOT_MEASURED}: {problem}"
+    return f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`" if problem else ""
 
 
 def _figure(value: float) -> str:
