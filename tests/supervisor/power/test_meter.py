@@ -81,18 +81,20 @@ STALLED = PowerSample({"cpu": 0.0, "gpu": 10.0, "combined": 10.0}, 2.0)
 
 
 async def test_cores_that_draw_nothing_while_they_compute_are_not_told(autojump_clock):
-    """Nor is a sum without them; the GPU's figure stays, and the reason is told for as long as it is so."""
+    """Nor is a sum without them, nor a service's part of it; the GPU's figure stays, and the reason is told."""
     host = Host(a=1.0)
     await host.live(20)
+    before = host.of(A).joules
     await host.live(20, STALLED)
     view = host.meter.view()
     assert view.watts == {"gpu": 10.0}
     assert view.problem is PowerProblem.STALLED
     assert view.joules["cpu"] == 40.0
-    assert host.of(A).watts == 10.0
+    assert host.of(A) == ServicePower(None, before, None)
     await host.live(2)
     view = host.meter.view()
     assert (view.watts, view.problem) == (SAMPLE.watts, None)
+    assert host.of(A).watts == 12.0
 
 
 async def test_cores_that_rest_may_draw_nothing(autojump_clock):

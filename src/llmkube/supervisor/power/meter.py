@@ -106,10 +106,12 @@ class PowerMeter:
         host_took, self._host_cpu_seconds = max(0.0, host - self._host_cpu_seconds), host
         elapsed = now - before.at if before is not None else 0.0
         moving = without_stalled(sample, host_took / elapsed) if elapsed else sample
-        self._point, self._interval = integrate(before, moving, now)
+        self._point, drawn = integrate(before, moving, now)
         self._problem, self._stalled = None, moving is not sample
-        for domain, joules in self._interval.joules.items():
+        for domain, joules in drawn.joules.items():
             self._joules[domain] = self._joules.get(domain, 0.0) + joules
+        # A part of what a service draws is no figure of it.
+        self._interval = Interval({}, 0.0, drawn.measured_seconds + drawn.lost_seconds) if self._stalled else drawn
         self._share(elapsed, host_took)
 
     def failed(self, problem: PowerProblem) -> None:
