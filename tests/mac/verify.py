@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -192,7 +191,7 @@ def disk() -> str:
 
 @claim("caffeinate holds an assertion while an engine runs, and none afterwards")
 def caffeinate() -> str:
-    assertion = keep_awake.PowerAssertion(partial(keep_awake.caffeinate, os.getpid()), always=True)
+    assertion = keep_awake.PowerAssertion(keep_awake.caffeinate, always=True)
 
     async def held() -> str:
         async with keep_awake.keeping_awake(assertion):

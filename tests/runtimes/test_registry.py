@@ -60,14 +60,20 @@ def test_every_other_runtime_is_refused_by_name(runtime):
             "vllm is not supported on a host yet: use mlx-lm or omlx or vllm-metal",
         ),
         ("vllm", model("cpu", "mlx"), "spec.runtime", "vllm is not supported on a host yet: use mlx-lm$"),
-        ("omlx", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
+        (
+            "omlx",
+            model("cpu", "mlx"),
+            "Model.spec.hardware.accelerator",
+            "not cpu: set that, or spec.runtime to mlx-lm$",
+        ),
         ("omlx", model("metal"), "Model.spec.format", "omlx reads mlx, not gguf"),
         ("llamacpp", model("cpu", "mlx"), "Model.spec.format", "llamacpp reads gguf, not mlx"),
         ("llamacpp", model("metal", "safetensors"), "Model.spec.format", "spec.runtime to mlx-lm or vllm-metal"),
-        ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "a Mac's GPU alone"),
+        ("vllm-metal", model("cpu", "mlx"), "Model.spec.hardware.accelerator", "set that, or spec.runtime to mlx-lm$"),
+        ("mlx-lm", model("cuda", "mlx"), "Model.spec.hardware.accelerator", "computes on metal or cpu, not cuda"),
         ("mlx-lm", model("cpu"), "Model.spec.format", "mlx-lm reads mlx or safetensors, not gguf"),
         ("vllm", model(), "spec.runtime", "use llamacpp or llama-server or ollama"),
-        ("ollama", model("metal", "safetensors"), "Model.spec.format", "ollama reads gguf on a host"),
+        ("ollama", model("metal", "safetensors"), "Model.spec.format", "ollama reads gguf, not safetensors"),
     ],
 )
 def test_engine_and_format_have_to_agree_on_a_host(runtime, of, field, said):

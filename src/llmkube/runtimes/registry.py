@@ -12,7 +12,7 @@ import attrs
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, READS, mismatch
+from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, READS, pod_mismatch
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flags_in, texts_in
@@ -191,7 +191,7 @@ def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) ->
     brings_weights = runtime.fetches(isvc.spec, model)
     if runtime.name in READS:
         name = isvc.spec.runtime if isvc.spec.runtime in READS else runtime.name
-        problem = mismatch(name, model.format, model.hardware.accelerator, brings_weights=brings_weights)
+        problem = pod_mismatch(name, model.format, model.hardware.accelerator, brings_weights=brings_weights)
     else:
         readable = model.format in runtime.reads or brings_weights
         problem = "" if readable else f"{runtime.name} reads {' or '.join(runtime.reads)}, not {model.format}"

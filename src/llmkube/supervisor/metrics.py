@@ -210,7 +210,9 @@ class PowerCollector(Collector):
         seen = self.power()
         yield from self._of_apple(seen) if seen.source == "apple" else self._of_others(seen)
         problem = GaugeMetricFamily(
-            f"{PREFIX}_power_problem", "1 for the reason why no power is measured now.", labels=("reason",)
+            f"{PREFIX}_power_problem",
+            "1 for the reason why no power is measured now, or a part of it is not.",
+            labels=("reason",),
         )
         if seen.problem is not None:
             problem.add_metric((str(seen.problem),), 1)

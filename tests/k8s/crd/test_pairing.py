@@ -4,7 +4,17 @@ import pytest
 
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES
 from llmkube.k8s.crd.model import FORMATS
-from llmkube.k8s.crd.pairing import READS, host_engines_for, mismatch, mlx_runtime_of, resolve_runtime
+from llmkube.k8s.crd.pairing import (
+    HOST_ENGINES,
+    READS,
+    hardware_mismatch,
+    host_engines_for,
+    host_mismatch,
+    mlx_runtime_of,
+    pod_mismatch,
+    resolve_runtime,
+)
+from llmkube.k8s.crd.placement import ACCELERATORS
 
 
 @pytest.mark.parametrize(
@@ -63,43 +73,73 @@ PAIRS = {
 @pytest.mark.parametrize("model_format", FORMATS)
 def test_pairs(runtime: str, model_format: str) -> None:
     """A format that is not the runtime's own is refused, and the sentence names both and a way out."""
-    said = mismatch(runtime, model_format, "cuda")
+    said = pod_mismatch(runtime, model_format, "cpu")
     assert bool(said) == (model_format not in PAIRS[runtime].split())
     if said:
         assert said.startswith(f"{runtime} reads ")
         assert f"not {model_format}: set that format, or spec.runtime to " in said
 
 
+def fits_host(engine: str, model_format: str, accelerator: str) -> bool:
+    return not (
+        host_mismatch(engine, model_format, accelerator) or hardware_mismatch(engine, model_format, accelerator)
+    )
+
+
+def named_runtimes(said: str) -> list[str]:
+    _, _, named = said.partition("spec.runtime to ")
+    return named.split(" or ") if named else []
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize("model_format", FORMATS)
+def test_who_follows_a_hint_of_a_host_is_served(model_format: str, accelerator: str) -> None:
+    """D12: a runtime that a refusal names is one that this host does not refuse in the next sentence."""
+    for engine in HOST_ENGINES:
+        for refusal in (host_mismatch, hardware_mismatch):
+            said = refusal(engine, model_format, accelerator)
+            for other in named_runtimes(said):
+                assert fits_host(other, model_format, accelerator), said
+    assert all(fits_host(each, model_format, accelerator) for each in host_engines_for(model_format, accelerator))
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
 @pytest.mark.parametrize("model_format", ["pytorch", "custom"])
-def test_on_metal_no_engine_is_named_that_no_host_runs(model_format: str) -> None:
-    """D12: the way out on a Mac is another format, and not a runtime that its agent refuses in the next sentence."""
-    said = mismatch("llama-server", model_format, "metal")
-    assert said.endswith("an agent on a Mac serves gguf, mlx and safetensors: name weights of one of them")
+def test_where_no_engine_of_hosts_fits_another_format_is_named(model_format: str, accelerator: str) -> None:
+    """Each format that is named has an engine on this hardware, and all that have one are named."""
+    said = host_mismatch("llama-server", model_format, accelerator)
+    start = f"llama-server reads gguf, not {model_format}: name weights in "
+    assert said.startswith(start)
+    named = said.removeprefix(start).partition(",")[0].split(" or ")
+    assert named == [name for name in FORMATS if host_engines_for(name, accelerator)]
+    assert ("mlx" in named) is (accelerator in ("cpu", "metal"))
 
 
-@pytest.mark.parametrize("model_format", ["mlx", "safetensors"])
-def test_on_metal_the_engines_built_on_mlx_are_the_way_out(model_format: str) -> None:
-    """What an agent on a Mac runs is named for the formats that it reads."""
-    assert mismatch("llama-server", model_format, "metal").endswith(" or vllm-metal")
-    assert "mlx-lm" in mismatch("llama-server", model_format, "metal")
-    assert ("omlx" in mismatch("llama-server", model_format, "metal")) is (model_format == "mlx")
+def test_engines_built_on_mlx_compute_where_mlx_is_run() -> None:
+    """On a Mac all of them, on a processor mlx-lm, and on other GPUs none."""
+    assert host_engines_for("mlx", "metal") == ["mlx-lm", "omlx", "vllm-metal"]
+    assert host_engines_for("safetensors", "metal") == ["mlx-lm", "vllm-metal"]
+    assert host_engines_for("mlx", "cpu") == ["mlx-lm"]
+    assert host_engines_for("mlx", "cuda") == []
 
 
 @pytest.mark.parametrize("runtime", ["llamacpp", "vllm", "generic"])
 @pytest.mark.parametrize("model_format", FORMATS)
-def test_no_hint_names_what_neither_pods_nor_hosts_run(runtime: str, model_format: str) -> None:
-    """Nothing leads away from a Mac to what computes on its GPU alone."""
+def test_no_hint_of_pods_names_what_no_pod_runs(runtime: str, model_format: str) -> None:
+    """But mlx on a processor, which a host serves."""
     for accelerator in ("cpu", "cuda"):
-        said = mismatch(runtime, model_format, accelerator) + " ".join(host_engines_for(model_format, accelerator))
-        assert "omlx" not in said
-        assert "vllm-metal" not in said
+        named = named_runtimes(pod_mismatch(runtime, model_format, accelerator))
+        if model_format == "mlx":
+            assert named == (["mlx-lm"] if accelerator == "cpu" else [])
+        else:
+            assert not {*named} & {"omlx", "vllm-metal", "mlx-lm"}
 
 
 def test_the_default_format_binds_nobody_who_fetches_alone() -> None:
     """An engine that brings its weights is not held to gguf, which nobody may have said, but to every other format."""
-    assert mismatch("vllm", "gguf", "cuda")
-    assert not mismatch("vllm", "gguf", "cuda", brings_weights=True)
-    assert mismatch("vllm", "mlx", "cuda", brings_weights=True)
+    assert pod_mismatch("vllm", "gguf", "cuda")
+    assert not pod_mismatch("vllm", "gguf", "cuda", brings_weights=True)
+    assert pod_mismatch("vllm", "mlx", "cuda", brings_weights=True)
 
 
 def test_every_runtime_of_the_schema_is_paired() -> None:

@@ -7,12 +7,13 @@ import pytest
 from llmkube.cli.daemon_engine.ollama import program
 from llmkube.cli.daemon_engine.ollama.options import parse
 from llmkube.k8s.codec import decode
-from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
+from llmkube.k8s.crd.model import FORMATS, Model
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import ollama
 from llmkube.runtimes.process.exits import ExitCause, classify
 from llmkube.runtimes.process.host_runtime import ProgramError
+from llmkube.runtimes.process.host_runtimes import refuse_library
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from runtimes.process.test_llamacpp import FACTS, WEIGHTS
@@ -59,14 +60,33 @@ def test_a_model_of_the_library_is_named_and_no_file_is_given():
     assert made.digest != plan({"source": "ollama://llama3.2:1b"}).digest
 
 
-@pytest.mark.parametrize("runtime", ["llamacpp", "mlx-lm", "vllm-metal"])
-def test_another_engine_does_not_get_a_model_of_the_library(runtime):
-    """With field, value and the way out, before anything is pulled."""
-    of = {"source": "ollama://llama3.2", "format": "gguf" if runtime == "llamacpp" else "mlx"}
+@pytest.mark.parametrize("accelerator", ["cpu", "metal", "cuda"])
+@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("runtime", sorted({*POD_RUNTIMES, *HOST_RUNTIMES} - {"ollama"}))
+def test_another_engine_does_not_get_a_model_of_the_library(runtime, weights, accelerator):
+    """With field, value and a way out that is one, before anything is pulled: who follows it is served."""
+    of = {"source": "ollama://llama3.2", "format": weights, "hardware": {"accelerator": accelerator}}
+    further = "" if weights == "gguf" else " and Model.spec.format to gguf"
     with pytest.raises(PlanError) as refused:
         check(*objects(of, runtime=runtime))
     assert refused.value.field == "Model.spec.source"
-    assert "ollama://llama3.2 is none: set spec.runtime to ollama, or name the same model as GGUF" in str(refused.value)
+    assert f"ollama://llama3.2 is none: set spec.runtime to ollama{further}, or name the same" in str(refused.value)
+    check(*objects(of | {"format": "gguf"}, runtime="ollama"))
+
+
+def test_a_model_of_the_library_is_in_gguf():
+    """Another format of it is refused with the one to set, and no engine that reads the other one is proposed."""
+    of = {"source": "ollama://llama3.2", "format": "mlx", "hardware": {"accelerator": "metal"}}
+    with pytest.raises(PlanError, match=r"ollama://llama3\.2 is in gguf, not mlx: set gguf$") as refused:
+        check(*objects(of, runtime="ollama"))
+    assert refused.value.field == "Model.spec.format"
+
+
+def test_for_the_sake_of_a_draft_no_other_engine_is_proposed():
+    """An Ollama has no draft models, so that it is no way out."""
+    _, draft = objects({"source": "ollama://llama3.2"})
+    with pytest.raises(PlanError, match=r"is none: name the same model as GGUF"):
+        refuse_library("llamacpp", draft, draft=True)
 
 
 def test_on_a_gpu_ollama_places_the_layers_unless_the_model_names_a_number():

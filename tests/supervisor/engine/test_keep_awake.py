@@ -1,9 +1,9 @@
 import math
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
-from types import SimpleNamespace
 
 import attrs
 import psutil
@@ -12,7 +12,7 @@ import trio
 from structlog.testing import capture_logs
 
 from llmkube.base.backoff import Backoff
-from llmkube.supervisor.engine import keep_awake, launcher
+from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, keeping_awake
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
@@ -23,12 +23,13 @@ from waiting import until
 
 @pytest.fixture
 def caffeinate(tmp_path):
-    """A stand-in for caffeinate that writes its arguments and sleeps."""
+    """A stand-in for caffeinate that writes its arguments and waits for the process that it is told."""
     path = tmp_path / "caffeinate"
     code = """
 import os, sys, time
 print(os.getpid(), *sys.argv[1:], file=open(sys.argv[0] + '.ran', 'w'), flush=True)
-time.sleep(600)
+while '-w' not in sys.argv or os.path.exists('/proc/' + sys.argv[-1]):
+    time.sleep(0.05)
 """
     path.write_text(f"#!{sys.executable}\n{code}\n", encoding="utf-8")
     path.chmod(0o700)
@@ -46,7 +47,7 @@ async def said_by(path):
 async def test_caffeinate_gets_the_pid_and_ends_with_the_block(caffeinate):
     """It is told which process to watch, and is gone when the block is left."""
     program = (str(caffeinate), "-i", "-s", "-w")
-    assertion = PowerAssertion(partial(keep_awake.caffeinate, os.getpid(), program), always=True)
+    assertion = PowerAssertion(partial(keep_awake.caffeinate, program), always=True)
     async with keeping_awake(assertion):
         pid, arguments = await said_by(caffeinate)
         assert arguments == ["-i", "-s", "-w", str(os.getpid())]
@@ -57,7 +58,7 @@ async def test_caffeinate_gets_the_pid_and_ends_with_the_block(caffeinate):
 @pytest.mark.e2e
 async def test_caffeinate_that_is_killed_is_started_again(caffeinate):
     """After a second there is another one."""
-    async with keeping_awake(PowerAssertion(partial(keep_awake.caffeinate, 1, (str(caffeinate),)), always=True)):
+    async with keeping_awake(PowerAssertion(partial(keep_awake.caffeinate, (str(caffeinate),)), always=True)):
         pid, _ = await said_by(caffeinate)
         caffeinate.with_name("caffeinate.ran").unlink()
         os.kill(pid, signal.SIGKILL)
@@ -67,33 +68,75 @@ async def test_caffeinate_that_is_killed_is_started_again(caffeinate):
 @pytest.mark.e2e
 @pytest.mark.parametrize("held", [True, False])
 async def test_the_setting_decides(tmp_path, caffeinate, held):
-    """An engine has its caffeinate, with its pid, where the setting says so."""
+    """An engine has its caffeinate, which ends with the agent, where the setting says so."""
     settings = AgentSettings("studio", tmp_path / "state", tmp_path / "store", sys.executable, keep_awake=held)
     argv = (sys.executable, "-c", "import time; time.sleep(600)")
     command = Command(argv, {}, tmp_path / "work", tmp_path / "logs" / "ns" / "chat.log", cookie="0123")
     engines = LocalEngines(settings)
     assert (engines.awake is not None) is held
     if held:
-        engines.awake = partial(keep_awake_program, caffeinate)
+        engines.awake = partial(keep_awake.caffeinate, (str(caffeinate), "-w"))
     async with engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
         if held:
-            assert (await said_by(caffeinate))[1] == ["-w", str(child.pid)]
+            assert (await said_by(caffeinate))[1] == ["-w", str(os.getpid())]
         os.kill(child.pid, signal.SIGKILL)
         await child.wait()
     assert caffeinate.with_name("caffeinate.ran").exists() is held
 
 
-async def keep_awake_program(path, pid):
-    await keep_awake.caffeinate(pid, (str(path), "-w"))
+AGENT = """
+import os, sys
+from functools import partial
+import trio
+from llmkube.supervisor.engine import keep_awake
+from llmkube.supervisor.engine.launcher import LocalEngines
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
+from llmkube.supervisor.nouns.settings import AgentSettings
+from pathlib import Path
+
+async def main(folder, program):
+    engines = LocalEngines(AgentSettings("studio", folder / "state", folder / "store", sys.executable, keep_awake=True))
+    engines.awake = partial(keep_awake.caffeinate, (program, "-w"))
+    argv = (sys.executable, "-c", "import time; time.sleep(600)")
+    command = Command(argv, {}, folder / "work", folder / "logs" / "ns" / "chat.log", cookie="0123")
+    async with engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
+        print(child.pid, flush=True)
+        await trio.sleep_forever()
+
+trio.run(main, Path(sys.argv[1]), sys.argv[2])
+"""
 
 
-def test_on_a_mac_it_is_held_while_an_engine_works(monkeypatch, tmp_path):
-    """Without a flag a Mac is kept awake for requests; other systems are not."""
-    settings = AgentSettings("studio", tmp_path, tmp_path, "x")
-    monkeypatch.setattr(launcher, "sys", SimpleNamespace(platform="darwin"))
-    assert LocalEngines(settings).awake is keep_awake.caffeinate
-    monkeypatch.setattr(launcher, "sys", SimpleNamespace(platform="linux"))
-    assert LocalEngines(settings).awake is None
+async def outlives_a_killed_agent(code, folder, caffeinate, *, seconds):
+    """Whether caffeinate runs so long after its agent was killed, which leaves an engine."""
+    agent = await trio.lowlevel.open_process(
+        [sys.executable, "-c", code, str(folder), str(caffeinate)], stdout=subprocess.PIPE
+    )
+    engine = int(await agent.stdout.receive_some())
+    try:
+        pid, _ = await said_by(caffeinate)
+        agent.kill()
+        await agent.wait()
+        with trio.move_on_after(seconds):
+            await until(lambda: not psutil.pid_exists(pid))
+        assert psutil.pid_exists(engine)
+        if outlives := psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+        return outlives
+    finally:
+        os.kill(engine, signal.SIGKILL)
+
+
+@pytest.mark.e2e
+async def test_an_agent_that_is_killed_leaves_an_engine_and_no_assertion(tmp_path, caffeinate):
+    """Nobody sees whether the engine that it leaves works, and the Mac may sleep."""
+    assert not await outlives_a_killed_agent(AGENT, tmp_path, caffeinate, seconds=60)
+
+
+@pytest.mark.e2e
+async def test_mutant_an_assertion_that_waits_for_another_process_than_the_agent(tmp_path, caffeinate):
+    """It would keep the Mac awake for as long as that process runs."""
+    assert await outlives_a_killed_agent("import os; os.getpid = os.getppid\n" + AGENT, tmp_path, caffeinate, seconds=2)
 
 
 @attrs.define(eq=False)

@@ -4,6 +4,7 @@ import pytest
 import trio
 
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.power import meter
 from llmkube.supervisor.power.meter import EngineUse, PowerMeter, ServicePower
 from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample
 from llmkube.supervisor.power.token_energy import TokenCount
@@ -74,6 +75,41 @@ async def test_a_problem_is_told_until_a_sample_comes(autojump_clock):
     assert host.meter.view().problem is None
     await trio.sleep(STALE_SECONDS)
     assert host.meter.view().problem is PowerProblem.ENDED
+
+
+STALLED = PowerSample({"cpu": 0.0, "gpu": 10.0, "combined": 10.0}, 2.0)
+
+
+async def test_cores_that_draw_nothing_while_they_compute_are_not_told(autojump_clock):
+    """Nor is a sum without them, nor a service's part of it; the GPU's figure stays, and the reason is told."""
+    host = Host(a=1.0)
+    await host.live(20)
+    before = host.of(A).joules
+    await host.live(20, STALLED)
+    view = host.meter.view()
+    assert view.watts == {"gpu": 10.0}
+    assert view.problem is PowerProblem.STALLED
+    assert view.joules["cpu"] == 40.0
+    assert host.of(A) == ServicePower(None, before, None)
+    await host.live(2)
+    view = host.meter.view()
+    assert (view.watts, view.problem) == (SAMPLE.watts, None)
+    assert host.of(A).watts == 12.0
+
+
+async def test_cores_that_rest_may_draw_nothing(autojump_clock):
+    """Less than a milliwatt is zero."""
+    host = Host(a=0.001)
+    await host.live(20, STALLED)
+    view = host.meter.view()
+    assert (view.watts, view.problem) == (STALLED.watts, None)
+
+
+async def test_mutant_what_stands_still_is_taken_for_a_figure(autojump_clock, monkeypatch):
+    """Without the rule a chip at work draws nothing."""
+    monkeypatch.setattr(meter, "without_stalled", lambda sample, busy_cores: sample)
+    with pytest.raises(AssertionError):
+        await test_cores_that_draw_nothing_while_they_compute_are_not_told(autojump_clock)
 
 
 async def test_two_engines_share_what_is_drawn(autojump_clock):

@@ -5,7 +5,15 @@ from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, host_engines_for, mismatch, resolve_runtime
+from llmkube.k8s.crd.pairing import (
+    DEFAULT_RUNTIME,
+    GGUF,
+    MLX_RUNTIME,
+    hardware_mismatch,
+    host_engines_for,
+    host_mismatch,
+    resolve_runtime,
+)
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process import llamacpp, mlx_lm, ollama, omlx, vllm_metal
 from llmkube.runtimes.process.host_runtime import NO_QUESTIONS, NO_WORDS, HostRuntime, LogWords, Questions
@@ -35,28 +43,40 @@ def host_runtime_of(isvc: InferenceService, model: Model, mlx_runtime: str = MLX
     runtime = _NAMED.get(named)
     if isvc.spec.multi_node is not None:
         raise PlanError("a host serves a model alone: leave it out, or serve it by pods (vllm)", field="spec.multiNode")
+    refuse_library(named, model)
     if runtime is None:
         raise PlanError(f"{named} is not supported on a host yet: {_way_out(weights, hardware)}", field="spec.runtime")
-    if problem := mismatch(named, weights, hardware):
+    if problem := hardware_mismatch(named, weights, hardware):
+        raise PlanError(problem, field="Model.spec.hardware.accelerator")
+    if problem := host_mismatch(named, weights, hardware):
         raise PlanError(problem, field="Model.spec.format")
-    refuse_library(runtime, model)
     return runtime
 
 
-def refuse_library(runtime: HostRuntime, model: Model) -> None:
+def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
     """Refuse a Model whose weights are in another program's library than that of the engine.
+
+    The way out is all that has to be changed: what reads another format, or files, is none for a library.
+
+    Args:
+        runtime: The name of the engine.
+        model: What it is given.
+        draft: Whether that is the model that guesses ahead, for whose sake nobody changes the engine.
 
     Raises:
         PlanError: They are.
     """
     scheme, separator, _ = model.spec.source.partition("://")
     owners = [each.name for each in HOST_RUNTIMES.values() if separator and each.library == scheme]
-    if owners and runtime.name not in owners:
-        raise PlanError(
-            f"{runtime.name} is given a file, and {model.spec.source} is none: set spec.runtime to "
-            f"{' or '.join(owners)}, or {REMEDY}",
-            field="Model.spec.source",
-        )
+    if not owners:
+        return
+    source, weights = model.spec.source, model.spec.format
+    if runtime not in owners:
+        further = "" if weights == GGUF else f" and Model.spec.format to {GGUF}"
+        other = "" if draft else f"set spec.runtime to {' or '.join(owners)}{further}, or "
+        raise PlanError(f"{runtime} is given a file, and {source} is none: {other}{REMEDY}", field="Model.spec.source")
+    if weights != GGUF:
+        raise PlanError(f"{source} is in {GGUF}, not {weights}: set {GGUF}", field="Model.spec.format")
 
 
 def _way_out(weights: str, hardware: str) -> str:

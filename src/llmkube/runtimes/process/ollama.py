@@ -10,7 +10,6 @@ from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import GGUF
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
@@ -68,10 +67,6 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         PlanError: The field that stands in the way, and what to do about it.
     """
     spec = isvc.spec
-    if model.spec.format != GGUF:
-        raise PlanError(
-            f"ollama reads gguf on a host, not {model.spec.format}: name weights in gguf", field="Model.spec.format"
-        )
     if mode_of(spec) == "rerank":
         raise PlanError("ollama does not rerank: use llamacpp", field="spec.mode")
     refuse_further(spec, NAME, "Ollama", instead="llamacpp")

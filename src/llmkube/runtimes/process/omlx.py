@@ -9,7 +9,7 @@ from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import METAL, OMLX
+from llmkube.k8s.crd.pairing import OMLX
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
@@ -58,11 +58,6 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         PlanError: The field that stands in the way, and what to do about it.
     """
     spec = isvc.spec
-    if model.spec.hardware.accelerator != METAL:
-        raise PlanError(
-            "omlx computes on a Mac's GPU alone: set metal, or use llamacpp with weights in gguf",
-            field="Model.spec.hardware.accelerator",
-        )
     if mode_of(spec) == "rerank":
         raise PlanError("omlx does not rerank here: use llamacpp with weights in gguf", field="spec.mode")
     refuse_further(spec, NAME, "oMLX", instead="mlx-lm")

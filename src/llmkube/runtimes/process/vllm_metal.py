@@ -68,11 +68,6 @@ def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
         PlanError: The field that stands in the way, and what to do about it.
     """
     spec = isvc.spec
-    if model.spec.hardware.accelerator != "metal":
-        raise PlanError(
-            "vllm-metal computes on a Mac's GPU alone: set metal, or serve the model by pods (vllm)",
-            field="Model.spec.hardware.accelerator",
-        )
     if (mode := mode_of(spec)) != "chat":
         raise PlanError(
             f"vllm-metal serves chat and completions here, not {mode}: use llamacpp with weights in gguf",

@@ -1,12 +1,14 @@
-"""A Mac that does not fall asleep while an engine works: `caffeinate`, one for each engine, ended with it.
+"""A Mac that does not fall asleep while an engine works: `caffeinate`, one for each engine.
 
 A request in flight keeps no Mac awake (vllm-mlx issue 604), and an idle engine is no reason to: the assertion is held
 while an engine loads or computes and a minute longer, or for all of its life where `--keep-awake` says so. It belongs
-to caffeinate, so that it ends with the engine (`-w`) even where the agent is killed; caffeinate(8) explains `-i` (idle
-sleep) and `-s` (sleep on AC power). A Mac on battery sleeps when its lid is closed.
+to caffeinate, which ends with the agent (`-w`), also with one that is killed: the engines that it leaves keep no Mac
+awake, as nobody sees whether they work, until the next agent adopts them and takes an assertion of its own.
+caffeinate(8) explains `-i` (idle sleep) and `-s` (sleep on AC power). A Mac on battery sleeps when its lid is closed.
 """
 
 import math
+import os
 import random
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -38,18 +40,17 @@ END_SECONDS: Final = 2.0
 """How long caffeinate may take to end; it waits for nothing."""
 
 
-async def caffeinate(pid: int, program: Sequence[str] = CAFFEINATE) -> None:
-    """Keep this Mac awake until cancelled; return early when the program has ended by itself.
+async def caffeinate(program: Sequence[str] = CAFFEINATE) -> None:
+    """Keep this Mac awake until cancelled, or this process has ended; return early when the program ends by itself.
 
     Args:
-        pid: The process with which the program ends.
-        program: The command, without the pid.
+        program: The command, without the pid of this process.
 
     Raises:
         OSError: The program cannot be started.
     """
     process = await trio.lowlevel.open_process(
-        [*program, str(pid)],
+        [*program, str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

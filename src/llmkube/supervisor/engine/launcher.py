@@ -81,18 +81,18 @@ class LocalEngines:
 
     Attributes:
         settings: The agent's.
-        awake: Keeps this machine awake until cancelled, or until a process has ended; None where nothing does.
+        awake: Keeps this machine awake until cancelled, or until this process has ended; None where nothing does.
     """
 
     settings: AgentSettings
-    awake: Callable[[int], Awaitable[None]] | None = attrs.field()
+    awake: Callable[[], Awaitable[None]] | None = attrs.field()
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
     _questions: dict[str, _Question] = attrs.field(factory=dict)  # by runtime
     _sampler: Sampler = attrs.field(factory=Sampler)
     _scan: CookieScan = attrs.field(factory=CookieScan)
 
     @awake.default
-    def _awake(self) -> Callable[[int], Awaitable[None]] | None:
+    def _awake(self) -> Callable[[], Awaitable[None]] | None:
         return caffeinate if sys.platform == "darwin" or self.settings.keep_awake else None
 
     async def info(self, runtime: str = DEFAULT_RUNTIME) -> EngineInfo:
@@ -209,7 +209,7 @@ class LocalEngines:
     async def _keep_awake(self, stack: AsyncExitStack, child: OwnedProcess) -> None:
         if self.awake is None:
             return
-        assertion = PowerAssertion(partial(self.awake, child.pid), always=self.settings.keep_awake)
+        assertion = PowerAssertion(self.awake, always=self.settings.keep_awake)
         child.work_seen = assertion.worked
         assertion.worked()  # it starts, or was found: for all that is known at work
         await stack.enter_async_context(keeping_awake(assertion))

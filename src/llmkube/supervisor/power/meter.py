@@ -8,7 +8,7 @@ import trio
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.power.integral import Interval, Point, integrate
-from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample
+from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample, without_stalled
 from llmkube.supervisor.power.shares import share
 from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
 
@@ -40,7 +40,7 @@ class PowerView:
         watts: By domain.
         joules: By domain, since the start of the agent.
         services: By key.
-        problem: Why nothing is measured; None while it is.
+        problem: Why nothing is measured, or a domain is not; None while all is.
         source: What the figures are called after.
     """
 
@@ -89,6 +89,7 @@ class PowerMeter:
     _point: Point | None = None
     _interval: Interval = NOTHING
     _problem: PowerProblem | None = None
+    _stalled: bool = False
     _joules: dict[str, float] = attrs.field(init=False)
     _host_cpu_seconds: float = 0.0
     _uses: dict[Key, _Use] = attrs.field(factory=dict)
@@ -101,12 +102,17 @@ class PowerMeter:
 
     def take(self, sample: PowerSample) -> None:
         """Note a sample that ends now."""
-        now, before = trio.current_time(), self._point
-        self._point, self._interval = integrate(before, sample, now)
-        self._problem = None
-        for domain, joules in self._interval.joules.items():
+        now, before, host = trio.current_time(), self._point, self.cpu_time.of_host()
+        host_took, self._host_cpu_seconds = max(0.0, host - self._host_cpu_seconds), host
+        elapsed = now - before.at if before is not None else 0.0
+        moving = without_stalled(sample, host_took / elapsed) if elapsed else sample
+        self._point, drawn = integrate(before, moving, now)
+        self._problem, self._stalled = None, moving is not sample
+        for domain, joules in drawn.joules.items():
             self._joules[domain] = self._joules.get(domain, 0.0) + joules
-        self._share(now - before.at if before is not None else 0.0)
+        # A part of what a service draws is no figure of it.
+        self._interval = Interval({}, 0.0, drawn.measured_seconds + drawn.lost_seconds) if self._stalled else drawn
+        self._share(elapsed, host_took)
 
     def failed(self, problem: PowerProblem) -> None:
         """Note that no sample comes."""
@@ -117,7 +123,8 @@ class PowerMeter:
         fresh = self._point is not None and trio.current_time() - self._point.at < STALE_SECONDS
         services = {key: self._of_service(key, fresh=fresh) for key in sorted(self.engines())}
         watts = self._point.watts if fresh and self._point is not None else {}
-        return PowerView(watts, dict(self._joules), services, None if fresh else self._problem, self.source)
+        stalled = PowerProblem.STALLED if self._stalled else None
+        return PowerView(watts, dict(self._joules), services, stalled if fresh else self._problem, self.source)
 
     def _of_service(self, key: Key, *, fresh: bool) -> ServicePower:
         seconds = self._interval.measured_seconds
@@ -125,7 +132,7 @@ class PowerMeter:
         per_token = self._per_token[key].joules_per_token if fresh and key in self._per_token else None
         return ServicePower(watts, self._sums.get(key, 0.0), per_token)
 
-    def _share(self, elapsed_seconds: float) -> None:
+    def _share(self, elapsed_seconds: float, host_took: float) -> None:
         engines, before = self.engines(), self._uses
         self._uses, took = {}, {}
         for key, engine in engines.items():
@@ -134,8 +141,6 @@ class PowerMeter:
             self._uses[key] = _Use(engine.pid, seconds)
             if (known := before.get(key)) is not None and known.pid == engine.pid:  # else: since when is not known
                 took[key] = max(0.0, seconds - known.cpu_seconds)
-        host = self.cpu_time.of_host()
-        host_took, self._host_cpu_seconds = max(0.0, host - self._host_cpu_seconds), host
         self._newest = share(self._interval.joules, took, host_cpu_seconds=host_took, seconds=elapsed_seconds)
         self._sums = {key: self._sums.get(key, 0.0) + self._newest.get(key, 0.0) for key in engines}
         self._per_token = {key: self._counted(key, engine) for key, engine in engines.items()}

@@ -13,6 +13,13 @@ COMBINED: Final = "combined"
 """What a source gives for its domains together; the energy of the domains is not counted twice for it."""
 
 
+CORES: Final = frozenset({"cpu", "package"})
+"""The domains of a chip's cores."""
+
+BUSY_CORES: Final = 0.1
+"""Cores that compute so much, all programs together, draw more than the milliwatt that a source tells."""
+
+
 @attrs.frozen
 class PowerSample:
     """The mean power of each domain over some seconds that end now."""
@@ -29,7 +36,24 @@ class PowerProblem(enum.StrEnum):
     KILLED = "Killed"  # by a signal
     ENDED = "Ended"  # by itself
     NOT_UNDERSTOOD = "NotUnderstood"  # it writes, but no sample
+    STALLED = "Stalled"  # a part of what it tells stands still while the cores compute
     SILENT = "Silent"  # it runs and writes nothing: it is stopped, or hangs
+
+
+def without_stalled(sample: PowerSample, busy_cores: float) -> PowerSample:
+    """Return a sample without cores that draw nothing while they compute, and then without the sum; else the sample.
+
+    macOS 27 tells 0 mW of the cores of several chips, also by powermetrics as root (exelban/stats issue 3336).
+
+    Args:
+        sample: What the source has told.
+        busy_cores: How many cores all programs together have used meanwhile.
+    """
+    stalled = {domain for domain in CORES if sample.watts.get(domain) == 0.0}
+    if not stalled or busy_cores < BUSY_CORES:
+        return sample
+    left = {domain: watts for domain, watts in sample.watts.items() if domain not in stalled | {COMBINED}}
+    return attrs.evolve(sample, watts=left)
 
 
 class PowerSource(Protocol):

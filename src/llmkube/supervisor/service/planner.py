@@ -169,7 +169,7 @@ async def _fetch_draft(wish: Desired, ports: Ports, progress: Callable[[Progress
         model = Model(metadata=metadata, spec=ModelSpec(source=named))
     if model is None:
         raise DraftMissingError(f"there is no Model {named} in the namespace {wish.key.namespace}; create it")
-    refuse_library(host_runtime_of(wish.service, wish.model), model)
+    refuse_library(host_runtime_of(wish.service, wish.model).name, model, draft=True)
     weights, facts = await ports.weights.fetch(model, progress)
     return _Draft(weights, facts.shape)
 

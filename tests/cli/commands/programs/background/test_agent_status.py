@@ -13,7 +13,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from llmkube.cli.commands.programs.background.agent_status import _News
+from free_ports import free_port
+from llmkube.cli.commands.programs.background.agent_status import _lines, _look, _News
+from llmkube.cli.commands.programs.background.launchd_user import current_user
+from llmkube.cli.state_lock import ENGINES, held
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text
 
 
@@ -52,6 +55,22 @@ def test_what_has_changed_is_a_line_and_what_has_not_is_none():
     assert news.since({"agent": "runs", "healthz": "ok"}) == []
     assert news.since({"agent": "does not run"}) == ["agent       does not run", "healthz     -"]
     assert news.since({"agent": "does not run"}) == []
+
+
+def test_what_has_several_lines_stands_under_its_word():
+    """The word begins the first of them."""
+    assert _lines({"draws": "30.0 W  a\n0.0 W   b"}) == ["draws       30.0 W  a\n            0.0 W   b"]
+
+
+async def test_an_agent_that_does_not_answer_is_told(folder):
+    """It holds its folder and says nothing: it is stopped, hangs, or is not well. Without a port nobody is asked."""
+    port = free_port()
+    with held(folder / ENGINES):
+        said = await _look(folder, current_user(), port)
+        assert said["agent"].startswith("runs")
+        assert said["healthz"] == f"no answer that it is well at port {port}"
+        assert "healthz" not in await _look(folder, current_user(), 0)
+    assert "healthz" not in await _look(folder, current_user(), port)
 
 
 def test_a_pipe_gets_a_line_for_each_change(folder):

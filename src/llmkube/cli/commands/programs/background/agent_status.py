@@ -30,6 +30,7 @@ from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, 
 from llmkube.supervisor.host.processes import start_of
 
 _IDLE = "does not run"
+_INDENT = 12
 
 state_dir_option = click.option(
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
@@ -119,9 +120,10 @@ async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
             said["starts"] = f"{known.runs}{ended}"
     pid = holder_of(folder)
     said["agent"] = f"{f'runs (pid {pid})' if pid is not None else _IDLE} on {folder}"
-    said["healthz"] = await probed_health(port) if pid is not None else ""
+    healthy = await probed_health(port) if pid is not None else ""
+    said["healthz"] = healthy or (f"no answer that it is well at port {port}" if pid is not None and port else "")
     said["cordon"] = cordon_sentence(folder)
-    said |= power_words(await probed_metrics(port)) if said["healthz"] else {}
+    said |= power_words(await probed_metrics(port)) if healthy else {}
     failed = read_failed_starts(folder, start_of(1))
     if pid is None and failed.count:
         said["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"
@@ -131,7 +133,7 @@ async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
 
 
 def _lines(said: Mapping[str, str]) -> list[str]:
-    return [f"{word:<12}{value}" for word, value in said.items()]
+    return [f"{word:<{_INDENT}}{value}".replace("\n", "\n" + " " * _INDENT) for word, value in said.items()]
 
 
 @attrs.define(eq=False)

@@ -18,7 +18,7 @@ from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text, parse_cordon
 
 POLL_SECONDS = 0.5
-_LONGEST_SECONDS = 366 * 86400.0
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 
 _state_dir_option = click.option(
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
@@ -41,8 +41,7 @@ def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None
     folder = (state_dir or local_state_dir()).absolute()
     with held_state_dir(folder, "install.lock"):
         write_private(cordon_path(folder), cordon_text(said := Cordon(until)))
-    if holder_of(folder) is not None:
-        trio.run(_wait_free, folder, timeout)
+    trio.run(_wait_free, folder, timeout)
     click.echo(f"this host serves nothing {said.end}")
 
 
@@ -69,14 +68,28 @@ def cordon_sentence(folder: Path) -> str:
 
 
 def _end(seconds: float) -> datetime.datetime:
-    if not 0 < seconds <= _LONGEST_SECONDS:
-        raise UserError("it is more than nothing and a year at most; leave it out for no end", field="--for")
+    if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
+        raise UserError("it is a minute at least and a year at most; leave it out for no end", field="--for")
     return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
 
 
 async def _wait_free(folder: Path, seconds: float) -> None:
-    with trio.move_on_after(seconds):
-        while left := await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder)):  # noqa: ASYNC110
-            await trio.sleep(POLL_SECONDS)
-        return
-    raise CommandError(f"{len(left)} processes of engines still run after {seconds:g} s", ExitCode.TIMED_OUT)
+    """Return when no engine runs.
+
+    Raises:
+        CommandError: One still runs after so many seconds, or nobody ends it: no agent runs, or it serves again.
+    """
+    deadline = trio.current_time() + (seconds if holder_of(folder) is not None else 0.0)
+    while left := await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder)):
+        count = f"{len(left)} process{'es' if len(left) > 1 else ''} of engines"
+        if not cordon_sentence(folder):
+            raise CommandError(f"this host serves again, and {count} run: the cordon is over", ExitCode.FAILED)
+        if trio.current_time() >= deadline:
+            if holder_of(folder) is not None:
+                raise CommandError(f"{count} still run after {seconds:g} s", ExitCode.TIMED_OUT)
+            pids = " ".join(str(each.pid) for each in left)
+            raise CommandError(
+                f"{count} still run, and no agent: start it, and it ends them, or end them by `kill {pids}`",
+                ExitCode.FAILED,
+            )
+        await trio.sleep(POLL_SECONDS)

@@ -22,7 +22,10 @@ class _Series:
 
 
 def power_words(exposition: str) -> dict[str, str]:
-    """Return what is to be said of power, by the word that begins its line; nothing where it is not measured at all."""
+    """Return what is to be said of power, by the word that begins its lines; nothing where it is not measured at all.
+
+    A service is a line of its own, its name at the end: what a narrow terminal cuts is no figure.
+    """
     domains: dict[str, float] = {}
     services: dict[str, list[str]] = {}
     problem = ""
@@ -37,17 +40,28 @@ def power_words(exposition: str) -> dict[str, str]:
         elif each.name == "service_power_watts":
             services.setdefault(name, []).insert(0, f"{each.value:.1f} W")
         elif each.name == "service_joules_per_token":
-            services.setdefault(name, []).append(f"{each.value:.2g} J per token")
-    total = domains.pop(COMBINED, None)
-    said: dict[str, str] = {}
-    if total is not None:
-        parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()))
-        said["power"] = f"{total:.1f} W ({parts})"
-    elif problem:
-        said["power"] = f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`"
+            services.setdefault(name, []).append(f"{_figure(each.value)} J per token")
+    host = _of_host(domains, problem)
+    said = {"power": host} if host else {}
     if services:
-        said["draws"] = "; ".join(f"{name} {', '.join(words)}" for name, words in sorted(services.items()))
+        shown = [(", ".join(words), name) for name, words in sorted(services.items())]
+        width = max(len(figures) for figures, _ in shown)
+        said["draws"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
     return said
+
+
+def _of_host(domains: Mapping[str, float], problem: str) -> str:
+    parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()) if domain != COMBINED)
+    if COMBINED in domains:
+        return f"{domains[COMBINED]:.1f} W ({parts})"
+    if parts:
+        return f"{parts} W; the rest is {NOT_MEASURED}: {problem}"
+    return f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`" if problem else ""
+
+
+def _figure(value: float) -> str:
+    """Two digits, and never an exponent for a large one."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def without_figures(said: Mapping[str, str]) -> dict[str, str]:
