@@ -110,6 +110,28 @@ async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
                 assert host.daemon.answers
 
 
+async def test_the_status_has_the_build_that_serves_now(tmp_path):
+    """Its Ollama is upgraded below the front, once before and once after another agent has taken the front over."""
+    async with open_host(tmp_path) as host, host.open_agent() as agent:
+        await host.apply()
+        await host.cluster.wait_ready()
+        front = host.cluster.engine()
+        assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
+        host.daemon.start("0.18.0")  # whatever serves there now knows the model, and has it loaded
+        await eventually(host.engine, lambda told: told == "ollama 0.18.0 (gguf)")
+        await kill(agent)
+        async with host.open_agent() as successor:
+            await until(lambda: logs(successor, "started inference service"))
+            assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.18.0 (gguf)"
+            host.daemon.start("0.19.0")
+            await eventually(host.engine, lambda told: told == "ollama 0.19.0 (gguf)")
+            served = await host.cluster.client.get(InferenceService, DEMO)
+            (loaded,) = [each.message for each in served.status.conditions if each.type == "Loaded"]
+            assert loaded == "the model is loaded; ollama is 0.19.0 now, and was 0.18.0"
+            assert host.cluster.engine() == front
+            assert len(host.daemon.held) == 1
+
+
 async def test_what_happened_while_no_agent_ran_is_told_by_the_next(tmp_path):
     """Its Ollama has gone meanwhile: the front is adopted, and published when it has its model again."""
     async with open_host(tmp_path) as host, host.open_agent() as agent:
