@@ -45,7 +45,8 @@ class Host:
         program.write_text(f'#!/bin/sh\necho "ollama version is {version}"\n')
         program.chmod(0o755)
         prefix = ("env", f"OLLAMA_HOST=127.0.0.1:{self.port}")
-        return self.cluster.open_agent(self.address, "--ollama", str(program), prefix=prefix)
+        flags = ("--ollama", str(program), "--allow-ollama-sources", "tiny")
+        return self.cluster.open_agent(self.address, *flags, prefix=prefix)
 
     async def apply(self):
         """Have a model of Ollama's library served."""
