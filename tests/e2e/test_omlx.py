@@ -146,6 +146,40 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
     assert not (tmp_path / ".omlx").exists()
 
 
+async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, environ, tmp_path):
+    """Its oMLX is ended by the agent, here by the test; the folder of a live engine and the model itself stay."""
+    others = tmp_path / "others"
+    others.mkdir()
+    async with engine(folder, environ, others) as (neighbour, other, others_log):
+        await ready(other, others_log)
+        [living] = tmp_path.glob("llmkube-omlx-*")
+        async with engine(folder, environ, tmp_path) as (killed, ask, log):
+            await ready(ask, log)
+            [left] = set(tmp_path.glob("llmkube-omlx-*")) - {living}
+            killed.kill()
+            await killed.wait()
+            assert left.exists()
+            for pid in servers_below(left):
+                psutil.Process(pid).kill()
+        async with engine(folder, environ, tmp_path) as (process, ask, log):
+            await ready(ask, log)
+            found = set(tmp_path.glob("llmkube-omlx-*"))
+            assert left not in found
+            assert living in found
+            assert len(found) == 2
+            assert "removed what a killed engine has left" in log.read_text()
+            assert (folder / "config.json").exists()
+            assert (await other("POST", "/v1/chat/completions", ASK)).status == 200
+            process.send_signal(signal.SIGTERM)
+            with trio.fail_after(30):
+                assert await process.wait() == 0, log.read_text()
+        assert list(tmp_path.glob("llmkube-omlx-*")) == [living]
+        neighbour.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            await neighbour.wait()
+    assert servers_below(tmp_path) == []
+
+
 async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ, tmp_path):
     """It is killed and started again by its owner meanwhile; then the engine ends, and its memory is back."""
     key = tmp_path / "owners-key"
