@@ -89,7 +89,7 @@ def test_where_there_is_room_all_columns_are_in_one_table(width):
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_further_columns_stand_below_their_row_where_a_line_has_no_room(width):
-    """U20: whole, in the order of the columns, without those that are empty; no line has to be broken but a long word."""
+    """U20: whole, in the order of the columns, without empty ones; no line has to be broken but that of a long word."""
     lines = output.wide_table(("NAME", "PHASE"), FURTHER, CELLS, width).split("\n")
     assert [line.split() for line in lines[:2]] == [["NAME", "PHASE"], ["chat", "Ready"]]
     assert lines[2:4] == ["  endpoint  http://127.0.0.1:8080/v1/chat/completions", "  runtime   ollama 0.17.4 (gguf)"]
