@@ -45,6 +45,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
         cli/daemon_engine/keeper cli/daemon_engine/keeping cli/daemon_engine/unloading
         cli/daemon_engine/ollama/daemon_api cli/daemon_engine/ollama/witness""",
     "tests/cli/daemon_engine/ollama/test_program.py": "cli/daemon_engine/ollama/weights",
+    "tests/cli/test_ollama_library.py": "cli/daemon_engine/ollama/pull_room",
     # a model of an oMLX over time
     "tests/cli/daemon_engine/omlx/test_model.py": "cli/daemon_engine/omlx/daemon_api",
     "tests/e2e/test_up.py": "cli/commands/programs/up cli/commands/programs/one_machine/run",

@@ -1,18 +1,37 @@
 """The models of a host's Ollama, which a script plays: pulled once, told with their progress, refused by name."""
 
 import json
+import shutil
+from functools import partial
 
 import pytest
 import trio
 
-from cli.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, URL, FakeDaemon, answers, breaks_off, shown_header
+from cli.daemon_engine.ollama.fake_daemon import (
+    LIBRARY_BLOB,
+    URL,
+    FakeDaemon,
+    answers,
+    blob_of,
+    breaks_off,
+    shown_header,
+)
 from cli.daemon_engine.ollama.test_program import playing
 from gguf_corpus import DEMO
+from llmkube.cli.daemon_engine.ollama import pull_room
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.pull_room import free_near
 from llmkube.cli.ollama_library import OllamaLibrary, ollama_here
-from llmkube.weights.errors import FetchError, NotGGUFError, SourceNotFoundError, SourceRefusedError
+from llmkube.weights.errors import (
+    FetchError,
+    NoSpaceError,
+    NotGGUFError,
+    SourceNotAllowedError,
+    SourceNotFoundError,
+    SourceRefusedError,
+)
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.ollama_model import OllamaModel
+from llmkube.weights.ollama_model import AllowedModels, OllamaModel
 
 TINY = OllamaModel("tiny:latest")
 
@@ -21,15 +40,15 @@ def daemon(**changes):
     return FakeDaemon(shows={LIBRARY_BLOB: shown_header(DEMO)}, **changes)
 
 
-def library(client):
-    return OllamaLibrary(DaemonApi(client, URL))
+def library(client, fake, *allowed):
+    return OllamaLibrary(DaemonApi(client, URL), AllowedModels(allowed or ("*",)), free=fake.free)
 
 
 async def test_a_model_is_pulled_once_and_told(autojump_clock):
     """Its file is Ollama's, its facts are the header's, and how far the pull is shows in bytes."""
     fake, told = daemon(), []
     async with playing(fake) as client:
-        models = library(client)
+        models = library(client, fake)
         assert not await models.has(TINY)
         weights, facts = await models.fetch(TINY, told.append)
         assert facts.shape.tensors == read_header(DEMO).shape.tensors
@@ -49,7 +68,7 @@ async def test_services_of_one_model_share_a_pull(autojump_clock):
     fake = daemon(faults={"/api/pull": [breaks_off]})
     failed = []
     async with playing(fake) as client, trio.open_nursery() as nursery:
-        models = library(client)
+        models = library(client, fake)
 
         async def fetch():
             try:
@@ -86,7 +105,7 @@ async def test_a_pull_that_fails_names_the_model_and_the_way_out(autojump_clock,
     fake = daemon(faults={"/api/pull": [fault]})
     async with playing(fake) as client:
         with pytest.raises(kind, match=words):
-            await library(client).fetch(TINY, lambda _: None)
+            await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 1
 
 
@@ -95,11 +114,11 @@ async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypa
     fake = daemon(answers=False)
     async with playing(fake) as client:
         with pytest.raises(FetchError, match=r"none answers at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
-            await library(client).fetch(TINY, lambda _: None)
-        assert not await library(client).has(TINY)
+            await library(client, fake).fetch(TINY, lambda _: None)
+        assert not await library(client, fake).has(TINY)
         monkeypatch.setenv("OLLAMA_HOST", "192.0.2.7")
         with pytest.raises(SourceRefusedError, match=r"ollama://tiny:latest: OLLAMA_HOST names http://192.0.2.7:11434"):
-            await ollama_here(client).fetch(TINY, lambda _: None)
+            await ollama_here(client, AllowedModels(("*",))).fetch(TINY, lambda _: None)
 
 
 async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
@@ -108,5 +127,149 @@ async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
     fake.shows = {}
     async with playing(fake) as client:
         with pytest.raises(NotGGUFError, match="upgrade Ollama"):
-            await library(client).fetch(TINY, lambda _: None)
+            await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 0
+
+
+async def test_what_its_owner_does_not_allow_is_neither_pulled_nor_served(autojump_clock):
+    """The same words whether or not Ollama has it; nothing is asked of Ollama."""
+    fake, told = daemon(blobs={LIBRARY_BLOB}), []
+    async with playing(fake) as client:
+        models = library(client, fake, "llama*", "me/*")
+        for name in ("tiny:latest", "library/tiny:latest", "you/tiny:latest", "nothing:latest"):
+            with pytest.raises(SourceNotAllowedError, match=f"--allow-ollama-sources {name} .*name the same") as caught:
+                await models.fetch(OllamaModel(name), lambda _: None)
+            told.append(str(caught.value).replace(name, "NAME"))
+            assert not await models.has(OllamaModel(name))
+            assert not await models.keeps(f"ollama://{name}@{LIBRARY_BLOB.replace('-', ':')}")
+    assert len(set(told)) == 1
+    assert fake.calls == []
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("layers", "free", "refused"),
+    [
+        ([100 * MIB], 106 * MIB, False),  # 5 % stay free
+        ([100 * MIB], 104 * MIB, True),
+        ([100 * MIB, 10 * MIB], 113 * MIB, True),  # the second one is known when it begins
+        ([100 * MIB, 10 * MIB], 116 * MIB, False),
+    ],
+)
+async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autojump_clock, layers, free, refused):
+    """Before a tenth of what does not fit has come; said are the bytes, the folder and two ways out."""
+    fake = daemon(layers={"tiny:latest": layers}, free_bytes=free)
+    async with playing(fake) as client:
+        models = library(client, fake)
+        if not refused:
+            await models.fetch(TINY, lambda _: None)
+            return
+        with pytest.raises(NoSpaceError, match=r"no space in Ollama's models folder: .* needed, .*ollama rm") as caught:
+            await models.fetch(TINY, lambda _: None)
+        assert (caught.value.needed_bytes, caught.value.free_bytes) == (int(sum(layers) * 1.05), free)
+        await trio.sleep(60)
+        assert fake.fetched_bytes <= sum(layers[:-1]) + layers[-1] // 10
+        assert LIBRARY_BLOB not in fake.blobs
+
+
+async def test_what_did_not_fit_is_not_pulled_to_find_that_out_again(autojump_clock):
+    """Its size is kept for ten minutes; with room for it, it is pulled at once."""
+    fake = daemon(layers={"tiny:latest": [100 * MIB]}, free_bytes=50 * MIB)
+
+    async def refused():
+        with pytest.raises(NoSpaceError):
+            await models.fetch(TINY, lambda _: None)
+
+    async with playing(fake) as client:
+        models = library(client, fake)
+        for seconds in (0, 30, 300):
+            await trio.sleep(seconds)
+            await refused()
+        assert fake.calls.count("/api/pull") == 1
+        await trio.sleep(300)
+        await refused()
+        assert fake.calls.count("/api/pull") == 2
+        fake.free_bytes = 200 * MIB
+        await models.fetch(TINY, lambda _: None)
+        assert fake.calls.count("/api/pull") == 3
+
+
+async def test_two_pulls_do_not_share_one_room(autojump_clock):
+    """The second waits for the first, says so, and does not fit any more; what is there already waits for none."""
+    other = OllamaModel("other:latest")
+    fake = daemon(layers={"tiny:latest": [100 * MIB], "other:latest": [90 * MIB]}, free_bytes=150 * MIB)
+    fake.library["other:latest"] = blob_of(b"other")
+    told = []
+    async with playing(fake) as client, trio.open_nursery() as nursery:
+        models = library(client, fake)
+        nursery.start_soon(models.fetch, TINY, lambda _: None)
+        await trio.sleep(0.3)
+        with pytest.raises(NoSpaceError):
+            await models.fetch(other, told.append)
+        assert (told[0].stage, told[0].note) == ("waiting", "Ollama pulls another model")
+        await models.fetch(TINY, lambda _: None)
+    assert fake.free_bytes == 50 * MIB
+
+
+@pytest.mark.parametrize(
+    ("store", "environ", "folder"),
+    [
+        ({"mine:latest": LIBRARY_BLOB}, {"OLLAMA_MODELS": "/other"}, "/home/me"),
+        ({}, {"OLLAMA_MODELS": "/srv/models"}, "/srv/models"),
+        ({}, {"OLLAMA_MODELS": ""}, "/home/them/.ollama/models"),
+    ],
+)
+async def test_the_disk_of_its_models_is_looked_at(autojump_clock, monkeypatch, store, environ, folder):
+    """Where it says that a model of its is; else where this user's Ollama would have them."""
+    fake, looked = daemon(store=store, sizes=dict.fromkeys(store, 1)), []
+    for name, value in {"HOME": "/home/them", **environ}.items():
+        monkeypatch.setenv(name, value)
+
+    async def free(path):
+        looked.append(str(path))
+        return await fake.free(path)
+
+    async with playing(fake) as client:
+        await OllamaLibrary(DaemonApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
+    assert looked == [folder]
+
+
+async def test_a_folder_that_is_not_there_yet_is_measured_by_the_one_above(tmp_path):
+    """So is one that this user may not see."""
+    assert 0 < await free_near(tmp_path / "not" / "there" / "yet") <= shutil.disk_usage(tmp_path).total
+
+
+def counts_the_largest(self, text, done, total):
+    self.needed_bytes = max(self.needed_bytes, total)
+    pull_room.refuse_too_much(self.folder, self.needed_bytes, self.free_bytes)
+
+
+allowed = test_what_its_owner_does_not_allow_is_neither_pulled_nor_served
+fits = test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known
+
+BUGS = {
+    "what does not fit is pulled": (
+        *(pull_room, "refuse_too_much", lambda *_: None),
+        partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
+    ),
+    "nothing stays free": (
+        *(pull_room, "margin_of", lambda _: 0),
+        partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
+    ),
+    "files are not added up": (
+        *(pull_room.PullRoom, "take", counts_the_largest),
+        partial(fits, layers=[100 * MIB, 10 * MIB], free=113 * MIB, refused=True),
+    ),
+    "all models are allowed": (AllowedModels, "admits", lambda *_: True, allowed),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, name):
+    """Each of these has a test that it does not survive."""
+    owner, attribute, replacement, timeline = BUGS[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    with pytest.RaisesGroup(pytest.fail.Exception, flatten_subgroups=True):
+        await timeline(autojump_clock)

@@ -29,8 +29,11 @@ LOOK = (
     DEPLOY,
     ("deploy", LONG, "--source", "builtin://demo", "--context-size", "512"),
     ("list",),
+    ("list", "-o", "wide"),
+    ("list", "-A", "-o", "wide"),
     ("ps",),
     ("status", "demo"),
+    ("status", "demo", "-o", "wide"),
     ("status", LONG),
     ("status", f"model/{LONG}"),
     ("queue",),
@@ -52,6 +55,7 @@ CHANGE = (
     DEPLOY,
     ("deploy", "broken", "--source", MISSING, "--accelerator", "cpu"),
     ("list", "isvc"),
+    ("list", "isvc", "-o", "wide"),
     ("status", "broken"),
     ("restart", "demo"),
     ("scale", "demo", "0"),
@@ -117,6 +121,11 @@ def too_wide(drawn):
     return [line for line in lines if len(line) > COLUMNS and len(line.split()) > 1]
 
 
+def words_of(written):
+    """What tells of the objects and their engines; not ages, which pass."""
+    return {word for word in written.split() if re.search(r"http|gguf|xllamacpp|builtin|InferenceService|model", word)}
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("walk", [LOOK, FORWARD, TALK, CHANGE], ids=["look", "forward", "talk", "change"])
 async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
@@ -138,4 +147,6 @@ async def test_a_day_fits_on_a_narrow_terminal_and_into_a_pipe(tmp_path, walk):
                 wrong[command] = "a style despite NO_COLOR", drawn
             if command[0] not in FREE and (wide := too_wide(drawn)):
                 wrong[command] = "wider than the terminal", wide
+            if command[-1] == "wide" and (lacking := words_of(written) - words_of(drawn)):
+                wrong[command] = "less than in a pipe", lacking
     assert not wrong

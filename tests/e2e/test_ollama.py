@@ -6,8 +6,6 @@ Its program is built first, from Go and C++, which takes minutes: `make soak` ru
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -18,19 +16,18 @@ import trio
 
 import llmkube.weights
 from e2e import ollama_program
+from e2e.daemon_lab import ready, running, running_engine
 from e2e.up_process import FREE_PORTS, open_up, run_program
 from free_ports import free_port
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.message import Headers
 from llmkube.cli.daemon_engine.ollama import program
 from llmkube.cli.daemon_engine.ollama.runners import kind_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
 DEMO = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
-KEY = "CanaryKeyOfThisTest"
 ASK = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}).encode()
 LOAD_SECONDS = 180
 
@@ -53,52 +50,10 @@ def environ(tmp_path):
     return {name: value for name, value in os.environ.items() if not name.startswith("OLLAMA_")} | own
 
 
-@asynccontextmanager
-async def running(*command, environ, log):
-    """A program that writes to a file; killed at the end if it runs still."""
-    with log.open("ab") as output:
-        process = await trio.lowlevel.open_process(
-            list(map(str, command)), env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        yield process
-    finally:
-        with trio.CancelScope(shield=True):
-            if process.poll() is None:
-                process.kill()
-            await process.wait()
-
-
-@asynccontextmanager
-async def engine(ollama, environ, tmp_path):
+def engine(ollama, environ, tmp_path):
     """An engine of ours, with its key; and a way to ask it."""
-    keys, port = tmp_path / "keys", free_port()
-    keys.write_text(f"{KEY}\n")
-    command = (
-        sys.executable, "-m", program.__name__, "--ollama", ollama, "--model", DEMO, "--service", "default/demo",
-        "--port", port, "--alias", "demo", "--api-key-file", keys, "--ctx-size", 512, "--n-gpu-layers", 0,
-    )  # fmt: skip
-    log = tmp_path / "engine.log"
-    async with running(*command, environ=environ, log=log) as process, open_http_client() as http:
-
-        async def ask(method, path, body=b""):
-            headers = Headers.of({"Authorization": f"Bearer {KEY}"})
-            return await http.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, body=body)
-
-        yield process, ask, log
-
-
-async def ready(ask, log):
-    """Return when an engine answers that its model is loaded."""
-    with trio.move_on_after(LOAD_SECONDS):
-        while True:
-            try:
-                if (await ask("GET", "/health")).status == 200:
-                    return
-            except HttpError:
-                pass
-            await trio.sleep(0.2)
-    raise AssertionError(f"it is not ready:\n{log.read_text()}")
+    flags = ("--ollama", ollama, "--model", DEMO, "--ctx-size", 512, "--n-gpu-layers", 0)
+    return running_engine(program, "demo", *flags, environ=environ, folder=tmp_path)
 
 
 def runners(folder):
@@ -123,7 +78,7 @@ async def server_answers(environ):
 async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, environ, tmp_path):
     """Loaded, asked with and without its key, ended by TERM: no process and no server is left."""
     async with engine(ollama, environ, tmp_path) as (process, ask, log):
-        await ready(ask, log)
+        await ready(ask, log, LOAD_SECONDS)
         assert len(runners(tmp_path)) == 1
         answer = await ask("POST", "/v1/chat/completions", ASK)
         said = json.loads(answer.body)
@@ -145,7 +100,7 @@ async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_pat
     """It is upgraded by its owner meanwhile: killed with its model, and started again; then the engine ends."""
     log = tmp_path / "server.log"
     async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
-        await ready(ask, engine_log)
+        await ready(ask, engine_log, LOAD_SECONDS)
         [runner] = runners(tmp_path)
         server.terminate()  # TERM takes its models along
         await server.wait()
@@ -153,7 +108,7 @@ async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_pat
             with trio.fail_after(LOAD_SECONDS):
                 while runner in runners(tmp_path) or not runners(tmp_path):  # noqa: ASYNC110 - of other programs
                     await trio.sleep(0.2)
-            await ready(ask, engine_log)
+            await ready(ask, engine_log, LOAD_SECONDS)
             assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
             process.send_signal(signal.SIGTERM)
             with trio.fail_after(30):
@@ -166,7 +121,7 @@ async def test_what_a_killed_server_leaves_is_told_and_not_doubled(ollama, envir
     """Its process holds the memory on: no second copy is loaded beside it, and the engine says whom to end."""
     log = tmp_path / "server.log"
     async with engine_beside(ollama, environ, tmp_path, log) as (server, process, ask, engine_log):
-        await ready(ask, engine_log)
+        await ready(ask, engine_log, LOAD_SECONDS)
         [runner] = runners(tmp_path)
         server.kill()
         await server.wait()

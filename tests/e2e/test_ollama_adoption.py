@@ -45,7 +45,8 @@ class Host:
         program.write_text(f'#!/bin/sh\necho "ollama version is {version}"\n')
         program.chmod(0o755)
         prefix = ("env", f"OLLAMA_HOST=127.0.0.1:{self.port}")
-        return self.cluster.open_agent(self.address, "--ollama", str(program), prefix=prefix)
+        flags = ("--ollama", str(program), "--allow-ollama-sources", "tiny")
+        return self.cluster.open_agent(self.address, *flags, prefix=prefix)
 
     async def apply(self):
         """Have a model of Ollama's library served."""
@@ -108,6 +109,28 @@ async def test_a_killed_agent_loses_no_answer_of_ollama(tmp_path):
                 await host.cluster.client.delete(InferenceService, DEMO)
                 await until(lambda: not host.daemon.held)
                 assert host.daemon.answers
+
+
+async def test_the_status_has_the_build_that_serves_now(tmp_path):
+    """Its Ollama is upgraded below the front, once before and once after another agent has taken the front over."""
+    async with open_host(tmp_path) as host, host.open_agent() as agent:
+        await host.apply()
+        await host.cluster.wait_ready()
+        front = host.cluster.engine()
+        assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.17.4 (gguf)"
+        host.daemon.start("0.18.0")  # whatever serves there now knows the model, and has it loaded
+        await eventually(host.engine, lambda told: told == "ollama 0.18.0 (gguf)")
+        await kill(agent)
+        async with host.open_agent() as successor:
+            await until(lambda: logs(successor, "started inference service"))
+            assert await eventually(host.engine, lambda told: told != "None") == "ollama 0.18.0 (gguf)"
+            host.daemon.start("0.19.0")
+            await eventually(host.engine, lambda told: told == "ollama 0.19.0 (gguf)")
+            served = await host.cluster.client.get(InferenceService, DEMO)
+            (loaded,) = [each.message for each in served.status.conditions if each.type == "Loaded"]
+            assert loaded == "the model is loaded; ollama is 0.19.0 now, and was 0.18.0"
+            assert host.cluster.engine() == front
+            assert len(host.daemon.held) == 1
 
 
 async def test_what_happened_while_no_agent_ran_is_told_by_the_next(tmp_path):

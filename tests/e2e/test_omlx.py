@@ -6,8 +6,6 @@ oMLX runs on Macs alone: `omlx_program` plays it, by the API that its sources do
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 
 import psutil
@@ -15,16 +13,16 @@ import pytest
 import trio
 
 from e2e import omlx_program
+from e2e.daemon_lab import ready, running, running_engine
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.message import Headers
 from llmkube.cli.daemon_engine.omlx import program
 from llmkube.supervisor.host.this_machine import footprints_here
 
 pytestmark = pytest.mark.e2e
 
-KEY, OWNERS_KEY = "CanaryKeyOfThisTest", "CanaryKeyOfTheOwner"
+OWNERS_KEY = "CanaryKeyOfTheOwner"
 ASK = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}).encode()
 READY_SECONDS = 60
 
@@ -45,39 +43,10 @@ def environ(tmp_path):
     return {name: value for name, value in os.environ.items() if not name.startswith("OMLX_")} | own
 
 
-@asynccontextmanager
-async def running(*command, environ, log):
-    """A program that writes to a file; killed at the end if it runs still."""
-    with log.open("ab") as output:
-        process = await trio.lowlevel.open_process(
-            list(map(str, command)), env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        yield process
-    finally:
-        with trio.CancelScope(shield=True):
-            if process.poll() is None:
-                process.kill()
-            await process.wait()
-
-
-@asynccontextmanager
-async def engine(folder, environ, tmp_path):
+def engine(folder, environ, tmp_path):
     """An engine of ours, with its key; and a way to ask it."""
-    keys, port = tmp_path / "keys", free_port()
-    keys.write_text(f"{KEY}\n")
-    command = (
-        sys.executable, "-m", program.__name__, "--omlx", omlx_program.install(tmp_path), "--model", folder,
-        "--service", "default/tiny", "--port", port, "--alias", "tiny", "--api-key-file", keys, "--ctx-size", 512,
-    )  # fmt: skip
-    log = tmp_path / "engine.log"
-    async with running(*command, environ=environ, log=log) as process, open_http_client() as http:
-
-        async def ask(method, path, body=b""):
-            headers = Headers.of({"Authorization": f"Bearer {KEY}"})
-            return await http.request(method, f"http://127.0.0.1:{port}{path}", headers=headers, body=body)
-
-        yield process, ask, log
+    flags = ("--omlx", omlx_program.install(tmp_path), "--model", folder, "--ctx-size", 512)
+    return running_engine(program, "tiny", *flags, environ=environ, folder=tmp_path)
 
 
 @asynccontextmanager
@@ -100,19 +69,6 @@ async def answers(environ):
             return (await http.request("GET", f"http://127.0.0.1:{environ['OMLX_PORT']}/health")).status == 200
         except HttpError:
             return False
-
-
-async def ready(ask, log):
-    """Return when an engine answers that its model is loaded."""
-    with trio.move_on_after(READY_SECONDS):
-        while True:
-            try:
-                if (await ask("GET", "/health")).status == 200:
-                    return
-            except HttpError:
-                pass
-            await trio.sleep(0.1)
-    raise AssertionError(f"it is not ready:\n{log.read_text()}")
 
 
 def servers_below(folder):
@@ -144,6 +100,40 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
     assert servers_below(tmp_path) == []
     assert not list(tmp_path.glob("llmkube-omlx-*"))
     assert not (tmp_path / ".omlx").exists()
+
+
+async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, environ, tmp_path):
+    """Its oMLX is ended by the agent, here by the test; the folder of a live engine and the model itself stay."""
+    others = tmp_path / "others"
+    others.mkdir()
+    async with engine(folder, environ, others) as (neighbour, other, others_log):
+        await ready(other, others_log)
+        [living] = tmp_path.glob("llmkube-omlx-*")
+        async with engine(folder, environ, tmp_path) as (killed, ask, log):
+            await ready(ask, log)
+            [left] = set(tmp_path.glob("llmkube-omlx-*")) - {living}
+            killed.kill()
+            await killed.wait()
+            assert left.exists()
+            for pid in servers_below(left):
+                psutil.Process(pid).kill()
+        async with engine(folder, environ, tmp_path) as (process, ask, log):
+            await ready(ask, log)
+            found = set(tmp_path.glob("llmkube-omlx-*"))
+            assert left not in found
+            assert living in found
+            assert len(found) == 2
+            assert "removed what a killed engine has left" in log.read_text()
+            assert (folder / "config.json").exists()
+            assert (await other("POST", "/v1/chat/completions", ASK)).status == 200
+            process.send_signal(signal.SIGTERM)
+            with trio.fail_after(30):
+                assert await process.wait() == 0, log.read_text()
+        assert list(tmp_path.glob("llmkube-omlx-*")) == [living]
+        neighbour.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            await neighbour.wait()
+    assert servers_below(tmp_path) == []
 
 
 async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ, tmp_path):

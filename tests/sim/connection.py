@@ -64,6 +64,9 @@ class Connection(trio.abc.Stream):
             status = 200 if child.script.computes else 500
             child.tokens_given += 1
             child.batches += 1
+        elif self._path == "/props":
+            version = child.keeper.build if child.keeper is not None else ""
+            body = json.dumps({"build_info": version})
         elif self._path == "/v1/models":
             body = json.dumps({"data": [{"id": child.script.says or child.name}]})
         elif not child.ready:

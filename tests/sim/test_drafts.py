@@ -60,7 +60,7 @@ async def test_a_draft_by_path_is_held_to_the_rules_for_files(autojump_clock):
     """A file outside the folders of the host's owner is refused as a Model's source would be; what serves goes on."""
     async with open_world() as world:
         world.machine.build = BUILD
-        world.machine.broken["/etc/shadow"] = SourceNotAllowedError(Path("/etc/shadow"))
+        world.machine.broken["/etc/shadow"] = SourceNotAllowedError.of_path(Path("/etc/shadow"))
         await world.apply()
         await world.until(world.phase, "Ready")
         await world.apply(extraArgs=["--spec-draft-model", "/etc/shadow", "--spec-type", "draft-simple"])

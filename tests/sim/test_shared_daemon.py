@@ -101,6 +101,41 @@ async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock):
             assert len(daemon.held) == 1
 
 
+def told_builds(world):
+    """The build in the agent's own words: of its metrics."""
+    return {view.build for view in world.agent.services().values()}
+
+
+async def test_the_status_follows_an_upgrade(autojump_clock):
+    """Status and metrics have the new build within 20 s of its first answer, and so says the next agent at once."""
+    async with host() as world:
+        daemon = prepare(world)
+        await serve(world)
+        (front,) = world.machine.live("other")
+        engine = {"runtime": "ollama", "build": "0.17.4", "weightsFormat": "gguf"}
+        assert (await world.service("other"))["status"]["engine"] == engine  # the server's, not the program's "0.1"
+        daemon.stop()
+        await trio.sleep(3)
+        daemon.start("0.18.0")
+        await trio.sleep(20)
+        assert (await world.service("other"))["status"]["engine"] == engine | {"build": "0.18.0"}
+        assert told_builds(world) == {"0.18.0"}
+        _, _, words = await world.condition(name="other")
+        assert "ollama is 0.18.0 now, and was 0.17.4" in words
+        await world.kill_agent()
+        daemon.stop()
+        daemon.start("0.19.0")
+        await trio.sleep(20)
+        await world.start_agent()
+        builds = []
+        for _ in range(60):
+            await trio.sleep(0.5)
+            builds.append((await world.service("other"))["status"]["engine"]["build"])
+        assert world.machine.live("other") == [front]
+        assert list(dict.fromkeys(builds)) in (["0.18.0", "0.19.0"], ["0.19.0"])  # never the one that was started
+        assert told_builds(world) == {"0.19.0"}
+
+
 async def test_a_model_that_is_lost_is_made_again(autojump_clock):
     """Its store forgets the model while nothing is loaded."""
     async with host() as world:

@@ -14,6 +14,7 @@ from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
 from llmkube.supervisor.credentials import SourceCredentials, TokenError
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.errors import SourceError
+from llmkube.weights.ollama_model import AllowedModels
 from llmkube.weights.source import parse_source
 
 
@@ -123,6 +124,7 @@ async def test_a_file_of_no_use(tmp_path, content):
 class Config:
     allow_private_sources = ("192.168.0.0/16", "fd00::/8")
     allow_local_sources = None
+    allow_ollama_sources = ("llama3.2", "*/*")
     s3_env_auth = False
     hf_token_file = None
     hub_endpoint = "https://hf-mirror.example/"
@@ -142,6 +144,11 @@ def test_settings_are_read_before_anything_starts():
             download_settings(Config())
     Config.allow_local_sources = ()
     assert download_settings(Config(), (Path("/home/me"),))["local_sources"] == ()
+    assert found["ollama_sources"] == AllowedModels(("llama3.2", "*/*"))
+    Config.allow_ollama_sources = ("ollama://llama3.2",)
+    with pytest.raises(UserError, match=r"--allow-ollama-sources: 'ollama://llama3\.2' is no name of a model"):
+        download_settings(Config())
+    Config.allow_ollama_sources = ()
     Config.hub_endpoint = "ftp://hub"
     with pytest.raises(UserError, match=r"--hub-endpoint: .*'ftp://hub' cannot be used"):
         download_settings(Config())

@@ -180,6 +180,11 @@ class UpConfig(HostConfig):
         help="Folder of this machine whose GGUF files Models may name by path; repeatable. Without it, the user's home "
         "and the store.",
     )
+    allow_ollama_sources: tuple[str, ...] = setting(
+        ("*", "*/*"),
+        help="Model of this machine's Ollama that Models may name as ollama://NAME; * stands for any part of a name; "
+        "repeatable.",
+    )
     log_level: str = _log_level("warning")
 
 
@@ -215,6 +220,11 @@ class AgentConfig(HostConfig):
         (),
         help="Folder of this host whose GGUF files Models may name by path; repeatable. Without it, none: a Model can "
         "make this host serve any GGUF file below it.",
+    )
+    allow_ollama_sources: tuple[str, ...] = setting(
+        (),
+        help="Model of this host's Ollama that Models may name as ollama://NAME, such as llama3.2, or * for all that "
+        "have no namespace; repeatable. Without it, none: Ollama pulls what a Model names, and serves what is yours.",
     )
     on_exit: str = setting(
         "stop",

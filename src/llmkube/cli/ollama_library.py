@@ -1,11 +1,11 @@
 """`ollama://NAME:TAG` on a host: the Ollama that runs here pulls the model, and says what its file needs.
 
 The agent asks for a pull once per plan, never while Ollama has the model; one that fails is repeated as any download
-is, after a pause that grows. Services of one model share one pull.
+is, after a pause that grows. Services of one model share one pull, and there is one pull at a time: each is measured
+against what is free when it begins.
 """
 
 import os
-from collections import defaultdict
 from typing import Any, Final
 
 import attrs
@@ -16,24 +16,41 @@ from llmkube.base.http.client import HttpClient
 from llmkube.cli.daemon_engine.daemon_http import DaemonError
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.ollama.options import DaemonAddressError, daemon_url, refuse_elsewhere
+from llmkube.cli.daemon_engine.ollama.pull_room import Free, free_near, measured, pull_within, refuse_too_much
 from llmkube.weights.download.progress import OnProgress, Progress, Rate, Stage
-from llmkube.weights.errors import FetchError, SourceNotFoundError, SourceRefusedError, WeightsError
+from llmkube.weights.errors import (
+    FetchError,
+    NoSpaceError,
+    SourceNotAllowedError,
+    SourceNotFoundError,
+    SourceRefusedError,
+    WeightsError,
+)
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.formats.ollama_show import KeptModel, read_show
-from llmkube.weights.ollama_model import REMEDY, OllamaModel
+from llmkube.weights.ollama_model import REMEDY, AllowedModels, OllamaModel
 from llmkube.weights.store.blobs import WeightsFile
 
 _MARK: Final = "@sha256:"
 
 
-def ollama_here(http: HttpClient) -> "OllamaLibrary":
-    """Return the models of the Ollama that OLLAMA_HOST of this program's environment names, else of the usual port."""
+REFUSED_SECONDS: Final = 600.0
+"""So long what did not fit is refused by its size, without another pull: its tag may name a smaller model then."""
+
+
+def ollama_here(http: HttpClient, allowed: AllowedModels) -> "OllamaLibrary":
+    """Return the models of the Ollama that OLLAMA_HOST of this program's environment names, else of the usual port.
+
+    Args:
+        http: The way to it.
+        allowed: What its owner lets Models name.
+    """
     url, problem = daemon_url(os.environ), ""
     try:
         refuse_elsewhere(url)
     except DaemonAddressError as error:
         problem = str(error)
-    return OllamaLibrary(DaemonApi(http, url), problem)
+    return OllamaLibrary(DaemonApi(http, url), allowed, problem)
 
 
 @attrs.define(eq=False)
@@ -42,28 +59,38 @@ class OllamaLibrary:
 
     Attributes:
         api: The way to it.
+        allowed: What of it Models may name.
         problem: Why it cannot be used from here; "" when it can.
+        free: Looks at the disk.
     """
 
     api: DaemonApi
+    allowed: AllowedModels
     problem: str = ""
-    _pulls: defaultdict[str, trio.Lock] = attrs.field(factory=lambda: defaultdict(trio.Lock))
+    free: Free = free_near
+    _pulling: trio.Lock = attrs.field(factory=trio.Lock)
+    _refused: dict[str, tuple[float, int]] = attrs.field(factory=dict)  # when, and what it would have needed at least
 
     async def fetch(self, source: OllamaModel, progress: OnProgress) -> tuple[WeightsFile, GGUFFacts]:
         """Have Ollama pull a model that it does not have, and return what it says of the model's file.
 
         Raises:
-            WeightsError: There is no such model, or it cannot be served here; says what to do.
-            FetchError: Ollama does not answer, or has not pulled it.
+            WeightsError: There is no such model, it is not allowed, or it cannot be served here; says what to do.
+            FetchError: Ollama does not answer, has no room for it, or has not pulled it.
         """
+        if not self.allowed.admits(source):
+            raise SourceNotAllowedError.of_ollama(source.name, REMEDY)
         if self.problem:
             raise SourceRefusedError(f"{source.redacted}: {self.problem}")
         try:
-            async with self._pulls[source.name]:
+            kept = await self._kept(source)
+            if kept is None:
+                if self._pulling.locked():
+                    progress(Progress("waiting", note="Ollama pulls another model"))
+                async with self._pulling:
+                    if not await self.has(source):  # by a service that has waited less
+                        await self._pull(source.name, progress)
                 kept = await self._kept(source)
-                if kept is None:
-                    await self.api.pull(source.name, _Told(progress))
-                    kept = await self._kept(source)
         except DaemonError as error:
             raise _told(source, self.api.url, error) from error
         if kept is None:
@@ -72,19 +99,31 @@ class OllamaLibrary:
         return WeightsFile(kept.path, kept.facts.size_bytes, kept.sha256, identity), kept.facts
 
     async def has(self, source: OllamaModel) -> bool:
-        """Whether Ollama has the model already; it has not if it does not answer."""
+        """Whether Ollama has the model already, and may serve it; it has not if it does not answer."""
         try:
-            return not self.problem and await self.api.blob_of(source.name) is not None
+            return not self.problem and self.allowed.admits(source) and await self.api.blob_of(source.name) is not None
         except DaemonError:
             return False
 
     async def keeps(self, identity: str) -> bool:
-        """Whether a file that `fetch` has returned is still the one of its model."""
+        """Whether a file that `fetch` has returned is still the one of its model, and may be served."""
         name, _, digest = identity.partition("://")[2].partition(_MARK)
         try:
-            return await self.api.blob_of(name) == f"sha256-{digest}"
+            return self.allowed.admits(OllamaModel(name)) and await self.api.blob_of(name) == f"sha256-{digest}"
         except DaemonError:
             return False
+
+    async def _pull(self, name: str, progress: OnProgress) -> None:
+        room = await measured(self.api, self.free)
+        at, needed_bytes = self._refused.get(name, (0.0, 0))
+        if needed_bytes and trio.current_time() - at < REFUSED_SECONDS:
+            refuse_too_much(room.folder, needed_bytes, room.free_bytes)
+        try:
+            await pull_within(self.api, name, room, _Told(progress))
+        except NoSpaceError:
+            self._refused[name] = (trio.current_time(), room.needed_bytes)
+            raise
+        self._refused.pop(name, None)
 
     async def _kept(self, source: OllamaModel) -> KeptModel | None:
         said = await self.api.show(source.name)

@@ -33,14 +33,29 @@ class SourceUnsupportedError(SourceError):
 
 
 class SourceNotAllowedError(SourceError):
-    """`spec.source` names a path outside the folders that the host's owner lists; says nothing of what is there."""
+    """`spec.source` names what the host's owner has not listed; says nothing of what is there."""
 
     reason = "SourceNotAllowed"
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(
+    @classmethod
+    def of_path(cls, path: Path) -> Self:
+        """Say that a path is outside the folders that are listed."""
+        return cls(
             f"{path} is not below a folder that this host's owner allows; let the owner list its folder with "
             "--allow-local-sources (allow_local_sources in config.toml), or move the file below one that is listed"
+        )
+
+    @classmethod
+    def of_ollama(cls, name: str, remedy: str) -> Self:
+        """Say that a model of Ollama's is none of those that are listed.
+
+        Args:
+            name: The model's.
+            remedy: What helps who is not the owner.
+        """
+        return cls(
+            f"ollama://{name} is not among the models of Ollama that this host's owner allows; let the owner list it "
+            f"with --allow-ollama-sources {name} (allow_ollama_sources in config.toml), or {remedy}"
         )
 
 
@@ -201,12 +216,20 @@ class NoSpaceError(FetchError):
 
     reason = "NoSpace"
 
-    def __init__(self, where: str, *, needed_bytes: int | None, free_bytes: int) -> None:
+    def __init__(
+        self,
+        where: str,
+        *,
+        needed_bytes: int | None,
+        free_bytes: int,
+        store: str = "the model store",
+        remedy: str = "llmkube cache prune removes models that nothing uses",
+    ) -> None:
         need = "the disk has filled up" if needed_bytes is None else f"{format_bytes(needed_bytes)} needed"
         exact = "" if needed_bytes is None else f" ({needed_bytes} bytes needed, {free_bytes} bytes free)"
         super().__init__(
-            f"no space in the model store: {need}, {format_bytes(free_bytes)} free in {where}{exact}; "
-            "free some space (llmkube cache prune removes models that nothing uses), or move the store to a larger disk"
+            f"no space in {store}: {need}, {format_bytes(free_bytes)} free in {where}{exact}; "
+            f"free some space ({remedy}), or move {store} to a larger disk"
         )
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes

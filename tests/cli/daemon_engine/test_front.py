@@ -4,6 +4,7 @@ import json
 from contextlib import asynccontextmanager
 from functools import partial
 
+import attrs
 import pytest
 import trio
 
@@ -14,6 +15,7 @@ from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.base.http.server import run_server
 from llmkube.cli.daemon_engine import front
 from llmkube.cli.daemon_engine.front import handler_of, judge_of
+from llmkube.cli.daemon_engine.seen import UNKNOWN_RELEASE
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine.health import Engine, bearer
 
@@ -46,16 +48,32 @@ async def test_health_is_llama_servers(autojump_clock):
         assert stage.keeper.ready
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/slots", "/v1/embeddings"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/slots", "/props", "/v1/embeddings"])
 async def test_without_the_key_nothing_is_answered(autojump_clock, path):
     """As by llama-server with its key file."""
     async with served(FakeDaemon()) as (client, _):
         await trio.sleep(10)
-        method = "GET" if path in ("/metrics", "/slots") else "POST"
+        method = "GET" if path in ("/metrics", "/slots", "/props") else "POST"
         for headers in (NO_HEADERS, Headers.of({"Authorization": "Bearer other"})):
             answer = await client.request(method, f"{URL}{path}", headers=headers, body=b"" if method == "GET" else ASK)
             assert answer.status == 401
             assert KEY not in str(answer)
+
+
+async def test_the_build_is_that_of_the_server_now(autojump_clock):
+    """It follows an upgrade at the next look."""
+    fake = FakeDaemon()
+    async with served(fake) as (client, stage):
+        engine = Engine(client, URL, LaunchPlan((), (), "ollama", "chat"), bearer(KEY))
+        assert await engine.build() == ""
+        await trio.sleep(10)
+        assert await engine.build() == "0.17.4"
+        fake.stop()
+        fake.start("0.18.0")
+        await trio.sleep(6)
+        assert await engine.build() == "0.18.0"
+        stage.keeper.state = attrs.evolve(stage.keeper.state, version=UNKNOWN_RELEASE)
+        assert await engine.build() == ""
 
 
 async def test_a_chat_is_answered_under_the_clients_name(autojump_clock):

@@ -67,6 +67,38 @@ def test_a_table_fits_a_terminal(width):
     assert "…" not in output.table(("NAME", "MODEL", "PHASE", "AGE"), rows)
 
 
+FURTHER = ("ENDPOINT", "RUNTIME", "QUEUE")
+CELLS = (
+    ("chat", "Ready", "http://127.0.0.1:8080/v1/chat/completions", "ollama 0.17.4 (gguf)", ""),
+    (
+        "a-name-that-is-rather-long-for-a-terminal-of-sixty-columns",
+        "Pending",
+        "",
+        "llamacpp with a build of very many words (gguf)",
+        "3",
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [None, 200])
+def test_where_there_is_room_all_columns_are_in_one_table(width):
+    """A pipe has room for all."""
+    found = output.wide_table(("NAME", "PHASE"), FURTHER, CELLS, width)
+    assert found == output.table(("NAME", "PHASE", *FURTHER), CELLS)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_further_columns_stand_below_their_row_where_a_line_has_no_room(width):
+    """U20: whole, in the order of the columns, without empty ones; no line has to be broken but that of a long word."""
+    lines = output.wide_table(("NAME", "PHASE"), FURTHER, CELLS, width).split("\n")
+    assert [line.split() for line in lines[:2]] == [["NAME", "PHASE"], ["chat", "Ready"]]
+    assert lines[2:4] == ["  endpoint  http://127.0.0.1:8080/v1/chat/completions", "  runtime   ollama 0.17.4 (gguf)"]
+    assert not [line for line in lines if len(line) > width and len(line.split()) > 1]
+    assert any(CELLS[1][0] in line for line in lines)  # also where the row has cut it
+    text = " ".join(" ".join(lines).split())
+    assert text.endswith("runtime llamacpp with a build of very many words (gguf) queue 3")
+
+
 def test_a_model_in_one_line():
     """The row shows the file's size and architecture once they are known."""
     known = model(phase="Ready", size="1.0 GiB", gguf={"architecture": "llama"})

@@ -81,3 +81,28 @@ async def test_an_engine_that_stays_keeps_its_endpoint():
 async def test_an_engine_that_was_replaced_has_nothing_to_withdraw():
     """The endpoint is its successor's."""
     assert await left(Outcome(published=True), leads=False) == ([], 0)
+
+
+def test_the_build_that_serves_is_told_once():
+    """With the one before it; also of one that has lost its model meanwhile, which serves again then."""
+    manager, old, _ = new_engines()
+    old.set_view(attrs.evolve(LOADED, engine="ollama", build="1"))
+    for said, build in [("loaded", "1"), ("loaded", "2"), ("loaded", "2"), ("lost", ""), ("loaded", "3")]:
+        old.set_model(said, build)
+    told = [(view.reason, view.build, view.message.partition("; ")[2]) for view in manager.views[1:]]
+    assert told == [
+        (Reason.LOADED, "2", "ollama is 2 now, and was 1"),
+        (Reason.LOADING, "2", "its model is not loaded any more, and is loaded again"),
+        (Reason.LOADED, "3", "ollama is 3 now, and was 2"),
+    ]
+
+
+def test_another_build_ends_no_other_trouble():
+    """An engine that does not listen stays so for its clients; when it answers again, it is in the newer build."""
+    manager, old, _ = new_engines()
+    old.set_view(attrs.evolve(LOADED, engine="ollama", build="1"))
+    old.set_answering(False)
+    old.set_model("loaded", "2")
+    assert manager.views[-1].reason == Reason.NOT_ANSWERING
+    old.set_answering(True)
+    assert (manager.views[-1].reason, manager.views[-1].build) == (Reason.LOADED, "2")

@@ -5,12 +5,13 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from cli.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, URL, FakeDaemon, answers, shown_header
+from cli.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, URL, FakeDaemon, answers, blob_of, shown_header
 from cli.daemon_engine.ollama.test_program import playing
 from gguf_corpus import DEMO
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.cli.ollama_library import OllamaLibrary
 from llmkube.supervisor.local import LocalWeights
+from llmkube.weights.ollama_model import AllowedModels
 from sim.machine import Machine
 from sim.world import open_world
 
@@ -29,10 +30,10 @@ def fetch_with(weights, others):
 @pytest.fixture
 def open_host(monkeypatch):
     @asynccontextmanager
-    async def opened(fake):
-        fake.shows = {LIBRARY_BLOB: shown_header(DEMO)}
+    async def opened(fake, *allowed):
+        fake.shows, allowed = {LIBRARY_BLOB: shown_header(DEMO)}, allowed or ("*",)
         async with playing(fake) as client, open_world() as world:
-            library = OllamaLibrary(DaemonApi(client, URL))
+            library = OllamaLibrary(DaemonApi(client, URL), AllowedModels(allowed), free=fake.free)
             weights = LocalWeights(*[None] * 7, library=library)
             monkeypatch.setattr(Machine, "fetch", fetch_with(weights, Machine.fetch))
             world.machine.programs |= {"ollama"}
@@ -117,3 +118,43 @@ async def test_what_it_cannot_do_is_refused_by_field(open_host, autojump_clock, 
         await world.until(reason, why, world)
         assert words in (await fetched(world))[1]
         assert world.machine.spawned == []
+
+
+async def test_what_the_hosts_owner_does_not_allow_is_said_with_the_way_out(open_host, autojump_clock):
+    """Model and service say it; nothing is asked of Ollama, however long it lasts."""
+    fake = FakeDaemon()
+    async with open_host(fake, "llama*") as world:
+        await world.apply(source=SOURCE, runtime="ollama")
+        await world.until(reason, "SourceNotAllowed", world)
+        assert "let the owner list it with --allow-ollama-sources tiny:latest (allow" in (await fetched(world))[1]
+        held, why, words = await world.condition()
+        assert (held, why) == ("False", "SourceNotAllowed")
+        assert "--allow-ollama-sources tiny:latest" in words
+        await trio.sleep(3600)
+        assert fake.calls == []
+        assert world.machine.spawned == []
+
+
+async def test_a_model_that_does_not_fit_on_the_disk_disturbs_nothing(open_host, autojump_clock):
+    """Said with the bytes, not pulled again for nothing; what serves goes on; served when its owner has made room."""
+    mib, big = 1 << 20, "ollama://big"
+    fake = FakeDaemon(layers={"big:latest": [400 * mib, mib]}, free_bytes=300 * mib)
+    fake.library["big:latest"] = big_blob = blob_of(b"big")
+    async with open_host(fake) as world:
+        fake.shows[big_blob] = fake.shows[LIBRARY_BLOB]
+        await world.apply(source=SOURCE, runtime="ollama")
+        await world.until(world.ready_addresses, 1)
+        (child,) = world.machine.live("chat")
+        await world.apply("other", source=big, runtime="ollama")
+        await world.until(reason, "NoSpace", world, "other")
+        await trio.sleep(3600)
+        assert "420.0 MiB needed, 300.0 MiB free" in (await fetched(world, "other"))[1]
+        assert (await world.condition(name="other"))[1] == "NoSpace"
+        assert fake.calls.count("/api/pull") <= 1 + 7  # once in ten minutes
+        assert fake.fetched_bytes <= 100 + 7 * 40 * mib
+        await world.apply(source=big, runtime="ollama")  # an edit of what serves
+        await trio.sleep(120)
+        assert world.machine.live("chat") == [child]
+        assert await world.ready_addresses() == 1
+        fake.free_bytes = 900 * mib
+        await world.until(world.ready_addresses, 1, "other", seconds=300)

@@ -1,4 +1,4 @@
-"""What clients and the agent reach: `/health`, `/metrics`, `/slots` and `/v1/…` as llama-server has them.
+"""What clients and the agent reach: `/health`, `/metrics`, `/slots`, `/props` and `/v1/…` as llama-server has them.
 
 Only these paths lead to the daemon, and with our model alone: a client with this engine's key cannot pull or delete
 models, nor use the other models of its owner.
@@ -63,6 +63,7 @@ def handler_of(
     said: dict[str, Callable[[], Response]] = {
         "/metrics": lambda: Response(200, Headers.of({"Content-Type": TYPE}), counters.metrics()),
         "/slots": lambda: Response(200, Headers.of({"Content-Type": "application/json"}), counters.slots()),
+        "/props": lambda: Response.json(200, {"model_alias": alias, "build_info": keeper.build}),
         "/v1/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
         "/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
         "/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),

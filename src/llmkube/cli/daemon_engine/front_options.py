@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -16,6 +17,7 @@ class FrontOptions:
         port: The port.
         keys: The file with the keys that clients show; None when none is asked for.
         embeds: Whether it serves embeddings, and nothing else.
+        context: Tokens that a prompt and its answer may have; 0 for what the daemon has by itself.
     """
 
     alias: str
@@ -23,10 +25,11 @@ class FrontOptions:
     port: int
     keys: Path | None = None
     embeds: bool = False
+    context: int = 0
 
 
 def front_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser that knows these options, and `--service`."""
+    """Return a parser that knows these options, `--service`, and the context."""
     parser = argparse.ArgumentParser(name, description=description, allow_abbrev=False)
     parser.add_argument("--alias", required=True, help="name that clients know")
     parser.add_argument("--service", required=True, help="whose model it is", metavar="NAMESPACE/NAME")
@@ -34,7 +37,20 @@ def front_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=int, required=True, help="port to listen on")
     parser.add_argument("--api-key-file", type=Path, help="keys that clients must show, one per line", metavar="FILE")
     parser.add_argument("--embedding", action="store_true", help="serve embeddings and nothing else")
+    parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: the daemon's own default)")
     return parser
+
+
+def front_fields(said: argparse.Namespace) -> dict[str, Any]:
+    """Return what was said of `FrontOptions`, as its keywords."""
+    return {
+        "alias": said.alias,
+        "host": said.host,
+        "port": said.port,
+        "keys": said.api_key_file,
+        "embeds": said.embedding,
+        "context": said.ctx_size,
+    }
 
 
 def service_of(parser: argparse.ArgumentParser, said: argparse.Namespace) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from llmkube.cli.daemon_engine.adapter import Adapter
 from llmkube.cli.daemon_engine.counters import Counters
 from llmkube.cli.daemon_engine.daemon_http import DaemonError
 from llmkube.cli.daemon_engine.keeping import Outcome, State
-from llmkube.cli.daemon_engine.seen import Seen
+from llmkube.cli.daemon_engine.seen import UNKNOWN_RELEASE, Seen
 from llmkube.cli.daemon_engine.steps import Act, Step
 
 TELL_SECONDS: Final = 5.0
@@ -49,6 +49,11 @@ class Keeper:
     def ready(self) -> bool:
         """Whether requests may go to the server."""
         return self.state.ready
+
+    @property
+    def build(self) -> str:
+        """The release of the server that has answered last; "" while it is not known."""
+        return "" if self.state.version == UNKNOWN_RELEASE else self.state.version
 
     def look_soon(self) -> None:
         """A request has failed: look now, and not in some seconds."""

@@ -1,8 +1,11 @@
 """What one look at a model shows: the server's word, and the processes that the kernel shows. Pure."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import attrs
+
+UNKNOWN_RELEASE: Final = "of an unknown release"
+"""The version of a server that does not tell one; a sentence goes on with it."""
 
 
 @attrs.frozen(kw_only=True)

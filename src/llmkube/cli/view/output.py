@@ -48,6 +48,32 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, width: int |
     return "\n".join(aligned(line, widths) for line in lines)
 
 
+def wide_table(columns: Sequence[str], further: Sequence[str], rows: Iterable[Sequence[str]], width: int | None) -> str:
+    """Return the rows with further columns; where a line has no room for those, they stand below each row.
+
+    So does what had to be cut in the row itself: nothing is lost.
+
+    Args:
+        columns: The headings.
+        further: Those of the further columns.
+        rows: The cells of both, in this order.
+        width: How many characters a line may have. None: any number.
+    """
+    kept = list(rows)
+    whole = table((*columns, *further), kept)
+    if width is None or all(len(line) <= width for line in whole.split("\n")):
+        return whole
+    names, first = (*columns, *further), len(columns)
+    head, *lines = table(columns, [row[:first] for row in kept], width=width).split("\n")
+    said, most = [head], max(map(len, further))
+    for line, row in zip(lines, kept, strict=True):
+        cells = list(zip(names, shown_cells(row), strict=True))
+        below = [each for each in cells[:first] if each[1] not in line]
+        below += [each for each in cells[first:] if each[1] != NOTHING]
+        said += [line, *(broken(f"  {name.lower():{most}}  {cell}", width) for name, cell in below)]
+    return "\n".join(said)
+
+
 def line_width(*, err: bool = False) -> int | None:
     """Return how wide a line of standard output (or error) may be: a terminal's width, and any in a pipe or a file."""
     return shutil.get_terminal_size().columns if (sys.stderr if err else sys.stdout).isatty() else None

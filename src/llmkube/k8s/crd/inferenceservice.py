@@ -206,7 +206,11 @@ class ServingEngine:
     """Which engine serves on a host: what was started, not what a newer spec asks for."""
 
     runtime: str = field("Runtime of the engine, such as llamacpp, mlx-lm or ollama.", "")
-    build: str = field("Build of its program when it was started; not set where that is not known.", "")
+    build: str = field(
+        "Build of its program when it was started; of a daemon, such as an Ollama, the one that serves now. Not set "
+        "where that is not known.",
+        "",
+    )
     weights_format: str = field("Format of the weights that it was started with.", "")
     wire: WireForm = received()
 

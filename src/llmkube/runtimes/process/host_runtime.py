@@ -56,6 +56,8 @@ class Questions:
         progress: Those that change with every batch.
         slots_path: GET it for who is at work; "" where nothing says.
         names_path: GET it for the names that it answers to; "" where that says something else.
+        build_path: GET it for the build that serves, as `build_info`, where that may change while the engine runs;
+            "" of an engine that is its program.
     """
 
     metrics_path: str = ""
@@ -64,6 +66,7 @@ class Questions:
     progress: tuple[str, ...] = ()
     slots_path: str = ""
     names_path: str = ""
+    build_path: str = ""
 
 
 def _nothing(_lines: Sequence[str]) -> None:

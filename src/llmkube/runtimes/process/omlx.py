@@ -110,6 +110,7 @@ RUNTIME: Final = HostRuntime(
         progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
         slots_path="/slots",
         names_path="/v1/models",
+        build_path="/props",
     ),
     log=LogWords(_RULES, phase=phase),
     memory_elsewhere=True,

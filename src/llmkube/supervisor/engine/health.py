@@ -38,6 +38,8 @@ _Got = Response | Literal["gone", "late", "odd", "unasked"]
 ReadStats = Callable[[], Awaitable[EngineStats | None]]
 ReadStatsNowait = Callable[[], EngineStats | None]
 
+_LONGEST_BUILD: Final = 100
+
 NOT_UNDERSTOOD: Final = (ProtocolError, BodyTooLargeError)
 """An answer all the same: a process listens there."""
 
@@ -194,6 +196,16 @@ class Engine:
             return frozenset(str(model["id"]) for model in json.loads(body)["data"])
         except (ValueError, KeyError, TypeError):
             return frozenset()
+
+    async def build(self) -> str:
+        """Return the build that it says serves now; "" when it does not say."""
+        path = self.questions.build_path
+        body = _body(await self._get(path)) if path else b""
+        try:
+            said = json.loads(body)["build_info"]
+        except (ValueError, KeyError, TypeError):
+            return ""
+        return said[:_LONGEST_BUILD] if isinstance(said, str) else ""
 
     async def _get(self, path: str) -> _Got:
         return await _get(self.http, self.url + path, self.credentials)

@@ -99,8 +99,8 @@ class ServiceView:
     not asked them to, since the agent started. `ready` is a claim about now. `api_key` lets requests in at the engine;
     it is for the programs that send them, and nothing else shows it. `aliases` are further ids that clients may send.
     `mode` is what the engine was started for, not what a newer spec asks for; empty while none runs. So are `engine`,
-    the runtime that serves, its `build` as it was started, and `weights_format`; what an earlier release has started
-    tells the runtime alone.
+    the runtime that serves, its `build` as it was started or, of a daemon that others may upgrade meanwhile, as it says
+    now, and `weights_format`; what an earlier release has started tells the runtime alone.
     """
 
     reason: str

@@ -14,6 +14,7 @@ from llmkube.supervisor.memory.policy import Policy, Rules
 from llmkube.supervisor.nouns.liveness import Limits
 from llmkube.weights.address_policy import Network
 from llmkube.weights.download.hugging_face import ENDPOINT
+from llmkube.weights.ollama_model import AllowedModels
 
 END_SLACK_SECONDS = 5.0
 """What an engine that gets TERM may take beyond its grace until it is gone for certain."""
@@ -37,6 +38,7 @@ class AgentSettings:
         store_dir: Where model files are kept.
         private_sources: Networks that the source of a Model may lead to although they are not public.
         local_sources: Folders of this host in which the source of a Model may name files.
+        ollama_sources: The models of this host's Ollama that the source of a Model may name.
         s3_env_auth: Whether Models that name no Secret get objects with the AWS keys of the agent's environment.
         hub_token_file: Holds the token for Models from the hub that name no Secret; read whenever one is needed.
         hub_endpoint: The address of Hugging Face, or of a mirror of it.
@@ -113,6 +115,7 @@ class AgentSettings:
     memory_policy: Policy = Policy()
     private_sources: tuple[Network, ...] = ()
     local_sources: tuple[Path, ...] = ()
+    ollama_sources: AllowedModels = AllowedModels()
     s3_env_auth: bool = False
     hub_token_file: Path | None = None
     hub_endpoint: str = ENDPOINT

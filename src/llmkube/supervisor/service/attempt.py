@@ -311,6 +311,7 @@ class Attempt:
                     if self.before is not None:
                         await self._take_over(child, record, allocation)
                     gpu = await on_gpu.load_told(context.ledger.note_device_limit)
+                    view = attrs.evolve(view, build=await engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     words = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
@@ -355,7 +356,7 @@ class Attempt:
 
         async def loses_its_model() -> None:
             tick = context.settings.limits.tick_seconds
-            await watch_model(engine.http, engine.ready_url, self.status.set_model, tick)
+            await watch_model(engine, self.status.set_model, tick)
 
         further = [fails_on_metal] if metal.on_metal(self.launch, context.settings) else []
         further += [loses_its_model] if holds_elsewhere(self.launch.plan.runtime) else []

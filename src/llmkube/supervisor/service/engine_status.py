@@ -79,9 +79,15 @@ class EngineStatus:
         else:
             self.set_reason(Reason.NOT_ANSWERING, "the process runs, but nothing listens on its port")
 
-    def set_model(self, said: Said) -> None:
-        """What holds the engine's model has it, or has lost it; the endpoint follows."""
-        if said == "lost" and self.view.ready:
+    def set_model(self, said: Said, build: str = "") -> None:
+        """What holds the engine's model has it, or has lost it; the endpoint follows. So does the build that has it."""
+        if build and build != self.view.build:
+            before = f", and was {self.view.build}" if self.view.build else ""
+            words = f"the model is loaded; {self.view.engine} is {build} now{before}"
+            self.view = attrs.evolve(self.view, build=build)
+            if self.view.ready or self.view.reason == Reason.LOADING:
+                self.set_reason(Reason.LOADED, words)
+        elif said == "lost" and self.view.ready:
             self.set_reason(Reason.LOADING, "the engine answers; its model is not loaded any more, and is loaded again")
         elif said == "loaded" and self.view.reason == Reason.LOADING:
             self.set_reason(Reason.LOADED, "the model is loaded again")

@@ -93,6 +93,11 @@ def _important_capacity(library: Any, path: bytes) -> int | None:
         library.CFRelease(url)
 
 
+def margin_of(needed_bytes: int) -> int:
+    """Return what stays free beyond what is to be written: 5 per cent of it, from 1 MiB to 1 GiB."""
+    return min(max(needed_bytes // 20, _SMALLEST_MARGIN), _LARGEST_MARGIN)
+
+
 @attrs.define(eq=False)
 class FreeSpace:
     """Promise free space to downloads before they use it, so that two of them never fill a disk that one would fit.
@@ -107,12 +112,12 @@ class FreeSpace:
     def reserve(self, who: object, needed_bytes: int) -> None:
         """Promise that many bytes, in place of what `who` had before.
 
-        Beyond them a margin stays free: 5 per cent of them, from 1 MiB to 1 GiB.
+        Beyond them a margin stays free (`margin_of`).
 
         Raises:
             NoSpaceError: There is not that much.
         """
-        margin = min(max(needed_bytes // 20, _SMALLEST_MARGIN), _LARGEST_MARGIN)
+        margin = margin_of(needed_bytes)
         others = sum(size for name, size in self._promised.items() if name is not who)
         free = self.free(self.folder) - others
         if needed_bytes > 0 and free < needed_bytes + margin:

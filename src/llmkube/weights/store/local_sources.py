@@ -151,14 +151,14 @@ class LocalSources:
     def _check_written(self, path: Path) -> None:
         written = Path(os.path.normpath(path))
         if not any(folder in written.parents for listed in self.folders for folder in _spellings(listed)):
-            raise SourceNotAllowedError(path)
+            raise SourceNotAllowedError.of_path(path)
 
     def _holding(self, end: Path, path: Path) -> Path:
         """Return the innermost listed folder that holds the end of a way."""
         holding = [folder for listed in self.folders if (folder := follow(listed).end) in end.parents]
         store = None if self.store is None else follow(self.store).end
         if not holding or (store in end.parents and store not in holding):
-            raise SourceNotAllowedError(path)
+            raise SourceNotAllowedError.of_path(path)
         return max(holding, key=lambda folder: len(folder.parts))
 
 

@@ -65,6 +65,9 @@ class FakeDaemon:
         shows: What it says of a file besides its path: by file.
         sizes: The bytes of a model in its list, by name.
         faults: What the next requests of a path get instead of an answer.
+        layers: The files of each model of the library that a pull fetches one after the other: name to their sizes.
+        fetched_bytes: What pulls have fetched.
+        free_bytes: What is free on its disk.
         calls: The requests that have come, without looks.
         ended: Processes that were killed from outside.
     """
@@ -90,6 +93,9 @@ class FakeDaemon:
     shows: dict = attrs.field(factory=dict)
     sizes: dict = attrs.field(factory=dict)
     faults: dict = attrs.field(factory=dict)
+    layers: dict = attrs.field(factory=dict)
+    fetched_bytes: int = 0
+    free_bytes: int = 1 << 40
     calls: list = attrs.field(factory=list)
     ended: list = attrs.field(factory=list)
     _next_pid: int = 200
@@ -237,11 +243,19 @@ class FakeDaemon:
             await lines(exchange, {"status": "pulling manifest"}, {"error": "pull model manifest: file does not exist"})
             return
         async with exchange.stream(200, NO_HEADERS) as send:
-            for done in range(0, 100, 10):
-                await send(line({"status": "pulling", "completed": done, "total": 100}))
-                await trio.sleep(self.pull_seconds)
+            for number, size in enumerate(self.layers.get(name, [100])):
+                for done in range(0, size, size // 10):
+                    await send(line({"status": f"pulling {number}", "completed": done, "total": size}))
+                    await trio.sleep(self.pull_seconds)
+                    self.fetched_bytes += size // 10
+                    self.free_bytes -= size // 10
             self.blobs.add(self.library[name])
             await send(line({"status": "success"}))
+
+    async def free(self, folder):
+        """A look at its disk."""
+        await trio.lowlevel.checkpoint()
+        return self.free_bytes
 
     async def _generate(self, exchange, said):
         name, keep = said["model"], said["keep_alive"]
@@ -362,7 +376,7 @@ async def staged(fake, *, owned=False):
         return await listener.connect(host, port)
 
     client = HttpClient(connect, max_idle=0, max_idle_per_origin=0)
-    weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512})
+    weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512}, fake.free)
     witness = Witness(DaemonApi(client, URL), 11434, NAME, fake, SERVER_PID if owned else None)
     adapter = OllamaModel(witness, weights, fake.embeds)
     stage = Stage(Keeper(adapter, Counters()), client, trio.CancelScope())

@@ -52,6 +52,17 @@ async def test_a_library_model_is_pulled_once_however_long_that_takes(autojump_c
         assert fake.calls.count("/api/pull") == 1
 
 
+async def test_a_pull_that_would_fill_the_disk_is_given_up_at_once(autojump_clock):
+    """The store has lost the model, and its disk has no room for it any more: the agent shows the sentence."""
+    fake = FakeDaemon(layers={"tiny:latest": [1 << 30]}, free_bytes=1 << 29)
+    async with staged(fake) as stage:
+        await trio.sleep(30)
+        assert "no space in Ollama's models folder: 1.0 GiB needed, 512.0 MiB free" in stage.given_up
+        assert "ollama rm removes models" in stage.given_up
+        assert fake.calls.count("/api/pull") == 1
+        assert fake.fetched_bytes <= (1 << 30) // 10
+
+
 async def test_a_pull_that_stops_is_begun_again(autojump_clock):
     """An answer that ends before its success, or is no JSON, is a failure, and the next try may succeed."""
     fake = FakeDaemon(faults={"/api/pull": [breaks_off, answers(200, b'{"status": "pul')]})

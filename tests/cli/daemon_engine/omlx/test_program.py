@@ -158,7 +158,7 @@ def test_a_model_is_called_what_it_is_served_as(folder, embeds, name):
 def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
     """Not into ~/.omlx; its settings have the service's context; it is for this user alone."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = made_folder(options(tmp_path / "tiny", "--ctx-size", "512"))
+    made = made_folder(options(tmp_path / "tiny", "--ctx-size", "512")).path
     assert (made.parent, made.stat().st_mode & 0o777) == (tmp_path, 0o700)
     assert (made / "models" / "tiny").readlink() == tmp_path / "tiny"
     settings = json.loads((made / "base" / "settings.json").read_text())
@@ -167,6 +167,16 @@ def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
     assert argv[:6] == ("omlx", "serve", "--model-dir", str(made / "models"), "--base-path", str(made / "base"))
     assert argv[argv.index("--host") + 1] == "127.0.0.1"
     assert "--api-key" not in argv
+
+
+async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypatch):
+    """The agent shows the sentence."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    async with open_http_client() as client:
+        program = OmlxProgram(options(tmp_path), DaemonApi(client, URL), 1, {})
+        with pytest.raises(NoDaemonError, match="no folder can be made for an oMLX of our own: No such file"):
+            async with program.started():
+                raise AssertionError("it has no folder")
 
 
 def test_a_key_is_the_first_line_of_its_file(tmp_path):

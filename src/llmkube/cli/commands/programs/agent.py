@@ -230,7 +230,7 @@ async def serve(
         open_loop_watchdog() as loop_watchdog,
         open_optional_port(config.port, "--port") as probes,
         open_client(cluster) as client,
-        open_local_ports(settings, client, ollama_here) as ports,
+        open_local_ports(settings, client, partial(ollama_here, allowed=settings.ollama_sources)) as ports,
         open_service_nursery() as support,
         open_service_nursery() as agents,
     ):

@@ -8,6 +8,7 @@ from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import Network, parse_networks
 from llmkube.weights.download.hugging_face import parse_endpoint
 from llmkube.weights.errors import SourceError
+from llmkube.weights.ollama_model import AllowedModels
 
 
 class DownloadConfig(Protocol):
@@ -21,6 +22,11 @@ class DownloadConfig(Protocol):
     @property
     def allow_local_sources(self) -> tuple[str, ...] | None:
         """Folders as the user wrote them."""
+        ...
+
+    @property
+    def allow_ollama_sources(self) -> tuple[str, ...]:
+        """Names of models as the user wrote them."""
         ...
 
     @property
@@ -44,6 +50,7 @@ class DownloadSettings(TypedDict):
 
     private_sources: tuple[Network, ...]
     local_sources: tuple[Path, ...]
+    ollama_sources: AllowedModels
     s3_env_auth: bool
     hub_token_file: Path | None
     hub_endpoint: str
@@ -63,11 +70,16 @@ def download_settings(config: DownloadConfig, unlisted: tuple[Path, ...] = ()) -
         parse_endpoint(config.hub_endpoint)
     except SourceError as exc:
         raise UserError(str(exc).partition(": ")[2], field="--hub-endpoint") from exc
+    try:
+        ollama = AllowedModels.of(config.allow_ollama_sources)
+    except ValueError as exc:
+        raise UserError(str(exc), field="--allow-ollama-sources") from exc
     if config.hf_token_file is not None:
         read_token_file(config.hf_token_file)
     return DownloadSettings(
         private_sources=parse_networks(config.allow_private_sources),
         local_sources=unlisted if config.allow_local_sources is None else _folders(config.allow_local_sources),
+        ollama_sources=ollama,
         s3_env_auth=config.s3_env_auth,
         hub_token_file=None if config.hf_token_file is None else config.hf_token_file.absolute(),
         hub_endpoint=config.hub_endpoint,

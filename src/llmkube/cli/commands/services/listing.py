@@ -2,7 +2,7 @@
 
 import datetime
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -139,15 +139,19 @@ class _Page:
             names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in self.kinds)
             return f"No {names} in {'any namespace' if self.namespace is None else self.namespace}."
         now = _now()
-        width = None if self.form == "wide" else output.line_width()
-        return "\n\n".join(
-            output.table(self.columns(kind), self.rows(kind, objects, now).values(), width=width) for kind in self.kinds
-        )
+        return "\n\n".join(self._table(kind, self.rows(kind, objects, now).values()) for kind in self.kinds)
+
+    def _table(self, kind: type[Any], rows: Iterable[tuple[str, ...]]) -> str:
+        columns, further, width = self.columns(kind), self._further(kind), output.line_width()
+        if not further:
+            return output.table(columns, rows, width=width)
+        return output.wide_table(columns[: -len(further)], further, rows, width)
+
+    def _further(self, kind: type[Any]) -> tuple[str, ...]:
+        return _FORMS[kind].wide_columns if self.form == "wide" else ()
 
     def columns(self, kind: type[Any]) -> tuple[str, ...]:
-        form = _FORMS[kind]
-        wide = form.wide_columns if self.form == "wide" else ()
-        return (*(("NAMESPACE",) if self.namespace is None else ()), *form.columns, *wide)
+        return (*(("NAMESPACE",) if self.namespace is None else ()), *_FORMS[kind].columns, *self._further(kind))
 
     def rows(self, kind: type[Any], objects: Objects, now: datetime.datetime) -> dict[str, tuple[str, ...]]:
         form = _FORMS[kind]

@@ -36,6 +36,7 @@ _JSON: Final = Headers.of({"Content-Type": "application/json"})
 _SHOW_BYTES: Final = 64 << 20
 _LINE_BYTES: Final = 1 << 20
 _FROM: Final = re.compile(r"^FROM\s+\S*(sha256[-:][0-9a-f]{64})", re.MULTILINE)
+_FOLDER: Final = re.compile(r"^FROM\s+(/.*)/blobs/sha256[-:][0-9a-f]{64}", re.MULTILINE)
 
 Tell = Callable[[str, int, int], None]
 """Gets what is done, and how many bytes of how many; 0 where there is no number."""
@@ -95,6 +96,16 @@ class DaemonApi:
         if found is None:
             raise DaemonError(f"Ollama names no file of weights for {name}: only models in GGUF are served here", 400)
         return found[1].replace(":", "-")
+
+    async def folder_of(self, name: str) -> Path | None:
+        """Return the folder of models that has a model; None if it has no such model, or does not say.
+
+        Raises:
+            DaemonError: It does not answer.
+        """
+        answer = await self.show(name, verbose=False)
+        found = _FOLDER.search(str(self._way.parsed(answer).get("modelfile", ""))) if answer is not None else None
+        return Path(found[1]) if found else None
 
     async def show(self, name: str, *, verbose: bool = True) -> bytes | None:
         """Return what it says of a model in its store, as JSON; None if it has no such model.

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from llmkube.cli.daemon_engine.front_options import FrontOptions, front_parser, service_of
+from llmkube.cli.daemon_engine.front_options import FrontOptions, front_fields, front_parser, service_of
 from llmkube.cli.daemon_engine.ollama.store_names import store_name
 
 DEFAULT_PORT: Final = 11434
@@ -26,7 +26,6 @@ class Options(FrontOptions):
     Attributes:
         model: A file in GGUF, or `ollama://name:tag`.
         store_name: The name in Ollama's store.
-        context: Tokens of context; 0 for what Ollama takes.
         gpu_layers: Layers on the GPU; None for what Ollama takes.
         program: Ollama's own program, which is started where no server answers.
         daemon: Where the server is that is borrowed.
@@ -34,7 +33,6 @@ class Options(FrontOptions):
 
     model: str
     store_name: str
-    context: int = 0
     gpu_layers: int | None = None
     program: str = "ollama"
     daemon: str = f"http://127.0.0.1:{DEFAULT_PORT}"
@@ -55,7 +53,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Read the command line and OLLAMA_HOST; exits with 2 and one line when that cannot be honoured."""
     parser = front_parser("ollama-engine", "One model of an Ollama, served as llama-server serves one.")
     parser.add_argument("--model", required=True, help="file in GGUF, or ollama://NAME:TAG", metavar="MODEL")
-    parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: Ollama's own default)")
     parser.add_argument("--n-gpu-layers", type=int, help="layers on the GPU (default: Ollama's own)")
     parser.add_argument("--ollama", default="ollama", help="program to start where no server answers")
     said = parser.parse_args(argv)
@@ -68,15 +65,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     except DaemonAddressError as error:
         parser.error(str(error))
     return Options(
+        **front_fields(said),
         model=said.model,
-        alias=said.alias,
         store_name=store_name(namespace, name, said.model, said.ctx_size, said.n_gpu_layers),
-        host=said.host,
-        port=said.port,
-        keys=said.api_key_file,
-        context=said.ctx_size,
         gpu_layers=said.n_gpu_layers,
-        embeds=said.embedding,
         program=said.ollama,
         daemon=daemon,
     )

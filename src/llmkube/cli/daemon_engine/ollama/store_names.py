@@ -4,8 +4,7 @@ import hashlib
 import re
 from typing import Final
 
-PREFIX: Final = "llmkube/"
-"""The namespace of our models in a store that others use too."""
+from llmkube.weights.ollama_model import OWN_NAMESPACE
 
 _ALLOWED: Final = re.compile(r"[^a-z0-9._-]+")
 _LONGEST: Final = 80
@@ -23,4 +22,4 @@ def store_name(namespace: str, name: str, *what: object) -> str:
         what: The weights, and what they are served with.
     """
     tag = hashlib.sha256(repr(what).encode()).hexdigest()[:8]
-    return f"{PREFIX}{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"
+    return f"{OWN_NAMESPACE}/{_ALLOWED.sub('-', f'{namespace}_{name}'.lower())[:_LONGEST]}:{tag}"

@@ -11,6 +11,11 @@ import trio
 from llmkube.cli.daemon_engine.daemon_http import DaemonError
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.ollama.options import Options
+from llmkube.cli.daemon_engine.ollama.pull_room import Free, free_near, measured, pull_within
+from llmkube.weights.errors import NoSpaceError
+
+_TOO_LARGE: Final = 413
+"""As if the server had refused it: to ask at once again would fail again."""
 
 TELL_SECONDS: Final = 5.0
 """Between two lines of progress."""
@@ -75,18 +80,23 @@ class LibraryModel:
         source: Its name there.
         name: The model's name.
         parameters: What it is created with.
+        free: Looks at the disk.
     """
 
     source: str
     name: str
     parameters: dict[str, int]
+    free: Free = free_near
 
     async def prepare(self, api: DaemonApi) -> str:
         """Have it in the store."""
         told = _Progress()
         if await api.blob_of(self.source) is None:
             log.info("fetching the model from Ollama's library", model=self.source)
-            await api.pull(self.source, told)
+            try:
+                await pull_within(api, self.source, await measured(api, self.free), told)
+            except NoSpaceError as error:
+                raise DaemonError(str(error), _TOO_LARGE) from error
         await api.create(self.name, _with({"from": self.source}, self.parameters), told)
         return await _blob(api, self.name)
 

@@ -13,6 +13,7 @@ import attrs
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import Headers, Response
 from llmkube.cli.daemon_engine.daemon_http import ASK_SECONDS, DaemonError, DaemonHttp, DaemonLateError, body_of
+from llmkube.cli.daemon_engine.seen import UNKNOWN_RELEASE
 
 LOAD_SECONDS: Final = 3600.0
 """For a load, in which the server says nothing at all."""
@@ -21,7 +22,6 @@ UNLOAD_SECONDS: Final = 3.0
 """For an unload: it is answered when the engine has stopped."""
 
 NAME: Final = "oMLX"
-UNKNOWN: Final = "of an unknown release"
 
 _LIST_BYTES: Final = 8 << 20
 _AGAIN: Final = frozenset({408, 409, 429})
@@ -85,7 +85,7 @@ class DaemonApi:
             return False
 
     async def version(self) -> str:
-        """Return its release, or `UNKNOWN` of one that has no such path.
+        """Return its release, or `UNKNOWN_RELEASE` of one that has no such path.
 
         Raises:
             DaemonError: It does not answer, or asks for another key.
@@ -94,9 +94,9 @@ class DaemonApi:
             said = (await self._way.ask("/api/status")).get("version")
         except DaemonError as error:
             if error.status == 404:
-                return UNKNOWN
+                return UNKNOWN_RELEASE
             raise
-        return said if isinstance(said, str) and said else UNKNOWN
+        return said if isinstance(said, str) and said else UNKNOWN_RELEASE
 
     async def models(self) -> tuple[Entry, ...]:
         """Return its models, loaded or not.

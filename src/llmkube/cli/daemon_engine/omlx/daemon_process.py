@@ -8,8 +8,6 @@ import json
 import os
 import re
 import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +18,8 @@ import trio
 
 from llmkube.cli.daemon_engine.omlx.daemon_api import NAME, DaemonApi
 from llmkube.cli.daemon_engine.omlx.options import Options
-from llmkube.cli.daemon_engine.server_process import Server, ServerCommand
+from llmkube.cli.daemon_engine.omlx.own_folder import OwnFolder, new_folder
+from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server, ServerCommand
 
 _REMOVE_SECONDS: Final = 2.0
 _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]+")
@@ -47,11 +46,14 @@ class OmlxProgram:
         """Run one during the block; end it afterwards, and remove what it has written.
 
         Raises:
-            NoDaemonError: It does not start.
-            OSError: There is no place for its folder.
+            NoDaemonError: It does not start, or there is no place for its folder.
         """
         key = secrets.token_urlsafe(24)
-        folder = await trio.to_thread.run_sync(made_folder, self.options)
+        try:
+            held = await trio.to_thread.run_sync(made_folder, self.options)
+        except OSError as error:
+            raise NoDaemonError(f"no folder can be made for an oMLX of our own: {error.strerror or error}") from error
+        folder = held.path
         try:
             server = Server(f"http://127.0.0.1:{self.port}", key=key)
             inherited = {name: value for name, value in self.environ.items() if not name.startswith("OMLX_")}
@@ -68,7 +70,7 @@ class OmlxProgram:
                 yield running
         finally:
             with trio.move_on_after(_REMOVE_SECONDS, shield=True):
-                await trio.to_thread.run_sync(_remove, folder, abandon_on_cancel=True)
+                await trio.to_thread.run_sync(held.remove, abandon_on_cancel=True)
 
 
 def command_line(program: str, folder: Path, port: int) -> tuple[str, ...]:
@@ -92,20 +94,21 @@ def command_line(program: str, folder: Path, port: int) -> tuple[str, ...]:
     )
 
 
-def made_folder(options: Options) -> Path:
+def made_folder(options: Options) -> OwnFolder:
     """Make the folder of one: a link to the model, and settings; blocks.
 
     Raises:
         OSError: It cannot be made.
     """
-    folder = Path(tempfile.mkdtemp(prefix="llmkube-omlx-"))
+    held = new_folder()
+    folder = held.path
     (folder / "models").mkdir()
     (folder / "base").mkdir()
     (folder / "models" / link_name(options.model, embeds=options.embeds)).symlink_to(options.model.absolute())
     if options.context:
         sampling = {"max_context_window": options.context, "max_context_window_policy": options.context}
         (folder / "base" / "settings.json").write_text(json.dumps({"version": "1.0", "sampling": sampling}), "utf-8")
-    return folder
+    return held
 
 
 def link_name(model: Path, *, embeds: bool) -> str:
@@ -117,7 +120,3 @@ def link_name(model: Path, *, embeds: bool) -> str:
     if embeds:
         return name if "embed" in name.lower() else f"{name}-embedding"
     return "model" if re.search(r"embed|rerank", name, re.IGNORECASE) else name
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.cli.daemon_engine.front_options import FrontOptions, front_parser, service_of
+from llmkube.cli.daemon_engine.front_options import FrontOptions, front_fields, front_parser, service_of
 
 DEFAULT_PORT: Final = 8000
 START_SECONDS: Final = 120.0
@@ -27,7 +27,6 @@ class Options(FrontOptions):
 
     Attributes:
         model: The folder of the model.
-        context: Tokens that a prompt and its answer may have, at an oMLX of our own; 0 for what the model has.
         program: oMLX's own program.
         daemon: Where the owner's oMLX would be.
         key_file: Holds the key that that one asks for; None where it asks for none.
@@ -35,7 +34,6 @@ class Options(FrontOptions):
     """
 
     model: Path
-    context: int = 0
     program: str = "omlx"
     daemon: str = f"http://127.0.0.1:{DEFAULT_PORT}"
     key_file: Path | None = None
@@ -46,7 +44,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Read the command line and the agent's variables; exits with 2 and one line when they cannot be honoured."""
     parser = front_parser("omlx-engine", "One model of an oMLX, served as llama-server serves one.")
     parser.add_argument("--model", type=Path, required=True, help="folder of the model", metavar="FOLDER")
-    parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: the model's own)")
     parser.add_argument("--omlx", default="omlx", help="program to start where no oMLX has the model")
     said = parser.parse_args(argv)
     service_of(parser, said)
@@ -59,13 +56,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         parser.error(f"{START_VARIABLE}={seconds}: write seconds, such as {START_SECONDS:g}")
     key_file = environ.get(KEY_FILE_VARIABLE, "")
     return Options(
+        **front_fields(said),
         model=said.model,
-        alias=said.alias,
-        host=said.host,
-        port=said.port,
-        keys=said.api_key_file,
-        embeds=said.embedding,
-        context=said.ctx_size,
         program=said.omlx,
         daemon=f"http://127.0.0.1:{port or DEFAULT_PORT}",
         key_file=Path(key_file) if key_file else None,

@@ -22,6 +22,7 @@ from llmkube.cli.daemon_engine.omlx.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.omlx.daemon_process import OmlxProgram
 from llmkube.cli.daemon_engine.omlx.model import OmlxModel, followed
 from llmkube.cli.daemon_engine.omlx.options import Options, parse
+from llmkube.cli.daemon_engine.omlx.own_folder import remove_abandoned
 from llmkube.cli.daemon_engine.processes import ProcessTable, ThisMachine
 from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server, Starter
 from llmkube.cli.daemon_engine.serving import free_port, run_program, serve_model
@@ -94,6 +95,8 @@ async def serve(
 
 
 async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> bool:
+    for left in await trio.to_thread.run_sync(remove_abandoned, abandon_on_cancel=True):
+        log.info("removed what a killed engine has left", folder=str(left))
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OmlxProgram(options, DaemonApi(client, options.daemon), await free_port())
         return await serve(options, keys, Outside(client, ThisMachine(), starter, key), stop)

@@ -143,7 +143,7 @@ class _Up:
             open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
             open_follow(server.client, self.rng) as followed,
             open_service_nursery() as support,
-            open_local_ports(settings, server.client, ollama_here) as ports,
+            open_local_ports(settings, server.client, partial(ollama_here, allowed=settings.ollama_sources)) as ports,
         ):
             place = Place(
                 server.url,
