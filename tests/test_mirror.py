@@ -59,7 +59,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/router/proxy/test_continuations.py": "router/dispatch/next_engine",
     "tests/router/proxy/test_queue.py": "router/dispatch/queued_call",
     "tests/router/proxy/test_handler.py": """
-        router/proxy/listed_models router/proxy/metrics router/proxy/router
+        router/proxy/listed_models router/proxy/router
         router/proxy/shadows router/proxy/standing router/budgets/usage""",
     "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",
     "tests/router/proxy/test_live_config.py": "router/auth/key_files",
