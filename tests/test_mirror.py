@@ -60,8 +60,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/router/proxy/test_continuations.py": "router/dispatch/next_engine",
     "tests/router/proxy/test_queue.py": "router/dispatch/queued_call",
     "tests/router/proxy/test_handler.py": """
-        router/proxy/listed_models router/proxy/metrics
-        router/proxy/shadows router/proxy/standing""",
+        router/proxy/listed_models router/proxy/shadows router/proxy/standing""",
     "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",
     "tests/router/proxy/test_live_config.py": "router/auth/key_files",
     "tests/k8s/auth/test_transport.py": "k8s/auth/tls",

@@ -84,6 +84,8 @@ async def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
         assert one.players["a"].asked == []
         assert taken(one) == 0
         assert "the disk is full" in one.router.ready()[1]
+        labels = {"rule": "all", "backend": "none", "classification": "none", "outcome": "budget_not_kept"}
+        assert one.metric("llmkube_router_requests_total", **labels) == 1
         monkeypatch.setattr(budget_file.BudgetFile, "write", real)
         assert (await one.ask(ASKED | SMALL)).status == 200
         assert one.router.ready() == (True, "")

@@ -372,6 +372,8 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
                 await trio.sleep(1)
                 status, said = await ask(lab, previous_response_id=first)
                 assert (status, said["error"]["code"]) == (503, "histories_full")
+                labels = {"rule": "default", "backend": "none", "classification": "none", "outcome": "histories_full"}
+                assert lab.metric("llmkube_router_requests_total", **labels) == 1
                 await trio.sleep_forever()
         await trio.sleep(1)
         assert (gone, conversations_of(lab).history_bytes) == ([True], 0)

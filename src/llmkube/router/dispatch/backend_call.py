@@ -20,7 +20,6 @@ from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.health.engine_watch import EngineWatch, Waiting
 from llmkube.router.policy.permits import Permit
 from llmkube.router.prefix_cache.own_prompts import OwnPrompts
-from llmkube.router.prefix_cache.prompt_marks import prompt_text
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.refusals import error_object
 
@@ -202,7 +201,7 @@ class BackendCalls:
         if prompt is None:
             return
         found = self.own_prompts.answered(record.tenant, prompt, cached=usage.cached, tokens=usage.prompt)
-        record.diverged = found.said(prompt_text(asked.path, asked.body, asked.size)) if found is not None else ""
+        record.diverged = found.said(prompt.text) if found is not None else ""
 
 
 def _timing(record: Record) -> str:

@@ -62,8 +62,8 @@ def prompt_text(path: str, body: Mapping[str, Any], body_bytes: int) -> bytes:
         text = orjson.dumps(parts)
     except orjson.JSONEncodeError:
         return b""  # nested too deeply: no engine gets it either
-    # Where this prompt ends another one goes on: the brackets that close it are no part of it
-    return text.removesuffix(b"]]")[:MOST_BYTES]
+    # Where this prompt ends another one goes on: what closes it is no part of it
+    return text.rstrip(b'"}]')[:MOST_BYTES]
 
 
 def marks_of(seed: bytes, text: bytes) -> tuple[int, ...]:

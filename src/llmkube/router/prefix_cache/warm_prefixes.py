@@ -37,15 +37,19 @@ COLD: Final = "cold"
 
 @attrs.frozen(kw_only=True)
 class Prompt:
-    """What is remembered of a prompt; nothing of its text.
+    """A prompt as engines' caches know it.
 
     Attributes:
         marks: Hashes of its beginnings.
         size: Its length in bytes, as far as it is known.
+        text: Its beginning, as `prompt_text` returns it.
+        scope: A hash of tenant, path and model, of 8 bytes.
     """
 
     marks: tuple[int, ...] = attrs.field(repr=False)
     size: int
+    text: bytes = attrs.field(repr=False)
+    scope: bytes = attrs.field(repr=False)
 
 
 @attrs.frozen
@@ -151,11 +155,13 @@ class WarmPrefixes:
         """
         text = prompt_text(path, body, body_bytes)
         seed = hashlib.blake2b(f"{tenant}\0{path}\0{body.get('model')}".encode("utf-8", "replace"), key=self.secret)
-        marks = marks_of(seed.digest(), text)
+        scope = seed.digest()
+        marks = marks_of(scope, text)
         if not marks:
             return None
         # One that is cut off is taken to be as long as its body, of which the rest of the fields is a small part
-        return Prompt(marks=marks, size=len(text) if len(text) < MOST_BYTES else max(body_bytes, MOST_BYTES))
+        size = len(text) if len(text) < MOST_BYTES else max(body_bytes, MOST_BYTES)
+        return Prompt(marks=marks, size=size, text=text, scope=scope[:8])
 
     def warmth(self, prompt: Prompt, backends: Iterable[Backend]) -> dict[str, Warmth]:
         """Return what each backend is believed to have of a prompt, by its name."""

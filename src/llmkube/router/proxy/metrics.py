@@ -22,14 +22,14 @@ _FIRST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 OUTCOMES: Final = frozenset(
     {
-        *("ok", "client_gone", "client_error", "stream_broken", "unauthorized", "bad_request", "budget_exhausted"),
+        *("ok", "client_gone", "client_error", "stream_broken", "unauthorized", "budget_exhausted", "budget_not_kept"),
         *("no_route", "fail_closed", "not_permitted", "model_not_allowed", "fail_closed_runtime", "backend_timeout"),
         *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
-        *("backend_refused_credentials", "audit_unavailable", "untranslatable"),
-        *("queue_full", "tenant_queue_full", "no_token_keys", "conversations_unavailable"),
+        *("backend_refused_credentials", "untranslatable", "queue_full", "tenant_queue_full", "no_token_keys"),
+        *("conversations_unavailable", "histories_full"),
     }
 )
-"""What becomes of requests."""
+"""What becomes of requests; a refusal of our own with a status of 500 or more has its code here."""
 
 
 @attrs.frozen(eq=False)

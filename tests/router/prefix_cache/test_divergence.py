@@ -1,0 +1,167 @@
+"""Where a prompt leaves the nearest earlier one: the character, or between which two where its text is not kept."""
+
+import itertools
+import random
+
+import pytest
+
+from llmkube.router.prefix_cache import divergence
+from llmkube.router.prefix_cache.divergence import Divergence, Earlier, nearest
+from llmkube.router.prefix_cache.prompt_marks import MOST_BYTES, PLACES, marks_of, prompt_text
+
+
+def test_it_is_told_in_characters():
+    """A text of others than ASCII has more bytes; a byte of a character that differs is that character."""
+    text = prompt_text("/completions", {"prompt": "ö" * 600}, 1300)
+    assert Divergence(256, 512).said(text) == "129-257"
+    assert Divergence(256, 512).said(b"a" * 600) == "256-512"
+    assert Divergence(300, 301).said(b"a" * 600) == "300"
+    for at, said in ((300, "151"), (301, "151"), (302, "152")):
+        assert Divergence(at, at + 1).said(text) == said
+
+
+def test_a_character_that_is_cut_by_a_place_may_differ():
+    """`ö` and `ā` differ in their first bytes: where the text ends between theirs, one more character counts."""
+    text = ("a" + "ö" * 300).encode()
+    assert Divergence(0, 256).said(text) == "0-129"
+    assert not ("a" + "ö" * 127 + "ā").encode()[:256].startswith(text[:256])
+
+
+SCOPE = b"a model."
+
+
+def earlier(text, *, kept=True, scope=SCOPE):
+    data = text if isinstance(text, bytes) else text.encode()
+    marks = b"".join(each.to_bytes(8) for each in marks_of(scope, data))
+    return Earlier(marks=scope + marks, size=len(data), text=data if kept else None)
+
+
+def alike(one, other):
+    """How many characters two texts share, one by one."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def places(count):
+    """How many places so many bytes reach."""
+    return sum(each <= count for each in PLACES)
+
+
+def drawn(rng):
+    """Prompts that begin alike, of one to four bytes a character, up to what is looked at of one."""
+    alphabet, texts = rng.choice(["ab", "öā", "aö€😀"]), []
+    for _ in range(16):
+        before = rng.choice(texts) if texts else ""
+        text = before[: rng.choice([len(before), rng.randrange(len(before) + 1)])]
+        text += "".join(rng.choices(alphabet, k=rng.randrange(1 if before else 256, rng.choice([300, 2000, 60_000]))))
+        texts.append(text.encode()[:MOST_BYTES].decode("utf-8", "ignore"))
+    return texts
+
+
+def check(seed, dropped):
+    """Compare drawn prompts, of which some have no text, with a count of characters; return how many were exact."""
+    rng, exact = random.Random(seed), 0
+    texts = drawn(rng)
+    for at in range(1, len(texts)):
+        text, before = texts[at], texts[:at]
+        held = [earlier(each, kept=rng.random() >= dropped) for each in before]
+        reach = [places(len(text[: alike(text, each)].encode())) for each in before]
+        near = [at for at, each in enumerate(reach) if each == max(reach)]
+        found = nearest(earlier(text), held)
+        goes_on = [at for at in near if alike(text, before[at]) in (len(text), len(before[at]))]
+        if isinstance(found, Earlier):
+            which = next(place for place, each in enumerate(held) if each is found)
+            assert which in goes_on or (found.text is None and which in near)
+            continue
+        assert not goes_on
+        said, counts = found.said(text.encode()), [alike(text, before[at]) for at in near if held[at].text is not None]
+        if counts:
+            exact += 1
+            assert said == str(max(counts))
+        else:
+            first, last = map(int, said.split("-"))
+            assert all(first <= alike(text, before[at]) < last for at in near)
+    return exact
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("dropped", [0.0, 0.6, 1.0])
+def test_it_is_the_character_that_a_count_of_characters_finds(seed, dropped):
+    """Of any prompts; where the texts of all nearest ones are dropped, the character is within what is said."""
+    assert check(seed, dropped) > 0 or dropped == 1.0
+
+
+def test_prompts_of_another_model_are_no_earlier_ones():
+    """An engine that serves it had none of them in its cache."""
+    assert nearest(earlier("a" * 999), [earlier("a" * 600, scope=b"another.")]) is None
+    assert nearest(earlier("a" * 999), []) is None
+
+
+def _changed_found(change):
+    def mutant(patch):
+        plain = globals()["nearest"]
+
+        def nearest(*compared):
+            found = plain(*compared)
+            return change(found) if isinstance(found, Divergence) else found
+
+        patch.setitem(globals(), "nearest", nearest)
+
+    return mutant
+
+
+_a_byte_early = _changed_found(lambda found: Divergence(found.same - 1, found.differs - 1))
+_the_places_are_told = _changed_found(
+    lambda found: Divergence(*max((one, two) for one, two in itertools.pairwise((0, *PLACES)) if one <= found.same))
+)
+
+
+def _the_first_is_taken(patch):
+    plain = divergence._most_alike
+
+    def first(*compared):
+        found, alike = plain(*compared)
+        return found[:1], alike
+
+    patch.setattr(divergence, "_most_alike", first)
+
+
+def _marks_do_not_choose(patch):
+    plain = divergence._most_alike
+    patch.setattr(divergence, "_most_alike", lambda marks, held: (list(held), plain(marks, held)[1]))
+
+
+def _a_prompt_that_goes_on_is_told(patch):
+    patch.setattr(divergence, "min", lambda *sizes: min(sizes[0], sizes[-1]), raising=False)
+
+
+def _bytes_are_told(patch):
+    patch.setattr(Divergence, "said", lambda self, _text: str(self.same))
+
+
+def _a_cut_character_is_left_out(patch):
+    def said(self, text):
+        first, last = (len(text[:at].decode("utf-8", "ignore")) for at in (self.same, self.differs))
+        return f"{first}-{last}" if last > first + 1 else f"{first}"
+
+    patch.setattr(Divergence, "said", said)
+
+
+MUTANTS = [
+    *(_a_byte_early, _the_places_are_told, _the_first_is_taken, _marks_do_not_choose),
+    *(_a_prompt_that_goes_on_is_told, _bytes_are_told, _a_cut_character_is_left_out),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_each_deliberate_bug_is_seen(mutant, monkeypatch):
+    """By the tests above."""
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        _check_all()
+
+
+def _check_all():
+    for seed in range(12):
+        for dropped in (0.0, 0.6, 1.0):
+            check(seed, dropped)
+    test_a_character_that_is_cut_by_a_place_may_differ()
