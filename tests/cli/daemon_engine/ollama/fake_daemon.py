@@ -263,7 +263,9 @@ class FakeDaemon:
         blob = self.store[name]
         shared = next((other for other, pid in self.loaded.items() if self.held.get(pid, ("", 0))[0] == blob), name)
         pid = self.loaded.get(shared)
-        if pid not in self.held or pid in self._going:
+        if pid not in self.held or pid in self._going or self.held[pid][0] != blob:
+            if pid in self.held and pid not in self._going:  # another model has got the name since
+                self.drop(shared)
             self._next_pid += 1
             self.loaded[name] = self._next_pid
             if not self.hollow:
