@@ -270,6 +270,8 @@ class FakeDaemon:
             self.loaded[name] = self._next_pid
             if not self.hollow:
                 self.held[self._next_pid] = (blob, self.pid)
+            # Who has asked for it may go meanwhile: it is loaded all the same.
+            self.expires[name] = trio.current_time() + self.load_seconds + KEEP_SECONDS
             await trio.sleep(self.load_seconds)
             shared = name
         if shared in self.loaded:

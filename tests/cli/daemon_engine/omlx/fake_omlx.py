@@ -100,8 +100,8 @@ class FakeOmlx:
         self.held[name] = self.sizes[name]
         self._going.pop(name, None)
 
-    def stop(self):
-        """All that it held goes with its process."""
+    def stop(self, *, killed=False):
+        """All that it held goes with its process, however that ends."""
         self.answers = False
         self.loaded, self.held, self.kept, self._going = set(), {}, [], {}
 
