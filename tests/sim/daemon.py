@@ -279,8 +279,10 @@ class Daemons:
                 yield held, now if in_order else held.until
 
     def _is_of(self, child, held):
-        file = self.file_of(child)
-        return held.file == file if file else held.name == child.keeper.adapter.name
+        file, name = self.file_of(child), child.keeper.adapter.name
+        if held.name and name:  # one file may be listed by several names, and a name may have come to mean another file
+            return held.name == name and file in ("", held.file)
+        return held.file == file != ""
 
     @asynccontextmanager
     async def started(self, options):
