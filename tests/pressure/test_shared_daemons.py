@@ -49,10 +49,14 @@ def reserved(world):
 
 @both
 async def test_what_the_daemon_holds_is_in_the_ledger(autojump_clock, runtime):
-    """The front's process holds next to nothing; its service counts with all that it was promised, and is measured so."""
+    """The front's process holds next to nothing; its service counts with all that it was promised."""
     async with shared_world(runtime) as (world, _):
         await trio.sleep(60)
         assert 10 <= reserved(world)["draft"] <= 11.5
+        await serve(world, "small", 3, "low")  # there is room beside it: what is loaded is not promised once more
+        await world.until(running, ["chat", "draft", "embed", "small"], world, seconds=60)
+        await world.delete("small")
+        await world.until(running, ["chat", "draft", "embed"], world, seconds=60)
         await serve(world, "late", 12, "low")
         await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "late", seconds=30)
         assert "needs 12.1 GiB" in (await why(world, "late"))[1]
@@ -95,7 +99,7 @@ async def test_an_eviction_gives_the_memory_back(autojump_clock, runtime):
 
 @both
 async def test_said_unloaded_and_was_not_takes_the_next_victim(autojump_clock, runtime):
-    """Nothing has come back: the next service goes, and the memory is promised to nobody until its owner has it back."""
+    """Nothing has come back: the next service goes, and nobody is promised that memory until it is back."""
     async with shared_world(runtime) as (world, server):
         (front,) = world.machine.live("draft")
         server.fake.lies = True
@@ -171,3 +175,15 @@ async def test_one_of_our_own_that_keeps_the_memory_is_ended(autojump_clock, run
         assert held(world, runtime) == []
         assert set(await events(world, "Evicted")) == {"draft"}
         assert world.machine.memory.lowest_bytes >= 0
+
+
+async def test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours(autojump_clock):
+    """OMLX has all models in one process: as ours goes another one comes, and ours is known to be back all the same."""
+    async with shared_world("omlx") as (world, server):
+        (front,) = world.machine.live("draft")
+        server.fake.folders["more"] = server.fake.folders["theirs"]
+        server.fake.next = "more"  # loaded as soon as ours is unloaded
+        world.machine.memory.other = 19
+        await world.until(running, ["chat", "embed"], world, seconds=60)
+        assert front.exit.code == 0
+        assert held(world, "omlx") == ["more", "theirs"]

@@ -45,6 +45,11 @@ class Held:
     orphan: bool = False
     known_to: float = math.inf
 
+    @property
+    def is_kept(self):
+        """Whether it is not listed, and not on its way out."""
+        return not self.name and self.until == math.inf
+
 
 class Engine(Protocol):
     """What is one engine's own. A stand-in (`fake`) answers requests, and says what the kernel shows of it."""
@@ -110,7 +115,7 @@ class SimServer:
         """Whether only its owner can mend it."""
         fake = self.fake
         wrong = fake.lies or fake.hangs or fake.hollow or not self.answers or self.port != self.engine.port
-        return wrong or self.engine.is_changed(fake) or any(not each.name for each in self.engine.held(fake))
+        return wrong or self.engine.is_changed(fake) or any(each.is_kept for each in self.engine.held(fake))
 
     def stop(self, **how):
         """Its process ends; see the stand-in."""
@@ -273,7 +278,8 @@ class Daemons:
         for _, held in self.held():
             ours = [child for child in fronts if _knows(child, held) and self._is_of(child, held)]
             taken_up = any(child.exit is None for child in ours)  # by one that has not got as far as the file
-            if ours and not taken_up and held.file not in kept and not held.orphan:
+            stays = not held.orphan and (held.name or held.is_kept)
+            if ours and stays and not taken_up and held.file not in kept:
                 last = {child.name: child for child in ours}.values()
                 in_order = all(child.told_to_end.is_set() and child.exit.code == 0 for child in last)
                 yield held, now if in_order else held.until

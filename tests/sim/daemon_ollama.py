@@ -70,7 +70,8 @@ class Ollama:
         for pid in fake.holders():
             file, parent = fake.held[pid]
             name = names.get(pid, "")
-            yield Held(pid, name, file, fake.expires.get(name, math.inf), parent == 1)
+            until = fake.expires.get(name, math.inf) if name else fake._going.get(pid, math.inf)
+            yield Held(pid, name, file, until, parent == 1)
 
     def forget(self, fake):
         fake.store.clear()

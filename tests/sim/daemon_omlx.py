@@ -1,5 +1,6 @@
 """What is oMLX's of a simulated shared daemon: one process that has all models, folders that its owner names, a key."""
 
+import math
 from collections import defaultdict
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,7 +74,8 @@ class Omlx:
     def held(self, fake):
         fake.holding()  # what is on its way out may be gone
         for name in fake.held:
-            yield Held(fake.pid, name if name in fake.loaded else "", fake.folders.get(name, ""))
+            until = fake._going.get(name, math.inf)
+            yield Held(fake.pid, name if name in fake.loaded else "", fake.folders.get(name, ""), until)
         for name, _, since in fake.kept:
             yield Held(fake.pid, "", fake.folders.get(name, ""), known_to=since)
 

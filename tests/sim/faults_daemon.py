@@ -1,4 +1,4 @@
-"""What an Ollama or oMLX does that its owner and several services share: it restarts, forgets, moves, lies, falls silent.
+"""What an Ollama or oMLX does that several services share: it restarts, forgets, moves, lies, falls silent.
 
 Rows O3. A service on it has to be right about itself all the while, and as wished when its owner has mended it.
 """

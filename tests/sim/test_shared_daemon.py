@@ -1,9 +1,10 @@
-"""Services on an Ollama or an oMLX that its owner runs too: under the memory of the host, and through what it does."""
+"""Services on an Ollama or oMLX that its owner runs too: under the memory of the host, and through what it does."""
 
 import pytest
 import trio
 
 from sim.daemons import RUNTIMES
+from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
 
@@ -271,3 +272,20 @@ async def test_one_of_our_own_that_is_killed_is_started_again(autojump_clock, ru
         await trio.sleep(20)
         assert front.exit is not None
         await world.until(world.ready_addresses, 1, "other", seconds=300)
+
+
+async def test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left(autojump_clock):
+    """The next front is told to end while it starts: oMLX's name for the model is not known, its folder is."""
+    async with host() as world:
+        prepare(world, "omlx")
+        world.machine.shapes[MODEL], world.machine.memory.sizes["other"] = shape_of(10.0), 10.0
+        await serve(world, "omlx")
+        world.machine.scripts["other"] = Script(load_seconds=60.0)
+        world.machine.kill("other")
+        await trio.sleep(30)
+        assert held(world, "omlx") == ["one"]
+        assert len(world.machine.live("other")) == 1
+        await world.delete("other")
+        await trio.sleep(30)
+        assert world.machine.live("other") == []
+        assert held(world, "omlx") == []
