@@ -16,7 +16,6 @@ from llmkube.cli.daemon_engine.omlx import model as omlx_model
 from llmkube.cli.daemon_engine.omlx.model import OmlxModel
 from llmkube.cli.daemon_engine.seen import Seen
 from llmkube.cli.daemon_engine.steps import Act, Step
-from llmkube.supervisor.nouns import need
 from llmkube.supervisor.service import attempt
 from pressure import test_shared_daemons as pressed
 from sim import score
@@ -245,15 +244,6 @@ CAUGHT = {
         never_scans_again(ollama_witness.Witness._holders),
         partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, None, "ollama"),
     ),
-    **{
-        f"the ledger has what the process before {runtime} holds, and not its model": (
-            need,
-            "holds_elsewhere",
-            lambda runtime: False,
-            partial(pressed.test_what_the_daemon_holds_is_in_the_ledger, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
     "memory that comes for a model of others as ours goes is taken for ours": (
         omlx_account,
         "_change",
