@@ -1,252 +1,338 @@
-"""An Ollama that all services of a simulated host share, and the fronts that agents start before it.
+"""Daemons that all services of a simulated host share, and the fronts that agents start before them.
 
 A front is the real one without its sockets: what it decides, looks at and does is `llmkube.cli.daemon_engine`. It
-borrows the daemon of the machine's owner, or starts one where none answers; that one ends with it.
+borrows the daemon of the machine's owner, or starts one; that one ends with it. What is Ollama's of that, and what
+oMLX's, is in `daemon_ollama` and `daemon_omlx`: an `Engine` each.
 """
 
-import hashlib
 import itertools
 import math
 from contextlib import asynccontextmanager
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import attrs
 import trio
 
-from cli.daemon_engine.ollama.fake_daemon import FakeDaemon
+from llmkube.base.http.errors import BrokenOffError, ConnectError
+from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
 from llmkube.cli.daemon_engine.counters import Counters
-from llmkube.cli.daemon_engine.daemon_http import ASK_SECONDS, DaemonError, DaemonLateError
 from llmkube.cli.daemon_engine.keeper import GivenUpError, Keeper
-from llmkube.cli.daemon_engine.ollama.model import OllamaModel
-from llmkube.cli.daemon_engine.ollama.options import parse
-from llmkube.cli.daemon_engine.ollama.witness import Witness
-from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server, borrowed_or_own
-from llmkube.runtimes.process.ollama import MODULE
+from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server
 
-PORT = 11434
 OWN_PORT = 50_000
+LOAD_SECONDS = 3.0
 
 
-def is_front(argv):
-    """Whether a command line is that of a service on Ollama."""
-    return MODULE in argv
+@attrs.frozen
+class Held:
+    """A model that is in memory.
+
+    Attributes:
+        pid: The process that holds it.
+        name: What it is listed as; "" of what is not listed.
+        file: Which weights it has.
+        until: Until when it stays, if nobody says anything.
+        orphan: Whether its server has ended.
+        known_to: The latest start of a front that can know of it.
+    """
+
+    pid: int
+    name: str
+    file: str
+    until: float = math.inf
+    orphan: bool = False
+    known_to: float = math.inf
+
+    @property
+    def is_kept(self):
+        """Whether it is not listed, and not on its way out."""
+        return not self.name and self.until == math.inf
+
+
+class Engine(Protocol):
+    """What is one engine's own. A stand-in (`fake`) answers requests, and says what the kernel shows of it."""
+
+    runtime: str
+    module: str
+    port: int
+
+    def parse(self, argv) -> Any:
+        """Return the options of a front."""
+
+    def file_of(self, options) -> str:
+        """Return the weights that a front serves."""
+
+    def known_file(self, adapter) -> str:
+        """Return the weights that a front knows to be its model's; "" while it knows none."""
+
+    def opened(self, options, daemons) -> Any:
+        """Have a server during the block, and the adapter of the model in it."""
+
+    def made(self, number, options=None) -> Any:
+        """Return the stand-in of the owner's server, or of the one that a front has started."""
+
+    def held(self, fake) -> Any:
+        """Yield each model that it has in memory."""
+
+    def forget(self, fake) -> None:
+        """Let it lose its models; it does not run."""
+
+    def usurp(self, fake, name) -> None:
+        """Give the name of a model to another one, which is loaded."""
+
+    def mend(self, fake) -> None:
+        """Let it be as its owner has set it up."""
+
+    def is_changed(self, fake) -> bool:
+        """Whether it is set up otherwise than its owner has."""
 
 
 @attrs.define(eq=False)
-class SimDaemon(FakeDaemon):
+class SimServer:
     """One server at one port.
 
     Attributes:
+        engine: What is its engine's own.
+        fake: The stand-in.
         port: Where it listens.
-        services: Whose file is which: file to service.
-        lied_at: When it has last kept a process that it should have ended.
+        requests: Those under way; they break off when it ends.
     """
 
-    port: int = PORT
-    load_seconds: float = 3.0
-    services: dict = attrs.field(factory=dict)
-    lied_at: float = -math.inf
+    engine: Engine
+    fake: Any
+    port: int
+    requests: set = attrs.field(factory=set)
 
-    def drop(self, name):
-        super().drop(name)
-        if self.lies:
-            self.lied_at = trio.current_time()
+    @property
+    def answers(self):
+        """Whether it runs."""
+        return self.fake.answers and self.fake.pid not in self.fake.ended
 
     @property
     def is_odd(self):
         """Whether only its owner can mend it."""
-        held_by_none = any(parent == 1 for _, parent in self.held.values())
-        return self.lies or self.hangs or not self.answers or self.port != PORT or held_by_none or self.lied_at > 0
+        fake = self.fake
+        wrong = fake.lies or fake.hangs or fake.hollow or not self.answers or self.port != self.engine.port
+        return wrong or self.engine.is_changed(fake) or any(each.is_kept for each in self.engine.held(fake))
+
+    def stop(self, **how):
+        """Its process ends; see the stand-in."""
+        self.fake.stop(**how)
+        for scope in self.requests:
+            scope.cancel(reason="the server has ended")
+
+    def start(self, version=None):
+        """It runs again, perhaps in another release."""
+        self.fake.start(version or self.fake.version)
 
     def restart(self):
-        """Its owner quits it and starts it again: its processes end with it."""
+        """Its owner quits it and starts it again, as it should be: all that it holds ends with it."""
         self.stop()
-        self.held, self.lied_at = {}, -math.inf
-        self.lies = self.hangs = self.hollow = False
-        self.port = PORT
-        self.start(self.version)
+        self.fake.lies = self.fake.hangs = self.fake.hollow = False
+        self.fake.ended.clear()
+        self.port = self.engine.port
+        self.engine.mend(self.fake)
+        self.start()
 
 
-@attrs.define(eq=False)
-class Door:
-    """`DaemonApi` without HTTP.
+@attrs.frozen
+class _Exchange:
+    """One request to a stand-in, and its answer."""
 
-    Attributes:
-        daemons: The servers of the host.
-        url: Which of them is asked.
-    """
+    request: Request
+    answers: list = attrs.field(factory=list)
 
-    daemons: list
-    url: str
-
-    async def _server(self):
+    async def respond(self, response: Response):
         await trio.lowlevel.checkpoint()
-        port = int(self.url.rpartition(":")[2])
-        daemon = next((each for each in self.daemons if each.answers and each.port == port), None)
-        if daemon is None:
-            raise DaemonError(f"no Ollama answers at {self.url}", gone=True)
-        if daemon.hangs:
-            await trio.sleep(ASK_SECONDS)
-            raise DaemonLateError("it has not answered in time")
-        daemon.holders()  # what has expired is gone
-        return daemon
-
-    async def _model(self, name):
-        daemon = await self._server()
-        if name not in daemon.store:
-            raise DaemonError(f"model '{name}' not found", 404)
-        return daemon
-
-    async def version(self):
-        return (await self._server()).version
-
-    async def loaded(self):
-        return tuple(name if ":" in name else f"{name}:latest" for name in (await self._server()).loaded)
-
-    async def load(self, name, keep_alive, *, embeds=False):
-        daemon = await self._model(name)
-        await daemon.load(name)
-        if not daemon.answers:
-            raise DaemonError("Ollama broke off", gone=True)
-
-    async def renew(self, name, keep_alive, *, embeds=False):
-        await self.load(name, keep_alive)
-
-    async def unload(self, name):
-        daemon = await self._model(name)
-        if name in daemon.loaded:
-            daemon.drop(name)
-
-    async def make(self, name, blob, service):
-        """Have a model of a file, as `create` does."""
-        daemon = await self._server()
-        daemon.services[blob] = service
-        daemon.store[name] = blob
+        self.answers.append(response)
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
+class Wire:
+    """`HttpClient` to the servers of a host, without bytes."""
+
+    servers: list
+
+    async def request(self, method, url, *, headers=NO_HEADERS, body=b"", max_body_bytes=0):
+        await trio.lowlevel.checkpoint()
+        at = urlsplit(url)
+        server = next((each for each in self.servers if each.answers and each.port == at.port), None)
+        if server is None:
+            raise ConnectError("connection refused")
+        exchange = _Exchange(Request(method, at.path, headers, body))
+        with trio.CancelScope() as scope:
+            server.requests.add(scope)
+            try:
+                while server.fake.hangs:  # noqa: ASYNC110 - what it was asked meanwhile it answers afterwards
+                    await trio.sleep(1.0)
+                await server.fake.handle(exchange)
+            finally:
+                server.requests.discard(scope)
+        if not exchange.answers:
+            raise BrokenOffError("the server has ended")
+        return exchange.answers[0]
+
+
+@attrs.frozen(eq=False)
 class Processes:
-    """What the kernel of the host shows of its servers and their models."""
+    """`ProcessTable` of a host: what its kernel shows of servers and what they have started."""
 
-    daemons: list
+    servers: list
 
     async def read(self):
-        return tuple({one.pid: one for each in self.daemons for one in await each.read()}.values())
+        return tuple({one.pid: one for each in self.servers for one in await each.fake.read()}.values())
 
     async def starts(self, pids):
-        seen = [await each.starts(pids) for each in self.daemons]
+        seen = [await each.fake.starts(pids) for each in self.servers]
         return tuple(next(filter(None, column), "") for column in zip(*seen, strict=True))
 
     async def listener(self, servers, port):
         await trio.lowlevel.checkpoint()
-        return next((each.pid for each in self.daemons if each.pid in servers and each.port == port), None)
+        return next((each.fake.pid for each in self.servers if each.fake.pid in servers and each.port == port), None)
 
     async def cpu_seconds(self, pids):
         await trio.lowlevel.checkpoint()
         return trio.current_time() if pids else 0.0
 
+    async def footprints(self, pids):
+        found = [await each.fake.footprints(pids) for each in self.servers]
+        return {pid: held for each in found for pid, held in each.items()}
+
     async def end(self, pids):
-        for each in self.daemons:
-            await each.end(pids)
-
-
-@attrs.frozen
-class FileOf:
-    """The weights of a service, in whichever store is asked."""
-
-    service: str
-    model: str
-    name: str
-
-    async def prepare(self, api):
-        blob = "sha256-" + hashlib.sha256(self.model.encode()).hexdigest()
-        await api.make(self.name, blob, self.service)
-        return blob
+        for each in self.servers:
+            theirs = {one.pid for one in await each.fake.read()}
+            if mine := [pid for pid in pids if pid in theirs and pid > 1]:
+                await each.fake.end(mine)
 
 
 @attrs.define(eq=False)
-class Ollama:
-    """All of Ollama on one host.
+class Daemons:
+    """All of one engine on one host.
 
     Attributes:
-        daemons: The servers: the owner's first, then those that fronts have started.
-        fronts: What keeps the model of each front, by the pid of the front.
+        engine: Which one.
+        servers: The owner's first, then those that fronts have started.
+        services: Who has asked for which weights last.
     """
 
-    daemons: list = attrs.field(factory=lambda: [SimDaemon()])
-    fronts: dict = attrs.field(factory=dict)
+    engine: Engine
+    servers: list = attrs.field(init=False)
+    services: dict = attrs.field(factory=dict)
     _numbers: itertools.count = attrs.field(factory=lambda: itertools.count(1))
+
+    def __attrs_post_init__(self):
+        self.servers = [SimServer(self.engine, self.engine.made(0), self.engine.port)]
 
     @property
     def shared(self):
         """The one of the host's owner."""
-        return self.daemons[0]
+        return self.servers[0]
+
+    @property
+    def wire(self):
+        """The way to all of them."""
+        return Wire(self.servers)
+
+    @property
+    def processes(self):
+        """What the kernel shows of them."""
+        return Processes(self.servers)
+
+    def is_front(self, child):
+        """Whether a process is a front before one of them, and has got as far as that."""
+        return child.keeper is not None and self.engine.module in child.argv
 
     def held(self):
-        """Whose files are in memory: for each process the service, its file, its server's pid, and the server."""
-        for daemon in self.daemons:
-            for pid in daemon.holders():
-                blob, parent = daemon.held[pid]
-                yield pid, daemon.services.get(blob, ""), blob, parent, daemon
+        """Every model in memory, with the server that has loaded it."""
+        for server in self.servers:
+            for held in self.engine.held(server.fake):
+                yield server, held
+
+    def held_bytes(self, sizes):
+        """What they hold, in bytes: `sizes` has what the model of a service takes."""
+        return sum(sizes(self.services.get(held.file, "")) for _, held in self.held())
+
+    def file_of(self, child):
+        """The weights that a front knows to be its model's."""
+        return self.engine.known_file(child.keeper.adapter)
 
     def holders(self, child):
-        """The processes that have a front's model and that the front can know: of the server that it asks, and of none.
-
-        Nothing of a front that has not got as far as a model.
-        """
-        keeper = self.fronts.get(child.pid)
-        blob, port = (keeper.adapter.witness.blob, keeper.adapter.witness.port) if keeper is not None else ("", 0)
+        """Where a front's model is in memory, as far as the front can know: in the server that it asks, or in none."""
+        file, port = self.file_of(child), urlsplit(child.keeper.adapter.url).port
         return [
-            pid
-            for pid, _, held, parent, daemon in self.held()
-            if blob and held == blob and (parent == 1 or daemon.port == port)
+            held.pid
+            for server, held in self.held()
+            if file and held.file == file and (held.orphan or server.port == port) and _knows(child, held)
         ]
 
     def leftovers(self, children, now):
-        """Processes of models that no front keeps: each with the model's name, and when it should have gone.
+        """Models in memory that no front keeps, and when they should have gone.
 
-        One that was ended in order unloads; what a killed one leaves expires. What a daemon lies about, or a killed one
-        has left, is its owner's to end.
+        What was ended in order has unloaded; what a killed front leaves stays as long as its engine keeps it. What a
+        daemon lies about, or a killed one has left, is its owner's to end.
         """
-        fronts = [child for child in children if child.keeper is not None]
-        kept = {child.keeper.adapter.witness.blob for child in fronts if child.exit is None}
-        for pid, _, blob, parent, daemon in self.held():
-            name = next((name for name, of in daemon.loaded.items() if of == pid), "")
-            ours = [child for child in fronts if child.keeper.adapter.witness.name == name]
+        fronts = [child for child in children if self.is_front(child)]
+        kept = {self.file_of(child) for child in fronts if child.exit is None}
+        for _, held in self.held():
+            ours = [child for child in fronts if _knows(child, held) and self._is_of(child, held)]
             taken_up = any(child.exit is None for child in ours)  # by one that has not got as far as the file
-            if ours and not taken_up and blob not in kept and parent != 1:
-                in_order = ours[-1].told_to_end.is_set() and ours[-1].exit.code == 0
-                yield pid, name, now if in_order else daemon.expires.get(name, now)
+            stays = not held.orphan and (held.name or held.is_kept)
+            if ours and stays and not taken_up and held.file not in kept:
+                last = {child.name: child for child in ours}.values()
+                in_order = all(child.told_to_end.is_set() and child.exit.code == 0 for child in last)
+                yield held, now if in_order else held.until
+
+    def _is_of(self, child, held):
+        file, name = self.file_of(child), child.keeper.adapter.name
+        if held.name and name:  # one file may be listed by several names, and a name may have come to mean another file
+            return held.name == name and file in ("", held.file)
+        return held.file == file != ""
 
     @asynccontextmanager
-    async def started(self):
+    async def started(self, options):
         """A server of a front's own, during the block."""
         number = next(self._numbers)
-        daemon = SimDaemon(pid=7_000 + number, port=OWN_PORT + number)
-        daemon._next_pid = 100_000 * number
-        self.daemons.append(daemon)
+        fake = self.engine.made(number, options)
+        server = SimServer(self.engine, fake, OWN_PORT + number)
+        self.servers.append(server)
         try:
-            yield Server(f"http://127.0.0.1:{daemon.port}", daemon.pid)
+            yield Server(f"http://127.0.0.1:{server.port}", fake.pid, getattr(fake, "key", ""))
         finally:
-            self.daemons.remove(daemon)
+            server.stop()
+            self.servers.remove(server)
 
     async def live(self, child):
         """A front, from its start to its end: killed, told to stop, or giving up."""
-        options = parse(child.argv[child.argv.index(MODULE) + 1 :], {})
-        why, named = "", Door(self.daemons, options.daemon)
+        options = self.engine.parse(child.argv[child.argv.index(self.engine.module) + 1 :])
+        self.services[self.engine.file_of(options)] = child.name
+        why, back = "", False
         try:
-            async with borrowed_or_own("Ollama", named.url, named.version, self) as server:
-                weights = FileOf(child.name, options.model, options.store_name)
-                door, table = Door(self.daemons, server.url), Processes(self.daemons)
-                witness = Witness(door, server.port, options.store_name, table, server.pid)
-                keeper = self.fronts[child.pid] = child.keeper = Keeper(OllamaModel(witness, weights), Counters())
+            async with self.engine.opened(options, self) as adapter:
+                keeper = child.keeper = Keeper(adapter, Counters())
                 try:
                     await wait_any(child.ended.wait, child.told_to_end.wait, keeper.run)
                 except* GivenUpError as group:
                     why = str(group.exceptions[0])
                 back = child.exit is None and await keeper.unload()
         except* NoDaemonError as group:
-            why, back = str(group.exceptions[0]), True
+            why = str(group.exceptions[0])
         if why:
-            child.script = attrs.evolve(child.script, words=(f"ollama: {why}",))
+            child.script = attrs.evolve(child.script, words=(f"{self.engine.runtime}: {why}",))
         child.end(0 if back and not why else 1)
+
+
+@attrs.frozen
+class Own:
+    """`Starter` of a server for one front."""
+
+    daemons: Daemons
+    options: Any
+
+    def started(self):
+        return self.daemons.started(self.options)
+
+
+def _knows(child, held):
+    return child.spawned_at <= held.known_to

@@ -1,4 +1,4 @@
-"""What an Ollama does that its owner and several services share: it restarts, forgets, moves, lies, falls silent.
+"""What an Ollama or oMLX does that several services share: it restarts, forgets, moves, lies, falls silent.
 
 Rows O3. A service on it has to be right about itself all the while, and as wished when its owner has mended it.
 """
@@ -8,95 +8,149 @@ import trio
 from sim.stage import NotNow, fault, span
 
 
-def shared(stage, rng):
+def shared(stage, rng, able=lambda server: True):
     """The daemon of a host on which services use it; what their fronts do from now on may be its fault."""
-    found = [(host, child) for host in stage.world.hosts.values() for child in host.machine.live() if child.keeper]
+    found = [
+        (daemons, child)
+        for host in stage.world.hosts.values()
+        for daemons in host.machine.daemons.values()
+        for child in host.machine.live()
+        if daemons.is_front(child) and able(daemons.shared)
+    ]
     if not found:
         raise NotNow
-    host, _ = rng.choice(found)
+    daemons, _ = rng.choice(found)
     for each, child in found:
-        child.odd = child.odd or each is host
-    return host.machine.ollama.shared
+        child.odd = child.odd or each is daemons
+    return daemons.shared
 
 
-def name_of(daemon, rng):
+def name_of(server, rng):
     """A model of ours that it lists as loaded."""
-    if not daemon.loaded:
+    if not server.fake.loaded:
         raise NotNow
-    return rng.choice(sorted(daemon.loaded))
+    return rng.choice(sorted(server.fake.loaded))
 
 
-@fault("O3", "Ollama says that it has unloaded, and keeps the processes until its owner quits it")
-async def ollama_keeps_what_it_unloads(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.lies = True
+@fault("O3", "a daemon says that it has unloaded, and keeps the memory until its owner quits it")
+async def daemon_keeps_what_it_unloads(stage, rng):
+    server = shared(stage, rng)
+    server.fake.lies = True
     await trio.sleep(span(rng, 10, 600))
-    daemon.restart()
+    server.restart()
 
 
-@fault("O3", "Ollama restarts by itself")
-async def ollama_restarts(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.stop()
+@fault("O3", "a daemon says that it has loaded, and loads nothing")
+async def daemon_loads_nothing(stage, rng):
+    server = shared(stage, rng)
+    server.fake.hollow = True
+    server.fake.drop(name_of(server, rng))
+    await trio.sleep(span(rng, 5, 300))
+    server.fake.hollow = False
+
+
+@fault("O3", "a daemon restarts by itself")
+async def daemon_restarts(stage, rng):
+    server = shared(stage, rng)
+    server.stop()
     await trio.sleep(span(rng, 0.1, 120))
-    daemon.start(daemon.version)
+    server.start()
 
 
-@fault("O3", "Ollama upgrades itself")
-async def ollama_upgrades(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.stop()
+@fault("O3", "a daemon upgrades itself")
+async def daemon_upgrades(stage, rng):
+    server = shared(stage, rng)
+    server.stop()
     await trio.sleep(span(rng, 0.1, 20))
-    daemon.start(f"0.18.{rng.randint(0, 9)}")
+    server.start(f"0.18.{rng.randint(0, 9)}")
 
 
-@fault("O3", "Ollama loses its models")
-async def ollama_loses_its_models(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.stop()
-    daemon.store.clear()
-    daemon.start(daemon.version)
+@fault("O3", "a daemon loses its models")
+async def daemon_loses_its_models(stage, rng):
+    server = shared(stage, rng)
+    server.stop()
+    server.engine.forget(server.fake)
+    server.start()
     await trio.lowlevel.checkpoint()
 
 
-@fault("O3", "Ollama listens at another port for a while")
-async def ollama_changes_its_port(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.stop()
-    daemon.port += 1
-    daemon.start(daemon.version)
+@fault("O3", "another model gets the name of ours, and is loaded")
+async def daemon_has_another_model(stage, rng):
+    server = shared(stage, rng)
+    name = name_of(server, rng)
+    server.fake.drop(name)
+    server.engine.usurp(server.fake, name)
     await trio.sleep(span(rng, 5, 600))
-    daemon.restart()
+    server.restart()
 
 
-@fault("O3", "Ollama listens and answers nothing")
-async def ollama_hangs(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.hangs = True
+@fault("O3", "a daemon listens at another port for a while")
+async def daemon_changes_its_port(stage, rng):
+    server = shared(stage, rng)
+    server.stop()
+    server.port += 1
+    server.start()
+    await trio.sleep(span(rng, 5, 600))
+    server.restart()
+
+
+@fault("O3", "a daemon asks for another key")
+async def daemon_asks_for_another_key(stage, rng):
+    server = shared(stage, rng, lambda server: hasattr(server.fake, "key"))
+    server.fake.key = "CanaryKeyOfTheOwner"
+    await trio.sleep(span(rng, 5, 600))
+    server.fake.key = ""
+
+
+@fault("O3", "a daemon listens and answers nothing")
+async def daemon_hangs(stage, rng):
+    server = shared(stage, rng)
+    server.fake.hangs = True
     await trio.sleep(span(rng, 5, 400))
-    daemon.hangs = False
+    server.fake.hangs = False
 
 
 @fault("O3", "another client unloads a model, again and again")
-async def ollama_is_used_by_others(stage, rng):
-    daemon = shared(stage, rng)
-    for _ in range(rng.randint(1, 5)):
-        daemon.drop(name_of(daemon, rng))
+async def daemon_is_used_by_others(stage, rng):
+    server = shared(stage, rng)
+    server.fake.drop(name_of(server, rng))
+    for _ in range(rng.randint(0, 4)):
         await trio.sleep(span(rng, 5, 60))
-
-
-@fault("O3 C19", "the kernel kills the process that holds a model")
-async def ollamas_process_killed(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.kill_runner(name_of(daemon, rng))
+        if server.fake.loaded:
+            server.fake.drop(name_of(server, rng))
     await trio.lowlevel.checkpoint()
 
 
-@fault("O3", "Ollama is killed, and leaves the processes of its models until its owner ends them")
-async def ollama_killed(stage, rng):
-    daemon = shared(stage, rng)
-    daemon.stop(killed=True)
+@fault("O3", "a daemon that an engine of ours has started is killed")
+async def own_daemon_killed(stage, rng):
+    own = [
+        (server, child)
+        for host in stage.world.hosts.values()
+        for daemons in host.machine.daemons.values()
+        for child in host.machine.live()
+        for server in daemons.servers[1:]
+        if daemons.is_front(child) and child.keeper.adapter.url.endswith(f":{server.port}")
+    ]
+    if not own:
+        raise NotNow
+    server, child = rng.choice(own)
+    child.odd = True
+    server.stop(killed=True)
+    await trio.lowlevel.checkpoint()
+
+
+@fault("O3 C19", "the kernel kills the process that holds a model, and its daemon knows nothing of that")
+async def daemons_process_killed(stage, rng):
+    server = shared(stage, rng, lambda server: hasattr(server.fake, "kill_runner"))
+    server.fake.kill_runner(name_of(server, rng))
+    await trio.lowlevel.checkpoint()
+
+
+@fault("O3", "a daemon is killed, and leaves the processes of its models until its owner ends them")
+async def daemon_killed(stage, rng):
+    server = shared(stage, rng)
+    server.stop(killed=True)
     await trio.sleep(span(rng, 0.1, 20))
-    daemon.start(daemon.version)
+    server.start()
     await trio.sleep(span(rng, 1, 300))
-    daemon.restart()
+    server.restart()

@@ -17,7 +17,7 @@ from llmkube.k8s.wire.names import HOST_LABEL
 from llmkube.runtimes.process.exits import metal_error
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.host_cordon import LOOK_SECONDS
-from sim.daemon import is_front
+from sim.daemons import RUNTIMES, runtime_of
 from sim.machine import WANTED_BUG
 
 SERVICES = "inferenceservices.inference.llmkube.dev"
@@ -304,7 +304,8 @@ class Books:
                     free = max(self._cordoned[host.name][0], self._started.get(host.name, 0.0)) + given_back(host)
                     text = f"{child.name} (pid {child.pid}) runs on {host.name}, which is cordoned"
                     yield (child, "cordon"), "not given back", text, free
-            yield from self._wrong_of_ollama(host, now)
+            for daemons in host.machine.daemons.values():
+                yield from self._wrong_of_daemons(host, daemons, now)
             if self._disturbed.get(host):
                 continue
             settled = max(settled, self._calm_since.get(host, -math.inf) + API_SETTLES_SECONDS)
@@ -312,12 +313,12 @@ class Books:
                 if place[0] == host.name and not any(child.address[1] == port for child in host.machine.live(place[1])):
                     yield place, "false ready", f"{address}:{port} of {place[1]} on {host.name} is dead", settled
 
-    def _wrong_of_ollama(self, host, now):
-        """What services on a shared daemon take twice or leave behind, and what they claim to have."""
-        ollama, fronts = host.machine.ollama, [child for child in host.machine.spawned if child.keeper is not None]
+    def _wrong_of_daemons(self, host, daemons, now):
+        """What services on a shared daemon take twice or leave behind, end, and claim to have."""
+        fronts = [child for child in host.machine.spawned if daemons.is_front(child)]
         for child in fronts:
-            pids = ollama.holders(child)
-            if child.exit is None and len(pids) > 1 and not _is_shared(child, fronts):
+            pids = daemons.holders(child)
+            if child.exit is None and len(pids) > 1 and not _is_shared(child, fronts, daemons):
                 yield (child, "twice"), "double", f"{child.name} is loaded twice on {host.name}, by {pids}", now
             published = any(
                 place[0] == host.name and place[1] == child.name and port == child.address[1]
@@ -327,9 +328,12 @@ class Books:
                 since = self._suspects.get((child, "hollow"), now)
                 text = f"{child.name} on {host.name} is published, and no process has its model"
                 yield (child, "hollow"), "false ready", text, since + HOLLOW_SECONDS
-        for pid, name, until in ollama.leftovers(host.machine.spawned, now):
-            text = f"process {pid} of Ollama on {host.name} has {name}, which nobody keeps"
-            yield (pid, "left"), "orphans", text, until
+        runtime = daemons.engine.runtime
+        for held, until in daemons.leftovers(host.machine.spawned, now):
+            text = f"process {held.pid} of {runtime} on {host.name} has {held.name or held.file}, which nobody keeps"
+            yield (runtime, held.pid, held.file, "left"), "orphans", text, until
+        if ended := daemons.shared.fake.ended:
+            self.violate("needless", f"processes {ended} of the owner's {runtime} on {host.name} were killed")
 
     # -- what must be true in the end ----------------------------------------------------------------------------------
 
@@ -390,7 +394,8 @@ class Wishes:
             self.specs[name] = {**self.specs.get(name, {"source": "builtin://one"}), **changes}
             labels = {"team": self.labels[name]} if name in self.labels else None
             with trio.fail_after(SAID_SECONDS, shield=True):  # also when the faults stop just now
-                await world.apply(name, labels=labels, **self.specs[name])
+                weights = "mlx" if self.specs[name].get("runtime") == "omlx" else "gguf"
+                await world.apply(name, labels=labels, weights=weights, **self.specs[name])
 
     async def delete(self, world, name):
         """Delete a service."""
@@ -403,10 +408,10 @@ class Wishes:
                 await world.delete(name)
 
 
-def _is_shared(child, fronts):
+def _is_shared(child, fronts, daemons):
     """Whether several services serve one file: a daemon may hold it for each."""
-    blob = child.keeper.adapter.witness.blob
-    return len({each.name for each in fronts if each.exit is None and each.keeper.adapter.witness.blob == blob}) > 1
+    file = daemons.file_of(child)
+    return len({each.name for each in fronts if each.exit is None and daemons.file_of(each) == file}) > 1
 
 
 def given_back(host):
@@ -480,7 +485,8 @@ def _argument(child, flag):
 def _differs(child, spec):
     context, model = str(spec.get("contextSize", 4096)), spec["source"].replace("/", "_")
     seen = _argument(child, "--ctx-size"), _argument(child, "--model").rpartition("/")[2]
-    if is_front(child.argv) != (spec.get("runtime") == "ollama"):
+    runtime = spec.get("runtime", "")
+    if runtime_of(child.argv) != (runtime if runtime in RUNTIMES else ""):
         return f"it runs on another runtime than {spec.get('runtime', 'llamacpp')}"
     return None if seen == (context, model) else f"{seen} instead of {(context, model)}"
 

@@ -34,7 +34,8 @@ from llmkube.supervisor.nouns.ports import HostFacts
 from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 from sim.connection import Connection
-from sim.daemon import Ollama, is_front
+from sim.daemon import Daemons
+from sim.daemons import daemons_of_a_host, is_front, runtime_of
 from sim.macs_end import MacsEnd
 
 HELP_FLAGS = frozenset(
@@ -102,7 +103,7 @@ class SimChild:
     argv: tuple[str, ...]
     script: Script
     serves: bool = False
-    keeper: Keeper | None = None  # of a front before an Ollama: whether it serves
+    keeper: Keeper | None = None  # of a front before a shared daemon: whether it serves
     told_to_end: trio.Event = attrs.field(factory=trio.Event)
     exit: Exit | None = None
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -241,7 +242,7 @@ class Machine:
         spawn_fails: No process can be started.
         no_engine: The engine program is not there.
         build: Which build of the engine program is there, and the flags that it knows.
-        ollama: The Ollama of its owner, and what fronts have started.
+        daemons: The daemons of its owner, and those that fronts have started, by runtime.
         programs: The runtimes whose programs are there.
         no_proxies: The proxies of published engines do not listen.
         no_address: Nobody can listen on the address that engines should listen on.
@@ -277,7 +278,7 @@ class Machine:
     spawn_fails: bool = False
     no_engine: bool = False
     build: tuple[str, frozenset[str]] = ("sim", HELP_FLAGS)
-    ollama: Ollama = attrs.field(factory=Ollama)
+    daemons: dict[str, Daemons] = attrs.field(factory=daemons_of_a_host)
     programs: set[str] = attrs.field(factory=lambda: {"llamacpp"})
     no_address: bool = False
     no_proxies: bool = False
@@ -436,13 +437,17 @@ class Machine:
         self.files.add(source)
         return WeightsFile(
             path=Path("/sim") / source.replace("/", "_"), size_bytes=100, sha256=None, identity=source
-        ), attrs.evolve(FACTS, shape=self.shapes.get(source))
+        ), attrs.evolve(FACTS, shape=self._shape(model))
 
     async def preview(self, model):
         """What a look at the header tells before the download; nothing of a file that is here."""
         await trio.lowlevel.checkpoint()
-        shape = self.shapes.get(model.spec.source)
+        shape = self._shape(model)
         return None if shape is None or model.spec.source in self.files else attrs.evolve(FACTS, shape=shape)
+
+    def _shape(self, model):
+        shape = self.shapes.get(model.spec.source)
+        return attrs.evolve(shape, format="mlx") if shape is not None and model.spec.format == "mlx" else shape
 
     async def has(self, model):
         await trio.lowlevel.checkpoint()
@@ -485,7 +490,7 @@ class Machine:
         with trio.move_on_after(child.script.life_seconds) as life:
             with trio.move_on_after(child.script.load_seconds):
                 await wait_any(child.ended.wait, child.told_to_end.wait)
-            await self.ollama.live(child)
+            await self.daemons[runtime_of(child.argv)].live(child)
         if life.cancelled_caught:
             child.end(child.script.exit_code)
         self.changed()
@@ -509,7 +514,8 @@ class Machine:
         """Everything that runs has ended."""
         for child in self.live():
             child.end(-9)
-        self.ollama.shared.restart()
+        for daemons in self.daemons.values():
+            daemons.shared.restart()
 
     def starts(self, name):
         """When the engines of a service were spawned."""

@@ -6,11 +6,11 @@ import trio
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
 from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.weights.formats.shape import Shape, Tensor
-from sim.daemon import is_front
+from sim.daemons import is_front
 
 GIB = 1 << 30
 FRONT_BYTES = 40 << 20
-"""What the process of ours holds before an Ollama."""
+"""What the process of ours holds before a shared daemon."""
 
 
 def shape_of(gib):
@@ -67,7 +67,7 @@ class SimMemory:
             ended = self._ended.setdefault(child.pid, now)
             if now >= ended + self.late_seconds and not (child.pid in self._kept or self._is_kept(child)):
                 return 0
-        size = FRONT_BYTES if is_front(child.argv) else self.sizes.get(child.name, 0.1) * GIB
+        size = FRONT_BYTES if is_front(child.argv) else self._bytes_of(child.name)
         seconds = child.script.load_seconds
         share = min(1.0, (now - child.spawned_at) / seconds) if seconds else 1.0
         return int(size * share + self.leaked.get(child.pid, 0.0) * GIB)
@@ -90,8 +90,11 @@ class SimMemory:
     @property
     def engines_bytes(self):
         """What all engines hold, and the processes in which daemons hold their models."""
-        of_daemons = (self.sizes.get(service, 0.1) * GIB for _, service, *_ in self.machine.ollama.held())
+        of_daemons = (each.held_bytes(self._bytes_of) for each in self.machine.daemons.values())
         return int(sum(self.holds(child) for child in self.machine.spawned) + sum(of_daemons))
+
+    def _bytes_of(self, service):
+        return self.sizes.get(service, 0.1) * GIB
 
     def speak(self, level=None):
         """The kernel says how it is, or lets the figures speak again."""

@@ -19,6 +19,7 @@ import trio
 from trio.testing import MockClock
 
 from mac.macs import RELEASES
+from sim import daemons
 from sim.faults import FAULTS, USERS
 from sim.faults_mac import MAC_FAULTS
 from sim.invariants import COLUMNS, Books, Violation, WatchedStore, Wishes
@@ -152,7 +153,7 @@ async def _play(timeline, quiet_minutes, result):
         stage = Stage(world, wishes, books)
         for host in world.hosts.values():
             host.machine.default = CALM
-            host.machine.programs |= {"ollama"}
+            host.machine.programs |= set(daemons.RUNTIMES)
             books.started(host)
         async with trio.open_nursery() as watching:
             watching.start_soon(books.run)

@@ -14,6 +14,7 @@ import trio
 
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Exit
+from sim import daemons
 from sim.invariants import Books, Wishes
 from sim.machine import Script
 from sim.macs import is_mac
@@ -22,7 +23,7 @@ from sim.world import Faults, World
 CALM = Script(load_seconds=3.0, stop_seconds=1.0)
 SOURCES = ("builtin://one", "builtin://two", "builtin://three")
 CONTEXTS = (512, 1024, 2048, 4096)
-RUNTIMES = ("llamacpp", "llamacpp", "ollama")
+RUNTIMES = ("llamacpp", "llamacpp", *daemons.RUNTIMES)
 
 
 class NotNow(Exception):  # noqa: N818 - no error: there is nothing to break at the moment
@@ -184,8 +185,9 @@ def clean(host):
     machine.disk_full = machine.spawn_fails = machine.no_engine = False
     machine.no_address = machine.no_descriptors = False
     machine.bugs.clear()
-    if machine.ollama.shared.is_odd:
-        machine.ollama.shared.restart()
+    for each in machine.daemons.values():
+        if each.shared.is_odd:
+            each.shared.restart()
     if is_mac(machine):
         machine.memory.refuses = False
         machine.memory.restart()

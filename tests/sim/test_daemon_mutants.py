@@ -1,18 +1,32 @@
-"""Deliberate bugs about an Ollama that services share: the books see each, and no other violation without it."""
+"""Deliberate bugs about an Ollama or oMLX that services share: the books or a timeline see each of them."""
+
+import math
+from functools import partial
 
 import attrs
 import pytest
 import trio
+from trio.testing import MockClock
 
 from llmkube.cli.daemon_engine import keeping, unloading
+from llmkube.cli.daemon_engine.ollama import witness as ollama_witness
+from llmkube.cli.daemon_engine.ollama.model import OllamaModel
+from llmkube.cli.daemon_engine.omlx import account as omlx_account
+from llmkube.cli.daemon_engine.omlx import model as omlx_model
+from llmkube.cli.daemon_engine.omlx.model import OmlxModel
 from llmkube.cli.daemon_engine.seen import Seen
 from llmkube.cli.daemon_engine.steps import Act, Step
+from llmkube.supervisor.engine import health
 from llmkube.supervisor.service import attempt
+from llmkube.supervisor.service.engine_status import EngineStatus
+from pressure import test_shared_daemons as pressed
 from sim import score
-from sim.mutation import acts, is_booked
+from sim import test_shared_daemon as shared
+from sim.daemons import RUNTIMES
+from sim.mutation import acts, is_booked, is_caught
 
-ON_OLLAMA = (1.0, "create", 1)
-"""These dice make a service of the runtime ollama; `test_the_service_is_on_ollama` looks."""
+ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
+"""These dice make a service of the runtime; `test_the_service_is_on_it` looks."""
 
 
 def blind_to_what_is_not_listed(original):
@@ -28,43 +42,257 @@ async def never_asks(*_):
     await trio.sleep_forever()
 
 
+def as_if_ours(original):
+    """A borrowed daemon is ended like our own."""
+    return lambda seen, *rest: original(attrs.evolve(seen, owned=True), *rest)
+
+
+async def found_by_name(self, entries):
+    """The model of this name is ours, wherever it is."""
+    await trio.lowlevel.checkpoint()
+    return next((each for each in entries if each.id == (self.name or "one")), None)
+
+
+async def unloads_what_it_knows(self):
+    """Nothing is unloaded that was not found before the stop."""
+    if self.name:
+        await self.api.unload(self.name)
+
+
+async def unloads_all(self):
+    """Whatever is loaded goes."""
+    api = getattr(self, "witness", self).api
+    names = await api.loaded() if hasattr(api, "loaded") else [each.id for each in await api.models() if each.loaded]
+    for name in names:
+        await api.unload(name.removesuffix(":latest"))
+
+
+async def loads_unasked(self):
+    """Whoever answers to the name is taken for the model."""
+    await self.api.load(self.name)
+
+
+def only_once(original, known):
+    """A model is looked up once, whatever becomes of the daemon."""
+
+    async def prepare(self):
+        if not known(self):
+            await original(self)
+        await trio.lowlevel.checkpoint()
+
+    return prepare
+
+
+def never_scans_again(original):
+    """What processes have shown once is believed for ever."""
+
+    async def holders(self, names):
+        if self._before is not None and self._before.server is not None:
+            return self._before.holders, self._before.server
+        return await original(self, names)
+
+    return holders
+
+
+def gives_up_what_was_taken(state, now):
+    """What was unloaded by somebody else is not loaded again."""
+    return attrs.evolve(state, ready=False, claimed=False, next_at=math.inf)
+
+
+def done_when_asked(original):
+    """An unload is done when the daemon was told."""
+
+    def unload(seen, since, asked_at, now):
+        return Step(Act.DONE) if asked_at is not None else original(seen, since, asked_at, now)
+
+    return unload
+
+
+def silent_at_first(original):
+    asked = set()
+
+    async def build(self):
+        if self.url in asked:
+            return await original(self)
+        asked.add(self.url)
+        await trio.lowlevel.checkpoint()
+        return ""
+
+    return build
+
+
+def blind_to_builds(original):
+    return lambda self, said, build="": original(self, said)
+
+
 MUTANTS = {
     "what Ollama lists is believed without a process": (
         Seen,
         "loaded",
         property(lambda self: self.listed),
-        acts(ON_OLLAMA, (100.0, "ollamas-process-killed")),
+        acts(ON["ollama"], (100.0, "daemons-process-killed")),
         "false ready",
     ),
-    "a model that was lost stays published": (
-        attempt,
-        "watch_model",
-        never_asks,
-        acts(ON_OLLAMA, (100.0, "ollama-restarts", 11)),
-        "false ready",
-    ),
-    "a model is loaded beside the process that still has it": (
-        keeping,
-        "decide",
-        blind_to_what_is_not_listed(keeping.decide),
-        acts(ON_OLLAMA, (100.0, "ollama-keeps-what-it-unloads", 2), (101.0, "ollama-is-used-by-others")),
-        "double",
-    ),
-    "an engine ends without unloading its model": (
-        unloading,
-        "unload",
-        lambda seen, since, asked_at, now: Step(Act.DONE),
-        acts(ON_OLLAMA, (100.0, "delete")),
+    **{
+        f"a model that {runtime} has lost stays published": (
+            attempt,
+            "watch_model",
+            never_asks,
+            acts(ON[runtime], (100.0, "daemon-restarts", 11)),
+            "false ready",
+        )
+        for runtime in RUNTIMES
+    },
+    **{
+        f"a model is loaded beside what {runtime} still holds of it": (
+            keeping,
+            "decide",
+            blind_to_what_is_not_listed(keeping.decide),
+            acts(ON[runtime], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")),
+            "double",
+        )
+        for runtime in RUNTIMES
+    },
+    **{
+        f"an engine ends without unloading its model from {runtime}": (
+            unloading,
+            "unload",
+            lambda seen, since, asked_at, now: Step(Act.DONE),
+            acts(ON[runtime], (100.0, "delete")),
+            "orphans",
+        )
+        for runtime in RUNTIMES
+    },
+    **{
+        f"the owner's {runtime} is ended like one of ours": (
+            unloading,
+            "unload",
+            as_if_ours(unloading.unload),
+            acts(ON[runtime], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
+            "needless",
+        )
+        for runtime in RUNTIMES
+    },
+    "what oMLX does not list is not there": (
+        omlx_model,
+        "remains",
+        lambda account, shot: False,
+        acts(ON["omlx"], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
         "orphans",
+    ),
+    "another model under the name of ours is taken for it": (
+        OmlxModel,
+        "_found",
+        found_by_name,
+        acts(ON["omlx"], (100.0, "daemon-has-another-model", 3)),
+        "false ready",
     ),
 }
 """A bug, the timeline that shows it, and the column of the scorecard in which it does."""
 
+CAUGHT = {
+    **{
+        f"{runtime}'s build of the start is told for ever": (
+            EngineStatus,
+            "set_model",
+            blind_to_builds(EngineStatus.set_model),
+            partial(shared.test_the_status_follows_an_upgrade, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    "an engine begins to serve in the build that was started": (
+        health.Engine,
+        "build",
+        silent_at_first(health.Engine.build),
+        partial(shared.test_the_status_follows_an_upgrade, None, "ollama"),
+    ),
+    **{
+        f"{runtime} is waited for at its old port for ever": (
+            keeping,
+            "LOST_SECONDS",
+            math.inf,
+            partial(shared.test_a_daemon_at_another_port_is_told_and_replaced, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    "a daemon that refuses the key is waited for for ever": (
+        keeping,
+        "LATE_SECONDS",
+        math.inf,
+        partial(shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves, None),
+    ),
+    "what an Ollama was told before its upgrade is believed to be there": (
+        OllamaModel,
+        "prepare",
+        only_once(OllamaModel.prepare, lambda self: self.witness.blob),
+        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, None, "ollama"),
+    ),
+    "a model keeps its name through an upgrade of oMLX": (
+        OmlxModel,
+        "prepare",
+        only_once(OmlxModel.prepare, lambda self: self.name),
+        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, None, "omlx"),
+    ),
+    "the default model of an oMLX that has lost ours is loaded in its place": (
+        OmlxModel,
+        "load",
+        loads_unasked,
+        partial(shared.test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own, None),
+    ),
+    **{
+        f"a model that another client has unloaded from {runtime} stays away": (
+            keeping,
+            "_lost",
+            gives_up_what_was_taken,
+            partial(shared.test_a_model_that_another_client_unloads_is_loaded_again, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    "a stop before the first look leaves what an earlier front has loaded": (
+        OmlxModel,
+        "unload",
+        unloads_what_it_knows,
+        partial(shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left, None),
+    ),
+    **{
+        f"under pressure, {runtime}'s word that it has unloaded is believed": (
+            unloading,
+            "unload",
+            done_when_asked(unloading.unload),
+            partial(pressed.test_said_unloaded_and_was_not_takes_the_next_victim, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    **{
+        f"under pressure, models of other clients of {runtime} go with ours": (
+            model,
+            "unload",
+            unloads_all,
+            partial(pressed.test_an_eviction_gives_the_memory_back, None, runtime),
+        )
+        for runtime, model in (("ollama", OllamaModel), ("omlx", OmlxModel))
+    },
+    "under pressure, the processes of an Ollama that has restarted are not looked at again": (
+        ollama_witness.Witness,
+        "_holders",
+        never_scans_again(ollama_witness.Witness._holders),
+        partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, None, "ollama"),
+    ),
+    "memory that comes for a model of others as ours goes is taken for ours": (
+        omlx_account,
+        "_change",
+        lambda earlier, later: 0,
+        partial(pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours, None),
+    ),
+}
+"""A bug, and the timeline that does not survive it."""
 
-def test_the_service_is_on_ollama():
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_service_is_on_it(runtime):
     """Otherwise none of these timelines would have anything to break."""
-    result = score.play(acts(ON_OLLAMA, (100.0, "ollamas-process-killed")), quiet_minutes=3)
-    assert result.faults["ollamas-process-killed"] == 1
+    result = score.play(acts(ON[runtime], (100.0, "daemon-restarts", 11)), quiet_minutes=3)
+    assert result.faults["daemon-restarts"] == 1
     assert not result.violations
 
 
@@ -77,3 +305,12 @@ def test_a_mutant_is_booked(name, monkeypatch):
         patched.setattr(owner, attribute, replacement)
         assert is_booked(timeline, column)
     assert not score.play(timeline, quiet_minutes=3).violations
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_mutant_is_caught(name, monkeypatch):
+    """With this bug its timeline does not end as it should; without it, it is a test of its own."""
+    owner, attribute, replacement, timeline = CAUGHT[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    assert is_caught(partial(trio.run, timeline, clock=MockClock(autojump_threshold=0)))

@@ -24,11 +24,10 @@ from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, planner
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.engine_journal import EngineJournal
-from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
-from sim import machine, score, test_daemon_mutants, test_hangs, test_presence_mutants, test_shared_daemon
+from sim import machine, score, test_daemon_mutants, test_hangs, test_presence_mutants
 from sim import test_adoption as adoption
 from sim import test_limits as limits
 from sim.machine import Machine, Script, SimChild
@@ -116,23 +115,6 @@ async def nothing(*_):
     await trio.lowlevel.checkpoint()
 
 
-def silent_at_first(original):
-    asked = set()
-
-    async def build(self):
-        if self.url in asked:
-            return await original(self)
-        asked.add(self.url)
-        await trio.lowlevel.checkpoint()
-        return ""
-
-    return build
-
-
-def blind_to_builds(original):
-    return lambda self, said, build="": original(self, said)
-
-
 MUTANTS = {
     "ready before the engine answers": (run, health, "wait_ready", ready_at_once),
     "no restart and no withdrawal after an exit": (run, SimChild, "wait", silent_exit),
@@ -150,18 +132,6 @@ MUTANTS = {
         status,
         "service_status",
         always_loaded(status.service_status),
-    ),
-    "the build of the start is told for ever": (
-        test_shared_daemon.test_the_status_follows_an_upgrade,
-        EngineStatus,
-        "set_model",
-        blind_to_builds(EngineStatus.set_model),
-    ),
-    "an engine begins to serve in the build that was started": (
-        test_shared_daemon.test_the_status_follows_an_upgrade,
-        health.Engine,
-        "build",
-        silent_at_first(health.Engine.build),
     ),
     "the journal is not written": (adoption.test_a_killed_agent_costs_nothing, Machine, "write", nothing),
     "the journal is never cleared": (

@@ -1,104 +1,127 @@
-"""Services on an Ollama that its owner runs too: under the memory of the host, and through what such a daemon does."""
+"""Services on an Ollama or oMLX that its owner runs too: under the memory of the host, and through what it does."""
 
+import pytest
 import trio
 
+from sim.daemons import RUNTIMES
+from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
 
 GIB = 25.0
-OLLAMA = "builtin://ollama"
+MODEL, NOT_THE_OWNERS = "builtin://one", "builtin://three"
+"""The owner's oMLX has a folder of the first; an Ollama takes every file."""
+
+WEIGHTS = {"ollama": "gguf", "omlx": "mlx"}
+MOVED = {"ollama": "OLLAMA_HOST", "omlx": "--omlx-port"}
+
+both = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
 def host(**settings):
     return open_world(settings=agent_settings(**settings), memory=SimMemory)
 
 
-def prepare(world):
+def prepare(world, runtime):
     """The program is there, and what both models take is known."""
-    world.machine.programs |= {"ollama"}
-    world.machine.shapes |= {"builtin://demo": shape_of(30.0), OLLAMA: shape_of(GIB)}
+    world.machine.programs |= {runtime}
+    world.machine.shapes |= {"builtin://demo": shape_of(30.0), MODEL: shape_of(GIB), NOT_THE_OWNERS: shape_of(GIB)}
     world.machine.memory.sizes |= {"other": GIB, "chat": 30.0}
-    return world.machine.ollama.shared
+    return world.machine.daemons[runtime].shared
 
 
-async def serve(world, **spec):
-    await world.apply("other", source=OLLAMA, runtime="ollama", **spec)
+async def serve(world, runtime, *, source=MODEL, **spec):
+    await world.apply("other", source=source, weights=WEIGHTS[runtime], runtime=runtime, **spec)
     await world.until(world.ready_addresses, 1, "other", seconds=300)
+    (front,) = world.machine.live("other")
+    return front
 
 
-async def test_it_is_admitted_evicted_and_brought_back(autojump_clock):
+def held(world, runtime):
+    """The names of what is in memory, in order; "" of what is not listed."""
+    return sorted(each.name for _, each in world.machine.daemons[runtime].held())
+
+
+def theirs(server):
+    """Another client has a model of its own loaded."""
+    server.engine.usurp(server.fake, "theirs")
+
+
+@both
+async def test_it_is_admitted_evicted_and_brought_back(autojump_clock, runtime):
     """Another program takes the memory: the model goes, and returns when that program has gone; its owner's stays."""
     async with host() as world:
-        daemon = prepare(world)
-        daemon.services["blob of its owner"], daemon.held[9] = "", ("blob of its owner", daemon.pid)
-        daemon.loaded["theirs"] = 9
+        server = prepare(world, runtime)
+        theirs(server)
         world.machine.shapes["builtin://demo"], world.machine.memory.sizes["chat"] = shape_of(2.0), 2.0
         await world.apply("chat", priority="high")
-        await serve(world)
-        assert len(daemon.held) == 2
+        front = await serve(world, runtime)
+        assert held(world, runtime) == sorted(["theirs", front.keeper.adapter.name])
         world.machine.memory.other = 36.0
         await world.until(world.ready_addresses, 0, "other", seconds=300)
         await trio.sleep(30)
-        assert list(daemon.held) == [9]
-        assert daemon.answers
+        assert held(world, runtime) == ["theirs"]
+        assert server.answers
         world.machine.memory.other = 8.0
         await world.until(world.ready_addresses, 1, "other", seconds=1200)
+        assert len(held(world, runtime)) == 2
         assert world.machine.memory.lowest_bytes >= 0
 
 
-async def test_it_gives_way_to_what_is_more_important(autojump_clock):
-    """The winner starts when the model's process has gone, and it returns after the winner."""
+@both
+async def test_it_gives_way_to_what_is_more_important(autojump_clock, runtime):
+    """The winner starts when the model is out of memory, and it returns after the winner."""
     async with host() as world:
-        daemon = prepare(world)
-        await serve(world, priority="low")
+        prepare(world, runtime)
+        await serve(world, runtime, priority="low")
         await world.apply("chat", priority="critical")
         await world.until(world.ready_addresses, 1, "chat", seconds=300)
-        assert daemon.held == {}
+        assert held(world, runtime) == []
         await world.delete("chat")
         await world.until(world.ready_addresses, 1, "other", seconds=600)
         assert world.machine.memory.lowest_bytes >= 0
 
 
-async def test_said_unloaded_and_was_not(autojump_clock):
-    """The memory counts as taken as long as it is: the winner waits, and starts when its owner has quit Ollama."""
+@both
+async def test_said_unloaded_and_was_not(autojump_clock, runtime):
+    """The memory counts as taken as long as it is: the winner waits, and starts when its owner has quit the daemon."""
     async with host() as world:
-        daemon = prepare(world)
-        await serve(world, priority="low")
-        daemon.lies = True
+        server = prepare(world, runtime)
+        front = await serve(world, runtime, priority="low")
+        server.fake.lies = True
         await world.apply("chat", priority="critical")
         await trio.sleep(120)
         assert world.machine.live("other") == []
+        assert front.exit.code == 1
         await trio.sleep(600)
-        assert daemon.loaded == {}
-        assert len(daemon.held) == 1
+        assert held(world, runtime) == [""]
+        assert server.fake.ended == []
         assert world.machine.live("chat") == []
         assert world.machine.memory.lowest_bytes >= 0
-        daemon.restart()
+        server.restart()
         await world.until(world.ready_addresses, 1, "chat", seconds=600)
         assert world.machine.memory.lowest_bytes >= 0
 
 
-async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock):
-    """Not ready while it is away, ready when the model is loaded again, in the same front; an upgrade is the same."""
+@both
+async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock, runtime):
+    """Not ready while it is away, ready when the model is loaded again, in the same front."""
     async with host() as world:
-        daemon = prepare(world)
-        await serve(world)
-        (front,) = world.machine.live("other")
-        for version in ("0.17.4", "0.18.0"):
-            daemon.stop()
-            await trio.sleep(10)
-            assert not front.ready
-            await trio.sleep(5)
-            assert await world.ready_addresses("other") == 0
-            held, why, words = await world.condition(name="other")
-            assert (held, why) == ("False", "Loading")
-            assert "its model is not loaded any more, and is loaded again" in words
-            daemon.store.clear()
-            daemon.start(version)
-            await trio.sleep(60)
-            assert world.machine.live("other") == [front]
-            assert await world.ready_addresses("other") == 1
-            assert len(daemon.held) == 1
+        server = prepare(world, runtime)
+        front = await serve(world, runtime)
+        server.stop()
+        await trio.sleep(10)
+        assert not front.ready
+        await trio.sleep(5)
+        assert await world.ready_addresses("other") == 0
+        said, why, words = await world.condition(name="other")
+        assert (said, why) == ("False", "Loading")
+        assert "its model is not loaded any more, and is loaded again" in words
+        server.start()
+        await trio.sleep(60)
+        assert world.machine.live("other") == [front]
+        assert await world.ready_addresses("other") == 1
+        assert held(world, runtime) == [front.keeper.adapter.name]
 
 
 def told_builds(world):
@@ -106,25 +129,26 @@ def told_builds(world):
     return {view.build for view in world.agent.services().values()}
 
 
-async def test_the_status_follows_an_upgrade(autojump_clock):
+@both
+async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
     """Status and metrics have the new build within 20 s of its first answer, and so says the next agent at once."""
     async with host() as world:
-        daemon = prepare(world)
-        await serve(world)
-        (front,) = world.machine.live("other")
-        engine = {"runtime": "ollama", "build": "0.17.4", "weightsFormat": "gguf"}
-        assert (await world.service("other"))["status"]["engine"] == engine  # the server's, not the program's "0.1"
-        daemon.stop()
+        server = prepare(world, runtime)
+        front = await serve(world, runtime)
+        old = server.fake.version  # the server's, and not the one of the installed program
+        engine = {"runtime": runtime, "build": old, "weightsFormat": WEIGHTS[runtime]}
+        assert (await world.service("other"))["status"]["engine"] == engine
+        server.stop()
         await trio.sleep(3)
-        daemon.start("0.18.0")
+        server.start("0.98.0")
         await trio.sleep(20)
-        assert (await world.service("other"))["status"]["engine"] == engine | {"build": "0.18.0"}
-        assert told_builds(world) == {"0.18.0"}
+        assert (await world.service("other"))["status"]["engine"] == engine | {"build": "0.98.0"}
+        assert told_builds(world) == {"0.98.0"}
         _, _, words = await world.condition(name="other")
-        assert "ollama is 0.18.0 now, and was 0.17.4" in words
+        assert f"{runtime} is 0.98.0 now, and was {old}" in words
         await world.kill_agent()
-        daemon.stop()
-        daemon.start("0.19.0")
+        server.stop()
+        server.start("0.99.0")
         await trio.sleep(20)
         await world.start_agent()
         builds = []
@@ -132,37 +156,172 @@ async def test_the_status_follows_an_upgrade(autojump_clock):
             await trio.sleep(0.5)
             builds.append((await world.service("other"))["status"]["engine"]["build"])
         assert world.machine.live("other") == [front]
-        assert list(dict.fromkeys(builds)) in (["0.18.0", "0.19.0"], ["0.19.0"])  # never the one that was started
-        assert told_builds(world) == {"0.19.0"}
+        assert list(dict.fromkeys(builds)) in (["0.98.0", "0.99.0"], ["0.99.0"])  # never the one that was started
+        assert told_builds(world) == {"0.99.0"}
 
 
-async def test_a_model_that_is_lost_is_made_again(autojump_clock):
+@both
+async def test_a_daemon_that_upgrades_itself_costs_no_engine(autojump_clock, runtime):
+    """The new release has forgotten what it was told of the model, or calls it something else."""
+    async with host() as world:
+        server = prepare(world, runtime)
+        front = await serve(world, runtime)
+        server.stop()
+        await trio.sleep(1)
+        if runtime == "ollama":
+            server.fake.store.clear()
+        else:
+            server.fake.folders = {f"{name}-2": folder for name, folder in server.fake.folders.items()}
+        server.start("0.99.0")
+        await trio.sleep(60)
+        assert world.machine.live("other") == [front]
+        assert front.keeper.seen.version == "0.99.0"
+        assert await world.ready_addresses("other") == 1
+        assert held(world, runtime) == [front.keeper.adapter.name]
+
+
+async def test_a_model_that_an_ollama_has_lost_is_made_again(autojump_clock):
     """Its store forgets the model while nothing is loaded."""
     async with host() as world:
-        daemon = prepare(world)
-        await serve(world)
-        (front,) = world.machine.live("other")
-        for name in list(daemon.loaded):
-            daemon.drop(name)
-        daemon.store.clear()
+        server = prepare(world, "ollama")
+        front = await serve(world, "ollama")
+        server.fake.drop(front.keeper.adapter.name)
+        server.fake.store.clear()
         await trio.sleep(120)
         assert world.machine.live("other") == [front]
         assert await world.ready_addresses("other") == 1
-        assert len(daemon.store) == 1
+        assert len(server.fake.store) == 1
 
 
-async def test_a_daemon_at_another_port_is_told_and_replaced(autojump_clock):
+async def test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own(autojump_clock):
+    """Its default model answers all names, and is never asked; the engine ends and names the folder."""
+    async with host() as world:
+        server = prepare(world, "omlx")
+        front = await serve(world, "omlx")
+        server.stop()
+        server.engine.forget(server.fake)
+        server.start()
+        await trio.sleep(60)
+        assert front.exit is not None
+        assert "does not have /sim/builtin:__one among its models any more" in front.script.words[0]
+        assert server.fake.loaded == set()
+        await world.until(world.ready_addresses, 1, "other", seconds=900)
+        assert len(world.machine.daemons["omlx"].servers) == 2
+
+
+@both
+async def test_another_model_under_its_name_is_not_served(autojump_clock, runtime):
+    """What is listed by that name is not believed: no endpoint is ready, until the right one is loaded."""
+    async with host() as world:
+        server = prepare(world, runtime)
+        front = await serve(world, runtime)
+        name = front.keeper.adapter.name
+        server.fake.drop(name)
+        server.engine.usurp(server.fake, name)
+        await trio.sleep(15)
+        assert not front.ready
+        assert await world.ready_addresses("other") == 0
+        await world.until(world.ready_addresses, 1, "other", seconds=900)
+        (front,) = world.machine.live("other")
+        assert world.machine.daemons[runtime].holders(front)
+
+
+@both
+async def test_a_model_that_another_client_unloads_is_loaded_again(autojump_clock, runtime):
+    """In the same front, once."""
+    async with host() as world:
+        server = prepare(world, runtime)
+        front = await serve(world, runtime)
+        for _ in range(3):
+            server.fake.drop(front.keeper.adapter.name)
+            await trio.sleep(60)
+            assert world.machine.live("other") == [front]
+            assert await world.ready_addresses("other") == 1
+            assert held(world, runtime) == [front.keeper.adapter.name]
+
+
+@both
+async def test_a_daemon_at_another_port_is_told_and_replaced(autojump_clock, runtime):
     """The engine ends with the way out; the next one has a server of its own, and two models are never promised."""
     async with host() as world:
-        daemon = prepare(world)
-        await serve(world)
-        (front,) = world.machine.live("other")
-        daemon.port = 11500
+        server = prepare(world, runtime)
+        front = await serve(world, runtime)
+        server.stop()
+        server.port += 1
+        server.start()
         await trio.sleep(60)
-        assert "OLLAMA_HOST" in front.script.words[0]
+        assert MOVED[runtime] in front.script.words[0]
         await world.until(world.ready_addresses, 1, "other", seconds=900)
-        assert len(world.machine.ollama.daemons) == 2
+        assert len(world.machine.daemons[runtime].servers) == 2
         assert world.machine.memory.lowest_bytes >= 0
         await world.delete("other")
         await trio.sleep(60)
-        assert len(world.machine.ollama.daemons) == 1
+        assert len(world.machine.daemons[runtime].servers) == 1
+
+
+async def test_a_key_that_is_changed_is_told_and_one_of_our_own_serves(autojump_clock):
+    """OMLX answers 401 from now on: the engine ends with its words; the unload is refused, and its memory counts."""
+    async with host() as world:
+        server = prepare(world, "omlx")
+        world.machine.shapes[MODEL], world.machine.memory.sizes["other"] = shape_of(10.0), 10.0
+        front = await serve(world, "omlx")
+        server.fake.key = "CanaryKeyOfTheOwner"
+        await trio.sleep(180)
+        assert "oMLX answers 401: Invalid API key" in front.script.words[0]
+        await world.until(world.ready_addresses, 1, "other", seconds=900)
+        assert len(world.machine.daemons["omlx"].servers) == 2
+        assert len(held(world, "omlx")) == 2
+        assert world.machine.memory.lowest_bytes >= 0
+        assert server.fake.ended == []
+
+
+@both
+async def test_without_a_daemon_of_the_owners_one_of_our_own_serves(autojump_clock, runtime):
+    """It ends with its front, whether that is told to or killed; and what it keeps after an unload, with it."""
+    async with host() as world:
+        prepare(world, runtime).stop()
+        front = await serve(world, runtime, source=NOT_THE_OWNERS)
+        (own,) = world.machine.daemons[runtime].servers[1:]
+        world.machine.kill("other")
+        await trio.sleep(5)
+        await world.until(world.ready_addresses, 1, "other", seconds=300)
+        (front,) = world.machine.live("other")
+        assert own not in world.machine.daemons[runtime].servers
+        (own,) = world.machine.daemons[runtime].servers[1:]
+        own.fake.lies = True
+        await world.delete("other")
+        await trio.sleep(60)
+        assert front.exit.code == 0
+        assert len(own.fake.ended) == 1
+        assert held(world, runtime) == []
+
+
+@both
+async def test_one_of_our_own_that_is_killed_is_started_again(autojump_clock, runtime):
+    """With its front, which lets no request through meanwhile."""
+    async with host() as world:
+        prepare(world, runtime).stop()
+        front = await serve(world, runtime)
+        world.machine.daemons[runtime].servers[1].stop(killed=True)
+        await trio.sleep(7)
+        assert not front.ready
+        await trio.sleep(20)
+        assert front.exit is not None
+        await world.until(world.ready_addresses, 1, "other", seconds=300)
+
+
+async def test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left(autojump_clock):
+    """The next front is told to end while it starts: oMLX's name for the model is not known, its folder is."""
+    async with host() as world:
+        prepare(world, "omlx")
+        world.machine.shapes[MODEL], world.machine.memory.sizes["other"] = shape_of(10.0), 10.0
+        await serve(world, "omlx")
+        world.machine.scripts["other"] = Script(load_seconds=60.0)
+        world.machine.kill("other")
+        await trio.sleep(30)
+        assert held(world, "omlx") == ["one"]
+        assert len(world.machine.live("other")) == 1
+        await world.delete("other")
+        await trio.sleep(30)
+        assert world.machine.live("other") == []
+        assert held(world, "omlx") == []

@@ -277,11 +277,15 @@ class FakeDaemon:
         blob = self.store[name]
         shared = next((other for other, pid in self.loaded.items() if self.held.get(pid, ("", 0))[0] == blob), name)
         pid = self.loaded.get(shared)
-        if pid not in self.held or pid in self._going:
+        if pid not in self.held or pid in self._going or self.held[pid][0] != blob:
+            if pid in self.held and pid not in self._going:  # another model has got the name since
+                self.drop(shared)
             self._next_pid += 1
             self.loaded[name] = self._next_pid
             if not self.hollow:
                 self.held[self._next_pid] = (blob, self.pid)
+            # Who has asked for it may go meanwhile: it is loaded all the same.
+            self.expires[name] = trio.current_time() + self.load_seconds + KEEP_SECONDS
             await trio.sleep(self.load_seconds)
             shared = name
         if shared in self.loaded:

@@ -39,6 +39,7 @@ class FakeOmlx:
         sizes: What each takes, in bytes.
         loaded: What it lists as loaded.
         held: What its process holds of models, in bytes by their ids.
+        kept: What it holds beside that of models that it has said to have unloaded: id, bytes, and since when.
         loading: The models that are about to be loaded.
         key: What it asks for; "" where it asks for none.
         default: The model that answers for names that it does not know; "" for none.
@@ -62,6 +63,7 @@ class FakeOmlx:
     sizes: dict = attrs.field(factory=lambda: {NAME: 4 * GIB, "other": 2 * GIB})
     loaded: set = attrs.field(factory=set)
     held: dict = attrs.field(factory=dict)
+    kept: list = attrs.field(factory=list)
     loading: set = attrs.field(factory=set)
     key: str = ""
     default: str = ""
@@ -87,6 +89,8 @@ class FakeOmlx:
         self.loaded.discard(name)
         if not self.lies:
             self._going[name] = trio.current_time() + self.lag_seconds
+        elif name in self.held:
+            self.kept.append((name, self.held.pop(name), trio.current_time()))
         if self.next:
             self.put(self.next)
 
@@ -96,10 +100,10 @@ class FakeOmlx:
         self.held[name] = self.sizes[name]
         self._going.pop(name, None)
 
-    def stop(self):
-        """All that it held goes with its process."""
+    def stop(self, *, killed=False):
+        """All that it held goes with its process, however that ends."""
         self.answers = False
-        self.loaded, self.held, self._going = set(), {}, {}
+        self.loaded, self.held, self.kept, self._going = set(), {}, [], {}
 
     def start(self, version="0.6.3"):
         self.answers, self.version, self.pid = True, version, self.pid + 1
@@ -114,7 +118,7 @@ class FakeOmlx:
         for name in [name for name, at in self._going.items() if now >= at]:
             self.held.pop(name, None)
             del self._going[name]
-        return sum(self.held.values())
+        return sum(self.held.values()) + sum(size for _, size, _ in self.kept)
 
     # -- what the kernel shows ----------------------------------------------------------------------------------------
 

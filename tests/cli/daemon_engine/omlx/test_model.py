@@ -294,6 +294,15 @@ async def test_a_stop_in_the_middle_of_a_load_leaves_nothing(autojump_clock):
         assert fake.holding() == 0
 
 
+async def test_a_stop_before_the_first_look_unloads_what_an_earlier_front_has_left(autojump_clock):
+    """What the server calls the model is not known then; its folder is."""
+    fake = FakeOmlx()
+    fake.put(NAME)
+    async with staged(fake) as stage:
+        assert await stage.unload()
+        assert (fake.loaded, fake.holding()) == (set(), 0)
+
+
 def test_a_server_is_found_by_its_program_its_app_or_its_python():
     """And nothing else is asked where it listens."""
     table = [

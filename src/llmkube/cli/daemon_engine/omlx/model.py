@@ -80,7 +80,7 @@ class OmlxModel:
             answers, said = "gone" if error.gone else "late", str(error) if error.status else ""
         pid = await self._pid(search=answers != "gone")
         held = (await self.table.footprints([pid])).get(pid, 0) if pid is not None else 0
-        ours = await self._found(entry for entry in entries if entry.id == self.name)
+        ours = await self._found(entry for entry in entries if self.name in ("", entry.id))
         listed = ours is not None and ours.loaded
         others = {entry.id: entry.size for entry in entries if entry.loaded and entry is not ours}
         shot = Shot(pid=pid, held=held, size=ours.size if ours else 0, others=others)
@@ -131,9 +131,10 @@ class OmlxModel:
         await trio.lowlevel.checkpoint()
 
     async def unload(self) -> None:
-        """Have it unloaded."""
-        if self.name:
-            await self.api.unload(self.name)
+        """Have it unloaded; also what an earlier front has left, if the stop comes before the first load."""
+        entry = None if self.name else await self._found(await self.api.models())
+        if name := entry.id if entry else self.name:
+            await self.api.unload(name)
 
     async def cpu_seconds(self, pids: Sequence[int]) -> float:
         """Return what these processes have used of the processors."""

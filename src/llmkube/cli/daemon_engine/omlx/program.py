@@ -5,7 +5,7 @@ It borrows the oMLX of the host's owner where that has the model's folder, and n
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,12 +40,14 @@ class Outside:
         table: The processes of this machine.
         starter: Starts one of our own.
         key: What the owner's oMLX asks for; "" where none was given.
+        follow: Returns a path with its links followed.
     """
 
     client: HttpClient
     table: ProcessTable
     starter: Starter
     key: str = attrs.field(default="", repr=False)
+    follow: Callable[[str], Awaitable[str]] = followed
 
 
 @asynccontextmanager
@@ -55,8 +57,9 @@ async def opened_model(options: Options, outside: Outside) -> AsyncIterator[Omlx
     Raises:
         NoDaemonError: There is none, and none can be started.
     """
-    folder = await followed(str(options.model))
-    choice = choose(await look_for(DaemonApi(outside.client, options.daemon, outside.key)), folder)
+    folder = await outside.follow(str(options.model))
+    theirs = DaemonApi(outside.client, options.daemon, outside.key)
+    choice = choose(await look_for(theirs, outside.follow), folder)
     if choice.whose is Whose.NONE:
         raise NoDaemonError(choice.why)
     async with AsyncExitStack() as stack:
@@ -67,18 +70,18 @@ async def opened_model(options: Options, outside: Outside) -> AsyncIterator[Omlx
             log.info(choice.why, then="one of our own is started for this engine")
             server = await stack.enter_async_context(outside.starter.started())
         api = DaemonApi(outside.client, server.url, server.key)
-        yield OmlxModel(api, server.port, folder, outside.table, options.embeds, server=server.pid)
+        yield OmlxModel(api, server.port, folder, outside.table, options.embeds, outside.follow, server=server.pid)
 
 
-async def look_for(api: DaemonApi) -> Found:
-    """Return what answers at the address of the owner's oMLX."""
+async def look_for(api: DaemonApi, follow: Callable[[str], Awaitable[str]] = followed) -> Found:
+    """Return what answers at the address of the owner's oMLX; the folders of its models with links followed."""
     try:
         if not await api.is_omlx():
             return Found(url=api.url, is_omlx=False)
         entries = await api.models()
     except DaemonError as error:
         return Found(url=api.url, answers=not error.gone, error=str(error), status=error.status)
-    return Found(url=api.url, folders=[await followed(entry.path) for entry in entries])
+    return Found(url=api.url, folders=[await follow(entry.path) for entry in entries])
 
 
 async def serve(

@@ -1,0 +1,88 @@
+"""What is Ollama's of a simulated shared daemon: a process for each model, a store that a front fills."""
+
+import hashlib
+import math
+from contextlib import asynccontextmanager
+
+import attrs
+
+from cli.daemon_engine.ollama.fake_daemon import FakeDaemon
+from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.cli.daemon_engine.ollama.model import OllamaModel
+from llmkube.cli.daemon_engine.ollama.options import parse
+from llmkube.cli.daemon_engine.ollama.witness import Witness
+from llmkube.cli.daemon_engine.server_process import borrowed_or_own
+from llmkube.runtimes.process import ollama
+from sim.daemon import LOAD_SECONDS, Held, Own
+
+FOREIGN_FILE = "sha256-" + 64 * "0"
+"""Weights that are no service's."""
+
+
+@attrs.frozen
+class FileOf:
+    """The weights of a service, in whichever store is asked."""
+
+    name: str
+    file: str
+    servers: list
+
+    async def prepare(self, api):
+        await api.version()
+        for each in self.servers:
+            if api.url.endswith(f":{each.port}"):
+                each.fake.store[self.name] = self.file
+        return self.file
+
+
+@attrs.frozen
+class Ollama:
+    """An `Engine` (which see)."""
+
+    runtime: str = ollama.NAME
+    module: str = ollama.MODULE
+    port: int = 11434
+
+    def parse(self, argv):
+        return parse(argv, {})
+
+    def file_of(self, options):
+        return "sha256-" + hashlib.sha256(options.model.encode()).hexdigest()
+
+    def known_file(self, adapter):
+        return adapter.witness.blob
+
+    @asynccontextmanager
+    async def opened(self, options, daemons):
+        theirs = DaemonApi(daemons.wire, options.daemon)
+        async with borrowed_or_own("Ollama", theirs.url, theirs.version, Own(daemons, options)) as server:
+            api = DaemonApi(daemons.wire, server.url)
+            witness = Witness(api, server.port, options.store_name, daemons.processes, server.pid)
+            yield OllamaModel(witness, FileOf(options.store_name, self.file_of(options), daemons.servers))
+
+    def made(self, number, options=None):
+        fake = FakeDaemon(pid=7_000 + number, load_seconds=LOAD_SECONDS)
+        fake._next_pid = 100_000 * (number + 1)
+        return fake
+
+    def held(self, fake):
+        names = {pid: name for name, pid in fake.loaded.items()}
+        for pid in fake.holders():
+            file, parent = fake.held[pid]
+            name = names.get(pid, "")
+            until = fake.expires.get(name, math.inf) if name else fake._going.get(pid, math.inf)
+            yield Held(pid, name, file, until, parent == 1)
+
+    def forget(self, fake):
+        fake.store.clear()
+
+    def usurp(self, fake, name):
+        fake._next_pid += 1
+        fake.store[name], fake.loaded[name] = FOREIGN_FILE, fake._next_pid
+        fake.held[fake._next_pid] = FOREIGN_FILE, fake.pid
+
+    def mend(self, fake):
+        fake.store = {name: file for name, file in fake.store.items() if file != FOREIGN_FILE}
+
+    def is_changed(self, fake):
+        return FOREIGN_FILE in fake.store.values()

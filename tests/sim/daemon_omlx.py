@@ -1,0 +1,94 @@
+"""What is oMLX's of a simulated shared daemon: one process that has all models, folders that its owner names, a key."""
+
+import math
+from collections import defaultdict
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import trio
+
+from cli.daemon_engine.omlx.fake_omlx import GIB, FakeOmlx
+from llmkube.cli.daemon_engine.omlx.daemon_process import link_name
+from llmkube.cli.daemon_engine.omlx.options import parse
+from llmkube.cli.daemon_engine.omlx.program import Outside, opened_model
+from llmkube.runtimes.process import omlx
+from sim.daemon import LOAD_SECONDS, Held, Own
+
+FOREIGN_FOLDER = "/Volumes/usb/foreign"
+"""A model that is no service's."""
+
+OWN_KEY = "CanaryKeyOfOurOwn"
+
+
+async def as_written(path):
+    """No path of a simulated machine is a link."""
+    await trio.lowlevel.checkpoint()
+    return path
+
+
+@attrs.frozen
+class Omlx:
+    """An `Engine` (which see).
+
+    Attributes:
+        folders: The models of the owner's: id to folder. What else is asked for is served by one of a front's own.
+    """
+
+    runtime: str = omlx.NAME
+    module: str = omlx.MODULE
+    port: int = 8000
+    folders: dict = attrs.field(
+        factory=lambda: {
+            "one": "/sim/builtin:__one",
+            "two": "/sim/builtin:__two",
+            "foreign": FOREIGN_FOLDER,
+        }
+    )
+
+    def parse(self, argv):
+        return parse(argv, {})
+
+    def file_of(self, options):
+        return str(options.model)
+
+    def known_file(self, adapter):
+        return adapter.folder
+
+    @asynccontextmanager
+    async def opened(self, options, daemons):
+        outside = Outside(daemons.wire, daemons.processes, Own(daemons, options), follow=as_written)
+        async with opened_model(options, outside) as model:
+            yield model
+
+    def made(self, number, options=None):
+        own = {} if options is None else {link_name(Path(options.model), embeds=False): str(options.model)}
+        return FakeOmlx(
+            folders=own or dict(self.folders),
+            sizes=defaultdict(lambda: 4 * GIB),
+            key=OWN_KEY if own else "",
+            load_seconds=LOAD_SECONDS,
+            pid=300_000 + 1_000 * number,
+        )
+
+    def held(self, fake):
+        fake.holding()  # what is on its way out may be gone
+        for name in fake.held:
+            until = fake._going.get(name, math.inf)
+            yield Held(fake.pid, name if name in fake.loaded else "", fake.folders.get(name, ""), until)
+        for name, _, since in fake.kept:
+            yield Held(fake.pid, "", fake.folders.get(name, ""), known_to=since)
+
+    def forget(self, fake):
+        fake.folders = {"foreign": FOREIGN_FOLDER}
+        fake.default = "foreign"
+
+    def usurp(self, fake, name):
+        fake.folders[name] = FOREIGN_FOLDER
+        fake.put(name)
+
+    def mend(self, fake):
+        fake.folders, fake.key, fake.default = dict(self.folders), "", ""
+
+    def is_changed(self, fake):
+        return fake.folders != self.folders or bool(fake.key or fake.default)
