@@ -182,7 +182,7 @@ MUTANTS = {
     ),
     "another model under the name of ours is taken for it": (
         OmlxModel,
-        "_found",
+        "of_folder",
         found_by_name,
         acts(ON["omlx"], (100.0, "daemon-has-another-model", 3)),
         "false ready",
@@ -242,7 +242,7 @@ CAUGHT = {
     **{
         f"a model that another client has unloaded from {runtime} stays away": (
             keeping,
-            "_lost",
+            "lost",
             gives_up_what_was_taken,
             partial(shared.test_a_model_that_another_client_unloads_is_loaded_again, None, runtime),
         )
@@ -274,18 +274,23 @@ CAUGHT = {
     },
     "under pressure, the processes of an Ollama that has restarted are not looked at again": (
         ollama_witness.Witness,
-        "_holders",
-        never_scans_again(ollama_witness.Witness._holders),
+        "look_at_processes",
+        never_scans_again(ollama_witness.Witness.look_at_processes),
         partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, None, "ollama"),
     ),
     "memory that comes for a model of others as ours goes is taken for ours": (
         omlx_account,
-        "_change",
+        "grown_by_others",
         lambda earlier, later: 0,
         partial(pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours, None),
     ),
 }
 """A bug, and the timeline that does not survive it."""
+
+
+def run(timeline):
+    """Run a timeline on a virtual clock."""
+    trio.run(timeline, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -313,4 +318,4 @@ def test_a_mutant_is_caught(name, monkeypatch):
     """With this bug its timeline does not end as it should; without it, it is a test of its own."""
     owner, attribute, replacement, timeline = CAUGHT[name]
     monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(trio.run, timeline, clock=MockClock(autojump_threshold=0)))
+    assert is_caught(partial(run, timeline))

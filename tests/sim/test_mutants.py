@@ -411,6 +411,8 @@ def _all_mutants():
         yield name, bug, partial(is_caught, partial(test_presence_mutants.run, timeline))
     for name, (*bug, timeline, column) in (BOOKED | test_daemon_mutants.MUTANTS).items():
         yield name, bug, partial(is_booked, timeline, column)
+    for name, (*bug, timeline) in test_daemon_mutants.CAUGHT.items():
+        yield name, bug, partial(is_caught, partial(test_daemon_mutants.run, timeline))
 
 
 def count(say=print):

@@ -188,7 +188,7 @@ def _held(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     pids = (*seen.orphans, *seen.holders)
     if state.odd != "held":
         why = f"{seen.words.name} does not list the model, and {held_by(pids)} still"
-        state = _lost(attrs.evolve(state, odd="held", odd_since=now), now)
+        state = lost(attrs.evolve(state, odd="held", odd_since=now), now)
         return state, Step(Act.NOTHING, why, CLOSE_SECONDS)
     if now - state.odd_since < STALE_SECONDS:
         return state, Step(Act.NOTHING, wait_seconds=CLOSE_SECONDS)
@@ -204,7 +204,7 @@ def _absent(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     """Nothing is loaded: prepare, or load, unless it has just failed or was taken away too often."""
     why = ""
     if state.ready:
-        state, why = _lost(state, now), "the model is not loaded any more"
+        state, why = lost(state, now), "the model is not loaded any more"
     elif state.claimed:
         said = f"{seen.words.name} says that it has loaded the model, and "
         said += "no process of it holds it" if seen.listed else "does not list it"
@@ -219,8 +219,8 @@ def _absent(state: State, seen: Seen, now: float) -> tuple[State, Step]:
     return state, Step(Act.LOAD, f"{why}; loading it again" if why else "loading the model", 0.0)
 
 
-def _lost(state: State, now: float) -> State:
-    """Another client, or the server, has taken the model away: the first time it is loaded at once, then later."""
+def lost(state: State, now: float) -> State:
+    """Return the state after somebody has taken the model away: it is loaded again at once, or later."""
     if not state.ready:
         return state
     losses = (*(at for at in state.losses if now - at < WINDOW_SECONDS), now)

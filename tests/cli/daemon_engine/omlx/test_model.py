@@ -337,7 +337,7 @@ def credulous(monkeypatch):
 
 def blind_to_others(monkeypatch):
     """Whatever the process holds is ours."""
-    monkeypatch.setattr(account_module, "_change", lambda earlier, later: 0)
+    monkeypatch.setattr(account_module, "grown_by_others", lambda earlier, later: 0)
 
 
 def by_name(monkeypatch):
@@ -347,7 +347,7 @@ def by_name(monkeypatch):
         await trio.lowlevel.checkpoint()
         return next((entry for entry in entries if entry.id == (self.name or NAME)), None)
 
-    monkeypatch.setattr(OmlxModel, "_found", found)
+    monkeypatch.setattr(OmlxModel, "of_folder", found)
 
 
 def unasked(monkeypatch):

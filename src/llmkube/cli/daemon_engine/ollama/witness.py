@@ -68,7 +68,7 @@ class Witness:
             answers = "late"
         except DaemonError as error:
             answers = "gone" if error.gone or not version else "late"
-        held, server = await self._holders(names)
+        held, server = await self.look_at_processes(names)
         ours = {self.name, f"{self.name}:latest"}
         listed = sum(name in ours for name in names)
         return Seen(
@@ -85,7 +85,8 @@ class Witness:
             owned=self.server is not None,
         )
 
-    async def _holders(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
+    async def look_at_processes(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
+        """Return who holds the model, and the server's pid: those found before, while all of them run."""
         before, facts = self._before, (self.blob, names)
         recent = before is not None and before.facts == facts and trio.current_time() < before.until
         if before is not None and recent and await self.table.starts(before.pids) == before.starts:

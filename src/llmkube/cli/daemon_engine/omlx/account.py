@@ -65,7 +65,7 @@ def remains(account: Account, shot: Shot) -> bool:
     if loaded is None or loaded.pid != shot.pid:
         return False
     size = _size(account)
-    return size >= MEASURABLE_BYTES and 2 * (loaded.held + _change(loaded, shot) - shot.held) < size
+    return size >= MEASURABLE_BYTES and 2 * (loaded.held + grown_by_others(loaded, shot) - shot.held) < size
 
 
 def _with_lagging(earlier: Shot | None, shot: Shot) -> Shot:
@@ -73,7 +73,7 @@ def _with_lagging(earlier: Shot | None, shot: Shot) -> Shot:
     gone = {} if earlier is None else {name: of for name, of in earlier.others.items() if name not in shot.others}
     if earlier is None or not gone:
         return shot
-    if 2 * (earlier.held + _change(earlier, shot) + sum(gone.values()) - shot.held) >= sum(gone.values()):
+    if 2 * (earlier.held + grown_by_others(earlier, shot) + sum(gone.values()) - shot.held) >= sum(gone.values()):
         return shot
     return attrs.evolve(shot, others={**shot.others, **gone})
 
@@ -84,11 +84,11 @@ def _size(account: Account) -> int:
     assert loaded is not None, "asked of a model that was listed"
     if before is None:
         return loaded.size
-    grown = max(0, loaded.held - before.held - _change(before, loaded))
+    grown = max(0, loaded.held - before.held - grown_by_others(before, loaded))
     return min(loaded.size, grown) if loaded.size else grown
 
 
-def _change(earlier: Shot, later: Shot) -> int:
-    """By how much other models have let the process grow between two looks, in bytes."""
+def grown_by_others(earlier: Shot, later: Shot) -> int:
+    """Return by how much other models have let the process grow between two looks, in bytes."""
     came = sum(size for name, size in later.others.items() if name not in earlier.others)
     return came - sum(size for name, size in earlier.others.items() if name not in later.others)

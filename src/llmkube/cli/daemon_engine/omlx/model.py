@@ -80,7 +80,7 @@ class OmlxModel:
             answers, said = "gone" if error.gone else "late", str(error) if error.status else ""
         pid = await self._pid(search=answers != "gone")
         held = (await self.table.footprints([pid])).get(pid, 0) if pid is not None else 0
-        ours = await self._found(entry for entry in entries if self.name in ("", entry.id))
+        ours = await self.of_folder(entry for entry in entries if self.name in ("", entry.id))
         listed = ours is not None and ours.loaded
         others = {entry.id: entry.size for entry in entries if entry.loaded and entry is not ours}
         shot = Shot(pid=pid, held=held, size=ours.size if ours else 0, others=others)
@@ -101,7 +101,7 @@ class OmlxModel:
 
     async def prepare(self) -> None:
         """Find out what the server calls the model."""
-        entry = await self._found(await self.api.models())
+        entry = await self.of_folder(await self.api.models())
         if entry is None:
             self.name = ""
             why = f"the oMLX at {self.url} does not have {self.folder} among its models any more; add the folder above "
@@ -116,7 +116,7 @@ class OmlxModel:
         self._loads = True
         try:
             with trio.move_on_after(LOAD_SECONDS):
-                while (entry := await self._found(await self.api.models())) and entry.loading:  # noqa: ASYNC110
+                while (entry := await self.of_folder(await self.api.models())) and entry.loading:  # noqa: ASYNC110
                     await trio.sleep(_AGAIN_SECONDS)
                 if entry is None or entry.id != self.name:  # the default model would answer in its place
                     raise DaemonError(f"oMLX does not know {self.name} any more", 404)
@@ -132,7 +132,7 @@ class OmlxModel:
 
     async def unload(self) -> None:
         """Have it unloaded; also what an earlier front has left, if the stop comes before the first load."""
-        entry = None if self.name else await self._found(await self.api.models())
+        entry = None if self.name else await self.of_folder(await self.api.models())
         if name := entry.id if entry else self.name:
             await self.api.unload(name)
 
@@ -144,7 +144,7 @@ class OmlxModel:
         """Kill these processes."""
         await self.table.end(pids)
 
-    async def _found(self, entries: Iterable[Entry]) -> Entry | None:
+    async def of_folder(self, entries: Iterable[Entry]) -> Entry | None:
         """Return which model is ours: by its folder, as a name may come to mean another one."""
         for entry in entries:
             if await self.follow(entry.path) == self.folder:
