@@ -26,7 +26,7 @@ from llmkube import __version__
 from llmkube.apiserver.values.label_requirements import Requirement
 from llmkube.cli.commands.programs.controller import controller
 from llmkube.cli.commands.services.listing import list_objects
-from llmkube.cli.config import ALLOWANCES
+from llmkube.cli.config.controller_config import ALLOWANCES
 from llmkube.cli.main import cli
 from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.jobs import PROGRESS_PORT, fetch_job

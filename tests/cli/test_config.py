@@ -7,7 +7,10 @@ from llmkube.base.errors import UserError
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
-from llmkube.cli.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.controller_config import ALLOWANCES, ControllerConfig
+from llmkube.cli.config.tables import TABLES, load
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.cli.state_location import state_dir_of
 from llmkube.controller.settings import Allowance
 

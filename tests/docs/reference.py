@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.base.settings import Setting, settings_of
-from llmkube.cli.config import TABLES
+from llmkube.cli.config.tables import TABLES
 from llmkube.cli.main import SUBJECTS, cli
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.k8s.wire import reasons

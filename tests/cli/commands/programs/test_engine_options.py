@@ -4,7 +4,9 @@ from structlog.testing import capture_logs
 from llmkube.base.errors import UserError
 from llmkube.base.settings import read_config, resolve
 from llmkube.cli.commands.programs.engine_options import engine_allowances
-from llmkube.cli.config import TABLES, AgentConfig, UpConfig
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.tables import TABLES
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.runtimes.allowances import Allowances
 
 KINDS = {"agent": AgentConfig, "up": UpConfig}

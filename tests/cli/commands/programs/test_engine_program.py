@@ -5,7 +5,7 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.engine_program import engine_settings, find_llama_server, further_programs
-from llmkube.cli.config import HostConfig
+from llmkube.cli.config.host_config import HostConfig
 
 
 def program(folder, name="llama-server", mode=0o755):

@@ -3,7 +3,8 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.memory_options import memory_settings
-from llmkube.cli.config import AgentConfig, UpConfig
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.supervisor.host.pressure_level import Thresholds
 from llmkube.supervisor.memory.policy import Mode, Policy
 

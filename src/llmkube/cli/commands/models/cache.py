@@ -17,7 +17,8 @@ from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.models.inspect import as_data as facts_as_data
 from llmkube.cli.commands.models.inspect import described
-from llmkube.cli.config import CacheConfig, PreloadConfig, PruneConfig, load
+from llmkube.cli.config.cache_config import CacheConfig, PreloadConfig, PruneConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, guarded, output_option, settings_options
 from llmkube.cli.program import open_service_nursery

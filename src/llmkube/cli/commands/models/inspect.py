@@ -13,7 +13,8 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.deploy import absolute_source
-from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, guarded, output_option
 from llmkube.cli.view import formats

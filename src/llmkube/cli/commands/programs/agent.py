@@ -34,7 +34,8 @@ from llmkube.cli.commands.programs.engine_program import engine_settings, find_l
 from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.ollama_library import ollama_here
 from llmkube.cli.options import HELP, guarded, settings_options

@@ -19,7 +19,8 @@ from llmkube.apiserver.server import open_api_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.config import ApiServerConfig, load
+from llmkube.cli.config.api_server_config import ApiServerConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import LOOPBACK, Stop, raise_descriptor_limit, run_until_signal
 from llmkube.cli.state_lock import SERVER

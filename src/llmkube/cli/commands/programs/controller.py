@@ -17,7 +17,8 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.base.units import parse_bytes
 from llmkube.cli.commands.programs.host_name import default_host_name
-from llmkube.cli.config import PER_SERVICE, ControllerConfig, load
+from llmkube.cli.config.controller_config import PER_SERVICE, ControllerConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.target_cluster import find_config

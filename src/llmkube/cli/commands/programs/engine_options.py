@@ -2,7 +2,7 @@
 
 import structlog
 
-from llmkube.cli.config import HostConfig
+from llmkube.cli.config.host_config import HostConfig
 from llmkube.runtimes.allowances import Allowances, parse_allowances
 from llmkube.runtimes.llama_verdicts import OURS
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from llmkube.base.errors import UserError
-from llmkube.cli.config import HostConfig
+from llmkube.cli.config.host_config import HostConfig
 from llmkube.cli.daemon_engine.omlx.options import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.runtimes.process.host_runtime import Program

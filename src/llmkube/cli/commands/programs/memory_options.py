@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from llmkube.base.errors import UserError
-from llmkube.cli.config import HostConfig
+from llmkube.cli.config.host_config import HostConfig
 from llmkube.supervisor.host.pressure_level import Thresholds
 from llmkube.supervisor.memory.policy import Mode, Policy
 

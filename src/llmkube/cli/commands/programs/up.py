@@ -17,7 +17,8 @@ from llmkube.cli.commands.programs.one_machine.run import UpPlan, run_up
 from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.complete import paths
-from llmkube.cli.config import UpConfig, load
+from llmkube.cli.config.tables import load
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options

@@ -6,7 +6,8 @@ import click
 
 from llmkube.cli.commands.router.explain import explain_request
 from llmkube.cli.commands.router.verify import verify_receipts
-from llmkube.cli.config import RouterConfig, load
+from llmkube.cli.config.router_config import RouterConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.options import HELP, guarded, settings_options
 
 

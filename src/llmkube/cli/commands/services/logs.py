@@ -17,7 +17,9 @@ from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
 from llmkube.cli.complete import services
-from llmkube.cli.config import AgentConfig, UpConfig, load
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.tables import load
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, cluster_options, guarded

@@ -25,7 +25,8 @@ from llmkube.cli.commands.doctor.probes.cluster_probes import (
     rights_command,
     skew_of,
 )
-from llmkube.cli.config import AgentConfig, UpConfig
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.cli.state_lock import SERVER, held
 from llmkube.cli.target_cluster import Where
 from llmkube.k8s.client import Client

@@ -8,7 +8,7 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen, listen_settings, parse_listen
-from llmkube.cli.config import UpConfig
+from llmkube.cli.config.up_config import UpConfig
 
 OWN = frozenset({"192.168.1.50", "fd00::5"})
 LAN = UpConfig(listen="192.168.1.50")

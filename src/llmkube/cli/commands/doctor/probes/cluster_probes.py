@@ -15,7 +15,7 @@ from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.cluster_facts import Advertised, ApiServer, LanAccess, NoCluster
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.programs.background.lan_access import read_lan_access
-from llmkube.cli.config import AgentConfig
+from llmkube.cli.config.agent_config import AgentConfig
 from llmkube.cli.target_cluster import Origin, Where, find_config, origin_of
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config

@@ -45,7 +45,8 @@ from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, point_a
 from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts
 from llmkube.cli.commands.programs.engine_program import find_llama_server
 from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.config import AgentConfig, load
+from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.cli.config.tables import load
 from llmkube.cli.config_edit import plan_settings
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options

@@ -21,7 +21,8 @@ from llmkube.cli.commands.programs.background.log_file import last_lines, print_
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.commands.services.tail import POLL_SECONDS
-from llmkube.cli.config import UpConfig, load
+from llmkube.cli.config.tables import load
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.state_location import check_state_dir, local_state_dir

@@ -43,7 +43,7 @@ from llmkube.cli.commands.programs.router_host.router_host import RouterHost
 from llmkube.cli.commands.programs.router_host.router_paths import routers_handler
 from llmkube.cli.commands.tools.files import Manifest
 from llmkube.cli.commands.tools.server_side_apply import Applied, Applier
-from llmkube.cli.config import UpConfig
+from llmkube.cli.config.up_config import UpConfig
 from llmkube.cli.failures import ExitCode
 from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.ollama_library import ollama_here

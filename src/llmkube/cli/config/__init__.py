@@ -1,0 +1,1 @@
+"""The settings of every program: their classes are the flags, the variables and the keys of `config.toml`."""
