@@ -70,6 +70,11 @@ class OmlxModel:
         """Its key, if it asks for one."""
         return self.api.headers.without("content-type")
 
+    @property
+    def shared_as(self) -> str:
+        """The server and the folder: services of one folder share what is loaded."""
+        return "" if self.server is not None else f"{self.url} {self.folder}"
+
     async def look(self) -> Seen:
         """Ask the server for its models, and the kernel what its process holds."""
         version, answers, said, entries = "", "yes", "", tuple[Entry, ...]()
