@@ -102,6 +102,7 @@ async def test_what_its_owner_has_loaded_stays_while_a_service_waits(autojump_cl
         await trio.sleep(60)
         assert held(world, "omlx") == []
         server.fake.put("one")
+        await trio.sleep(10)
         await world.apply("other", source=MODEL, weights="mlx", runtime="omlx")
         await trio.sleep(120)
         assert (await world.condition(name="other"))[1] == "InsufficientMemory"
