@@ -87,9 +87,9 @@ async def does_not_ask_who_uses_it(self):
 
 
 @asynccontextmanager
-async def unloads_first(self):
+async def unloads_first(context, launch, refused):
     """Also what would fit beside it is unloaded."""
-    await leftover.unload_left(self.context, self.launch)
+    await leftover.unload_left(context, launch)
     yield
 
 
@@ -290,7 +290,7 @@ CAUGHT = {
     ),
     **{
         f"what a killed engine has left in {runtime} is not unloaded": (
-            attempt,
+            leftover,
             "unload_left",
             unloads_nothing,
             partial(sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting, None, runtime),
@@ -299,7 +299,7 @@ CAUGHT = {
     },
     **{
         f"what was left in {runtime} while no agent ran is not unloaded": (
-            attempt,
+            leftover,
             "unload_left",
             unloads_nothing,
             partial(sharing.test_what_was_left_while_no_agent_ran_does_not_either, None, runtime),
@@ -326,8 +326,8 @@ CAUGHT = {
     ),
     **{
         f"what would fit beside what was left in {runtime} is loaded anew": (
-            attempt.Attempt,
-            "_leftover_unloaded",
+            attempt,
+            "leftover_unloaded",
             unloads_first,
             partial(sharing.test_what_fits_beside_what_was_left_takes_it_over, None, runtime),
         )

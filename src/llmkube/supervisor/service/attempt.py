@@ -45,7 +45,7 @@ from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.engine_record import new_record
 from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.events import cut_short
-from llmkube.supervisor.service.leftover import unload_left
+from llmkube.supervisor.service.leftover import leftover_unloaded
 from llmkube.supervisor.service.loading import Loading
 from llmkube.supervisor.service.measuring import Measuring, context_hint
 
@@ -156,26 +156,10 @@ class Attempt:
         # What is adopted has its memory already, and nothing may come before it is taken over.
         need = need_of(self.launch, None) if self.found else await context.need(self.launch)
         async with AsyncExitStack() as stack:
-            async with self._leftover_unloaded():
+            async with leftover_unloaded(context, self.launch, self._refused):
                 admitted = context.ledger.admitted(key, need, scope=self.scope, say=self._waits)
                 allocation = await stack.enter_async_context(admitted)
             return await self._in_process(allocation)
-
-    @asynccontextmanager
-    async def _leftover_unloaded(self) -> AsyncIterator[None]:
-        """Have unloaded, while the body waits for memory, what a killed engine has left in a shared daemon."""
-        if not holds_elsewhere(self.launch.plan.runtime):
-            yield
-            return
-
-        async def unload_once_refused() -> None:
-            await self._refused.wait()
-            await unload_left(self.context, self.launch)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(unload_once_refused)
-            yield
-            nursery.cancel_scope.cancel(reason="it has its memory")
 
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""

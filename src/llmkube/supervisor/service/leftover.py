@@ -3,6 +3,8 @@
 Where the next one fits beside it, that one takes it over, and loads nothing.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import structlog
@@ -12,6 +14,7 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError, innermost
 from llmkube.base.private_files import file_stem
 from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.process.host_runtimes import holds_elsewhere
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.ports import Command, Grace
 from llmkube.supervisor.nouns.target import Launch
@@ -24,6 +27,29 @@ AGAIN: Final = Backoff(base_seconds=10.0, cap_seconds=300.0)
 """Between two tries while the daemon does not answer, or does not let go."""
 
 log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def leftover_unloaded(context: ServiceContext, launch: Launch, refused: trio.Event) -> AsyncIterator[None]:
+    """Have unloaded, while the body waits for memory, what a killed engine of this launch has left in a shared daemon.
+
+    Args:
+        context: What the engines of the service share.
+        launch: What is to start.
+        refused: Set once there is no memory for it.
+    """
+    if not holds_elsewhere(launch.plan.runtime):
+        yield
+        return
+
+    async def unload_once_refused() -> None:
+        await refused.wait()
+        await unload_left(context, launch)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(unload_once_refused)
+        yield
+        nursery.cancel_scope.cancel(reason="it has its memory")
 
 
 async def unload_left(context: ServiceContext, launch: Launch) -> None:
