@@ -12,7 +12,7 @@ Leaving any of them is the only way to end an engine, and the order of the steps
 """
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -155,8 +155,9 @@ class Attempt:
         self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
         need = need_of(self.launch, None) if self.found else await context.need(self.launch)
+        waiting = nullcontext() if self.found else leftover_unloaded(context, self.launch, self._refused)
         async with AsyncExitStack() as stack:
-            async with leftover_unloaded(context, self.launch, self._refused):
+            async with waiting:
                 admitted = context.ledger.admitted(key, need, scope=self.scope, say=self._waits)
                 allocation = await stack.enter_async_context(admitted)
             return await self._in_process(allocation)
