@@ -18,6 +18,8 @@ from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.cli.daemon_engine.omlx import program
+from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host.this_machine import footprints_here
 
 pytestmark = pytest.mark.e2e
@@ -43,9 +45,9 @@ def environ(tmp_path):
     return {name: value for name, value in os.environ.items() if not name.startswith("OMLX_")} | own
 
 
-def engine(folder, environ, tmp_path):
+def engine(folder, environ, tmp_path, *further):
     """An engine of ours, with its key; and a way to ask it."""
-    flags = ("--omlx", omlx_program.install(tmp_path), "--model", folder, "--ctx-size", 512)
+    flags = ("--omlx", omlx_program.install(tmp_path), "--model", folder, "--ctx-size", 512, *further)
     return running_engine(program, "tiny", *flags, environ=environ, folder=tmp_path)
 
 
@@ -158,6 +160,32 @@ async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ,
             assert footprints_here([second.pid])[second.pid] < omlx_program.SIZE
             assert await answers(environ)
     assert OWNERS_KEY not in log.read_text()
+
+
+async def test_what_a_killed_engine_has_left_is_unloaded_alone(folder, environ, tmp_path):
+    """By the same command line, which serves nothing; beside an engine that uses the model it leaves it loaded."""
+    environ[OWNER_VARIABLE] = str(tmp_path)
+    async with engine_beside(folder, environ, tmp_path, key="") as (server, killed, ask, log):
+        await ready(ask, log)
+        killed.kill()
+        await killed.wait()
+        async with engine(folder, environ, tmp_path) as (another, ask_it, its_log):
+            await ready(ask_it, its_log)
+            await unloads(folder, environ, tmp_path)
+            assert footprints_here([server.pid])[server.pid] > omlx_program.SIZE
+            another.kill()
+            await another.wait()
+        assert footprints_here([server.pid])[server.pid] > omlx_program.SIZE
+        await unloads(folder, environ, tmp_path)
+        assert footprints_here([server.pid])[server.pid] < omlx_program.SIZE
+        assert await answers(environ)
+
+
+async def unloads(folder, environ, tmp_path):
+    """Have unloaded what is left."""
+    async with engine(folder, environ, tmp_path, UNLOAD_LEFT) as (process, _, log):
+        with trio.fail_after(30):
+            assert await process.wait() == 0, log.read_text()
 
 
 async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_path):

@@ -17,9 +17,10 @@ import trio
 from llmkube.base.http.errors import BrokenOffError, ConnectError
 from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
-from llmkube.cli.daemon_engine.counters import Counters
-from llmkube.cli.daemon_engine.keeper import GivenUpError, Keeper
-from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server
+from llmkube.cli.daemon_engine.keeper import GivenUpError
+from llmkube.cli.daemon_engine.model_lock import AGAIN_SECONDS, Unshared
+from llmkube.cli.daemon_engine.server_process import NoDaemonError, NoStarter, Server
+from llmkube.cli.daemon_engine.serving import kept
 
 OWN_PORT = 50_000
 LOAD_SECONDS = 3.0
@@ -67,7 +68,7 @@ class Engine(Protocol):
     def known_file(self, adapter) -> str:
         """Return the weights that a front knows to be its model's; "" while it knows none."""
 
-    def opened(self, options, daemons) -> Any:
+    def opened(self, options, starter, daemons) -> Any:
         """Have a server during the block, and the adapter of the model in it."""
 
     def made(self, number, options=None) -> Any:
@@ -208,6 +209,59 @@ class Processes:
 
 
 @attrs.define(eq=False)
+class SimLock:
+    """A `ModelLock` of one front."""
+
+    locks: "SimLocks"
+    model: str
+
+    async def share(self):
+        while self.locks.alone.get(self.model, self) is not self:  # noqa: ASYNC110 - as the real one
+            await trio.sleep(AGAIN_SECONDS)
+        self.let_go()
+        self.locks.shared.append(self)
+        self.locks.marked.add(self.model)
+
+    async def alone(self):
+        await trio.lowlevel.checkpoint()
+        self.let_go()
+        if self.model in self.locks.alone or any(each.model == self.model for each in self.locks.shared):
+            return False
+        self.locks.alone[self.model] = self
+        return True
+
+    async def is_left(self):
+        return await self.alone() and self.model in self.locks.marked
+
+    async def clear(self):
+        await trio.lowlevel.checkpoint()
+        self.locks.marked.discard(self.model)
+
+    def let_go(self):
+        self.locks.shared = [each for each in self.locks.shared if each is not self]
+        if self.locks.alone.get(self.model) is self:
+            del self.locks.alone[self.model]
+
+
+@attrs.define(eq=False)
+class SimLocks:
+    """The locks of models on one host: who shares one, who has it alone, and what was not unloaded since."""
+
+    shared: list = attrs.field(factory=list)
+    alone: dict = attrs.field(factory=dict)
+    marked: set = attrs.field(factory=set)
+
+    @asynccontextmanager
+    async def open(self, model):
+        lock = SimLock(self, model) if model else Unshared()
+        try:
+            yield lock
+        finally:
+            if model:
+                lock.let_go()
+
+
+@attrs.define(eq=False)
 class Daemons:
     """All of one engine on one host.
 
@@ -215,11 +269,13 @@ class Daemons:
         engine: Which one.
         servers: The owner's first, then those that fronts have started.
         services: Who has asked for which weights last.
+        locks: Who uses which model of the owner's.
     """
 
     engine: Engine
     servers: list = attrs.field(init=False)
     services: dict = attrs.field(factory=dict)
+    locks: SimLocks = attrs.field(factory=SimLocks)
     _numbers: itertools.count = attrs.field(factory=lambda: itertools.count(1))
 
     def __attrs_post_init__(self):
@@ -309,8 +365,9 @@ class Daemons:
         self.services[self.engine.file_of(options)] = child.name
         why, back = "", False
         try:
-            async with self.engine.opened(options, self) as adapter:
-                keeper = child.keeper = Keeper(adapter, Counters())
+            opened = self.engine.opened(options, Own(self, options), self)
+            async with kept(opened, self.locks.open) as keeper:
+                child.keeper = keeper
                 try:
                     await wait_any(child.ended.wait, child.told_to_end.wait, keeper.run)
                 except* GivenUpError as group:
@@ -321,6 +378,15 @@ class Daemons:
         if why:
             child.script = attrs.evolve(child.script, words=(f"{self.engine.runtime}: {why}",))
         child.end(0 if back and not why else 1)
+
+    async def unload_left(self, argv):
+        """A program that only unloads what a killed front has left, from its start to its end; returns its code."""
+        options = self.engine.parse(argv[argv.index(self.engine.module) + 1 :])
+        try:
+            async with kept(self.engine.opened(options, NoStarter(), self), self.locks.open) as keeper:
+                return 0 if await keeper.unload_left() else 1
+        except NoDaemonError:
+            return 1
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ from llmkube.cli.daemon_engine.ollama.options import parse
 from llmkube.cli.daemon_engine.ollama.witness import Witness
 from llmkube.cli.daemon_engine.server_process import borrowed_or_own
 from llmkube.runtimes.process import ollama
-from sim.daemon import LOAD_SECONDS, Held, Own
+from sim.daemon import LOAD_SECONDS, Held
 
 FOREIGN_FILE = "sha256-" + 64 * "0"
 """Weights that are no service's."""
@@ -53,9 +53,9 @@ class Ollama:
         return adapter.witness.blob
 
     @asynccontextmanager
-    async def opened(self, options, daemons):
+    async def opened(self, options, starter, daemons):
         theirs = DaemonApi(daemons.wire, options.daemon)
-        async with borrowed_or_own("Ollama", theirs.url, theirs.version, Own(daemons, options)) as server:
+        async with borrowed_or_own("Ollama", theirs.url, theirs.version, starter) as server:
             api = DaemonApi(daemons.wire, server.url)
             witness = Witness(api, server.port, options.store_name, daemons.processes, server.pid)
             yield OllamaModel(witness, FileOf(options.store_name, self.file_of(options), daemons.servers))

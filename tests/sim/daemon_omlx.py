@@ -13,7 +13,7 @@ from llmkube.cli.daemon_engine.omlx.daemon_process import link_name
 from llmkube.cli.daemon_engine.omlx.options import parse
 from llmkube.cli.daemon_engine.omlx.program import Outside, opened_model
 from llmkube.runtimes.process import omlx
-from sim.daemon import LOAD_SECONDS, Held, Own
+from sim.daemon import LOAD_SECONDS, Held
 
 FOREIGN_FOLDER = "/Volumes/usb/foreign"
 """A model that is no service's."""
@@ -56,8 +56,8 @@ class Omlx:
         return adapter.folder
 
     @asynccontextmanager
-    async def opened(self, options, daemons):
-        outside = Outside(daemons.wire, daemons.processes, Own(daemons, options), follow=as_written)
+    async def opened(self, options, starter, daemons):
+        outside = Outside(daemons.wire, daemons.processes, starter, follow=as_written)
         async with opened_model(options, outside) as model:
             yield model
 

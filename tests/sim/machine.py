@@ -18,6 +18,7 @@ from llmkube.base.waiting import wait_any
 from llmkube.cli.daemon_engine.keeper import Keeper
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
+from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
 from llmkube.supervisor.engine.child import KILL_SECONDS, AdoptError
 from llmkube.supervisor.engine.key_file import with_client_keys
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError
@@ -325,6 +326,12 @@ class Machine:
         if self.no_descriptors:
             raise NetworkDownError("cannot start a process: too many open files")
         argv = command.argv
+        if UNLOAD_LEFT in argv:
+            code = await self.daemons[runtime_of(argv)].unload_left(argv[:-1])
+            gone = SimChild(0, "", 0, argv, Script(), exit=Exit(code))
+            gone.ended.set()
+            yield gone
+            return
         (named,) = (flag for flag in ALIAS_FLAGS if flag in argv)
         name, port = argv[argv.index(named) + 1], int(argv[argv.index("--port") + 1])
         if name in self.bugs:

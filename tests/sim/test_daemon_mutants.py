@@ -1,6 +1,7 @@
 """Deliberate bugs about an Ollama or oMLX that services share: the books or a timeline see each of them."""
 
 import math
+from contextlib import asynccontextmanager
 from functools import partial
 
 import attrs
@@ -8,7 +9,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from llmkube.base.backoff import Backoff
 from llmkube.cli.daemon_engine import keeping, unloading
+from llmkube.cli.daemon_engine.keeper import LAST_SECONDS, Keeper
 from llmkube.cli.daemon_engine.ollama import witness as ollama_witness
 from llmkube.cli.daemon_engine.ollama.model import OllamaModel
 from llmkube.cli.daemon_engine.omlx import account as omlx_account
@@ -17,10 +20,12 @@ from llmkube.cli.daemon_engine.omlx.model import OmlxModel
 from llmkube.cli.daemon_engine.seen import Seen
 from llmkube.cli.daemon_engine.steps import Act, Step
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.service import attempt
+from llmkube.supervisor.nouns import need
+from llmkube.supervisor.service import attempt, leftover
 from llmkube.supervisor.service.engine_status import EngineStatus
 from pressure import test_shared_daemons as pressed
 from sim import score
+from sim import test_daemon_sharing as sharing
 from sim import test_shared_daemon as shared
 from sim.daemons import RUNTIMES
 from sim.mutation import acts, is_booked, is_caught
@@ -57,6 +62,35 @@ async def unloads_what_it_knows(self):
     """Nothing is unloaded that was not found before the stop."""
     if self.name:
         await self.api.unload(self.name)
+
+
+async def unloads_nothing(context, launch):
+    """What a killed engine has left is its owner's to find."""
+    await trio.sleep_forever()
+
+
+async def waits_for_no_other(self):
+    """Who ends unloads the model, whoever else uses it."""
+    with trio.move_on_after(LAST_SECONDS, shield=True):
+        return await self._unload()
+
+
+async def clears_nothing(self):
+    """That the model was unloaded in order is not noted."""
+    with trio.move_on_after(LAST_SECONDS, shield=True):
+        return not await self.lock.alone() or await self._unload()
+
+
+async def does_not_ask_who_uses_it(self):
+    """Whatever is loaded of the model was left by a killed engine."""
+    return await self._unload()
+
+
+@asynccontextmanager
+async def unloads_first(context, launch, refused):
+    """Also what would fit beside it is unloaded."""
+    await leftover.unload_left(context, launch)
+    yield
 
 
 async def unloads_all(self):
@@ -254,6 +288,75 @@ CAUGHT = {
         unloads_what_it_knows,
         partial(shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left, None),
     ),
+    **{
+        f"what a killed engine has left in {runtime} is not unloaded": (
+            leftover,
+            "unload_left",
+            unloads_nothing,
+            partial(sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    **{
+        f"what was left in {runtime} while no agent ran is not unloaded": (
+            leftover,
+            "unload_left",
+            unloads_nothing,
+            partial(sharing.test_what_was_left_while_no_agent_ran_does_not_either, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    "what a killed engine has left is unloaded once or never": (
+        leftover,
+        "AGAIN",
+        Backoff(1e9, 1e9),
+        partial(sharing.test_an_unload_that_is_not_answered_is_repeated, None),
+    ),
+    "what its owner has loaded since is taken for what a killed engine has left": (
+        Keeper,
+        "unload",
+        clears_nothing,
+        partial(sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits, None),
+    ),
+    "what a killed engine has left is unloaded below another service": (
+        Keeper,
+        "unload_left",
+        does_not_ask_who_uses_it,
+        partial(sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it, None),
+    ),
+    **{
+        f"what would fit beside what was left in {runtime} is loaded anew": (
+            attempt,
+            "leftover_unloaded",
+            unloads_first,
+            partial(sharing.test_what_fits_beside_what_was_left_takes_it_over, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    "the first of two services on one folder that ends unloads it": (
+        Keeper,
+        "unload",
+        waits_for_no_other,
+        partial(sharing.test_two_services_on_one_folder_do_not_disturb_each_other, None),
+    ),
+    **{
+        f"an engine on {runtime} that was replaced unloads the model of the new one": (
+            Keeper,
+            "unload",
+            waits_for_no_other,
+            partial(sharing.test_an_engine_that_replaces_another_one_keeps_their_model, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
+    **{
+        f"under pressure, what {runtime} holds of a service is not its own": (
+            need,
+            "holds_elsewhere",
+            lambda runtime: False,
+            partial(pressed.test_an_eviction_gives_the_memory_back, None, runtime),
+        )
+        for runtime in RUNTIMES
+    },
     **{
         f"under pressure, {runtime}'s word that it has unloaded is believed": (
             unloading,

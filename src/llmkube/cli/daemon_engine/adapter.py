@@ -30,6 +30,11 @@ class Adapter(Protocol):
         """What requests to the daemon have to carry, such as its key."""
         ...
 
+    @property
+    def shared_as(self) -> str:
+        """What tells the model from all others of this machine, for other fronts on it; "" of a server that is ours."""
+        ...
+
     async def look(self) -> Seen:
         """Ask the daemon, and look at the processes."""
         ...

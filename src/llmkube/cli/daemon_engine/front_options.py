@@ -6,6 +6,8 @@ from typing import Any
 
 import attrs
 
+from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+
 
 @attrs.frozen(kw_only=True)
 class FrontOptions:
@@ -18,6 +20,7 @@ class FrontOptions:
         keys: The file with the keys that clients show; None when none is asked for.
         embeds: Whether it serves embeddings, and nothing else.
         context: Tokens that a prompt and its answer may have; 0 for what the daemon has by itself.
+        only_unloads: Whether nothing is served: what a killed one has left is unloaded, and that is all.
     """
 
     alias: str
@@ -26,6 +29,7 @@ class FrontOptions:
     keys: Path | None = None
     embeds: bool = False
     context: int = 0
+    only_unloads: bool = False
 
 
 def front_parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -38,6 +42,7 @@ def front_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--api-key-file", type=Path, help="keys that clients must show, one per line", metavar="FILE")
     parser.add_argument("--embedding", action="store_true", help="serve embeddings and nothing else")
     parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: the daemon's own default)")
+    parser.add_argument(UNLOAD_LEFT, action="store_true", help="only unload what a killed one has left, and end")
     return parser
 
 
@@ -50,6 +55,7 @@ def front_fields(said: argparse.Namespace) -> dict[str, Any]:
         "keys": said.api_key_file,
         "embeds": said.embedding,
         "context": said.ctx_size,
+        "only_unloads": said.unload_left,
     }
 
 

@@ -12,6 +12,7 @@ from llmkube.cli.daemon_engine.adapter import Adapter
 from llmkube.cli.daemon_engine.counters import Counters
 from llmkube.cli.daemon_engine.daemon_http import DaemonError
 from llmkube.cli.daemon_engine.keeping import Outcome, State
+from llmkube.cli.daemon_engine.model_lock import ModelLock, Unshared
 from llmkube.cli.daemon_engine.seen import UNKNOWN_RELEASE, Seen
 from llmkube.cli.daemon_engine.steps import Act, Step
 
@@ -35,12 +36,14 @@ class Keeper:
     Attributes:
         adapter: The model in its daemon.
         counters: Told what the process that holds it has used.
+        lock: Who else uses the model.
         state: What is remembered between looks.
         seen: The last look.
     """
 
     adapter: Adapter
     counters: Counters
+    lock: ModelLock = attrs.field(factory=Unshared)
     state: State = attrs.field(factory=State)
     seen: Seen = attrs.field(factory=Seen)
     _poke: trio.Event = attrs.field(factory=trio.Event)
@@ -64,7 +67,9 @@ class Keeper:
 
         Raises:
             GivenUpError: It cannot be kept.
+            ModelLockError: It cannot be told who else uses it.
         """
+        await self.lock.share()
         while True:
             self.seen = await self.adapter.look()
             self.counters.runner_cpu_seconds = await self.adapter.cpu_seconds(self.seen.holders)
@@ -146,12 +151,32 @@ class Keeper:
     # -- the end --------------------------------------------------------------------------------------------------
 
     async def unload(self) -> bool:
-        """Have it unloaded, and return whether its memory is back; bounded, and it shields itself."""
+        """Have it unloaded, and return whether its memory is back; bounded, and it shields itself.
+
+        What others use stays, and counts as given back: the last of them has it unloaded.
+
+        Raises:
+            ModelLockError: It cannot be told who else uses it.
+        """
         with trio.move_on_after(LAST_SECONDS, shield=True):
-            return await self._unload()
+            if not await self.lock.alone():
+                log.info("another engine of this host uses the model, which stays loaded")
+                return True
+            back = await self._unload()
+            if back:
+                await self.lock.clear()
+            return back
         said = f"{self.adapter.words.name} has not unloaded the model in time"
         log.error(said, seconds=LAST_SECONDS)
         return False
+
+    async def unload_left(self) -> bool:
+        """Have unloaded what an engine that was killed has left; return whether none of that is loaded any more.
+
+        Raises:
+            ModelLockError: It cannot be told whether there is any.
+        """
+        return await self.unload() if await self.lock.is_left() else True
 
     async def _unload(self) -> bool:
         since, asked_at = trio.current_time(), None

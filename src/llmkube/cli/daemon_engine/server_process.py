@@ -63,6 +63,22 @@ class Starter(Protocol):
         ...
 
 
+@attrs.frozen
+class NoStarter:
+    """A `Starter` for who asks the owner's server alone."""
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[Server]:
+        """Start none.
+
+        Raises:
+            NoDaemonError: Always.
+        """
+        await trio.lowlevel.checkpoint()
+        raise NoDaemonError("the server in which a killed engine may have left the model cannot be asked")
+        yield Server("")  # what makes it a generator
+
+
 @attrs.frozen(kw_only=True)
 class ServerCommand:
     """A server of our own: how it is started, and when it is there.

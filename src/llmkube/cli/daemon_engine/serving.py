@@ -10,8 +10,8 @@ then: unload, and look whether the memory is back
 """
 
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
@@ -30,6 +30,7 @@ from llmkube.cli.daemon_engine.counters import Counters
 from llmkube.cli.daemon_engine.front import handler_of, judge_of
 from llmkube.cli.daemon_engine.front_options import FrontOptions, read_keys
 from llmkube.cli.daemon_engine.keeper import Keeper
+from llmkube.cli.daemon_engine.model_lock import OpenLock
 from llmkube.cli.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
 
 DRAIN_SECONDS: Final = 0.5
@@ -38,38 +39,57 @@ DRAIN_SECONDS: Final = 0.5
 log = structlog.get_logger()
 
 
+@asynccontextmanager
+async def kept(opened: AbstractAsyncContextManager[Adapter], open_lock: OpenLock) -> AsyncIterator[Keeper]:
+    """Have the keeper of a model during the block, and its part in the model's lock.
+
+    Args:
+        opened: Has the daemon run during the block.
+        open_lock: Tells who else uses the model.
+
+    Raises:
+        LLMKubeError: There is no daemon, or the lock cannot be used.
+    """
+    async with opened as adapter, open_lock(adapter.shared_as) as lock:
+        yield Keeper(adapter, Counters(), lock)
+
+
 async def serve_model(
     options: FrontOptions,
     keys: frozenset[str],
     client: HttpClient,
-    opened: AbstractAsyncContextManager[Adapter],
+    opened: AbstractAsyncContextManager[Keeper],
     stop: Stop,
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
     """Serve the model until a stop; return whether its memory is back then.
 
+    With `only_unloads` nothing is served: what an engine that was killed has left is unloaded.
+
     Args:
         options: What clients reach.
         keys: What they have to show.
         client: The way to the daemon.
-        opened: Has the daemon run during the block.
+        opened: Has the daemon run during the block, and the model's keeper.
         stop: Ends it, in order.
         task_status: Told the port once it listens.
 
     Raises:
         LLMKubeError: It cannot be served; the model is unloaded then, too.
     """
+    if options.only_unloads:
+        async with opened as keeper:
+            return await keeper.unload_left()
     async with AsyncExitStack() as stack:
         listeners = await open_listeners(options.host, options.port, field="--port")
         for listener in listeners:
             stack.push_async_callback(listener.aclose)
-        counters = Counters()
-        keeper = Keeper(await stack.enter_async_context(opened), counters)
+        keeper = await stack.enter_async_context(opened)
         back = False
         try:
             async with open_sockets() as sockets, open_service_nursery() as servers:
-                handler = handler_of(keeper, client, options.alias, counters, embeds=options.embeds)
+                handler = handler_of(keeper, client, options.alias, keeper.counters, embeds=options.embeds)
                 run = partial(
                     run_server, handler, sockets.listen(listeners), limits=Limits(drain_seconds=DRAIN_SECONDS)
                 )
@@ -100,7 +120,7 @@ def run_program(name: str, options: FrontOptions, run: Callable[[frozenset[str],
     """
     configure_logging("info")
     keys: frozenset[str] = frozenset()
-    if options.keys is not None:
+    if options.keys is not None and not options.only_unloads:
         try:
             keys = read_keys(options.keys)
         except (OSError, ValueError) as error:

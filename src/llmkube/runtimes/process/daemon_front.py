@@ -4,11 +4,16 @@ That process is `llmkube.cli.daemon_engine`, of which nothing is imported here.
 """
 
 import sys
+from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.runtimes.process.plan_inputs import PlanInputs
+
+UNLOAD_LEFT: Final = "--unload-left"
+"""Added to the command line of a service: nothing is served, and what an engine of it has left that was killed is
+unloaded. Exits with 0 when nothing of that is loaded any more."""
 
 
 def refuse_further(spec: InferenceServiceSpec, runtime: str, daemon: str, instead: str) -> None:

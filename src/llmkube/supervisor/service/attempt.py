@@ -12,7 +12,7 @@ Leaving any of them is the only way to end an engine, and the order of the steps
 """
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Final
 
@@ -45,6 +45,7 @@ from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.engine_record import new_record
 from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.events import cut_short
+from llmkube.supervisor.service.leftover import leftover_unloaded
 from llmkube.supervisor.service.loading import Loading
 from llmkube.supervisor.service.measuring import Measuring, context_hint
 
@@ -93,6 +94,7 @@ class Attempt:
     failure: Failure | None = None
     _task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     _waiting: trio.CancelScope | None = None  # of `until_ended`
+    _refused: trio.Event = attrs.field(factory=trio.Event)  # memory, at least once
     _host: str = ""  # where it listens, while it loads and serves
 
     def __attrs_post_init__(self) -> None:
@@ -153,11 +155,16 @@ class Attempt:
         self.status.lead()
         # What is adopted has its memory already, and nothing may come before it is taken over.
         need = need_of(self.launch, None) if self.found else await context.need(self.launch)
-        async with context.ledger.admitted(key, need, scope=self.scope, say=self._waits) as allocation:
+        waiting = nullcontext() if self.found else leftover_unloaded(context, self.launch, self._refused)
+        async with AsyncExitStack() as stack:
+            async with waiting:
+                admitted = context.ledger.admitted(key, need, scope=self.scope, say=self._waits)
+                allocation = await stack.enter_async_context(admitted)
             return await self._in_process(allocation)
 
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
+        self._refused.set()
         key, message = self.context.status_manager.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
         evicted = self.context.ledger.book.evicted(key)
         if evicted is None:

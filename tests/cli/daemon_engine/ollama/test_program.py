@@ -16,14 +16,17 @@ from http_lab import MemoryListener
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.server import run_server
+from llmkube.cli.daemon_engine.model_lock import locks_in
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.ollama.daemon_process import OllamaProgram
 from llmkube.cli.daemon_engine.ollama.options import parse
 from llmkube.cli.daemon_engine.ollama.program import Outside, serve
 from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server
 from llmkube.cli.program import Stop
+from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
 from waiting import until
 
+LIBRARY = ("--model", "ollama://tiny", "--alias", "chat", "--service", "a/b", "--port", "0")
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40_000  # more than one piece of a copy
 
 
@@ -100,11 +103,43 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
     assert fake.answers is runs
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["left", "used"])
+async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
+    """By its name, with its process, once; not while another one uses it, nor what was not left; none is started."""
+    fake, locks = FakeDaemon(load_seconds=0.01, lag_seconds=0.05), locks_in(str(tmp_path))
+    options = parse([*LIBRARY, UNLOAD_LEFT], {})
+    fake.store[options.store_name] = blob_of(WEIGHTS)
+    await fake.load(options.store_name)
+    starter = FakeStarter(fake)
+    async with playing(fake) as client:
+        outside = Outside(client, fake, starter, locks)
+
+        async def unloads():
+            return await serve(options, frozenset(), outside, Stop())
+
+        assert await unloads()
+        assert len(fake.holders()) == 1  # by somebody who has no lock: it was not left
+        async with locks(f"{options.daemon} {options.store_name}") as lock:
+            await lock.share()
+            if used:
+                assert await unloads()
+                assert len(fake.holders()) == 1
+        assert await unloads()
+        assert fake.holders() == []
+        await fake.load(options.store_name)
+        assert await unloads()
+        assert len(fake.holders()) == 1
+        fake.stop()
+        with pytest.raises(NoDaemonError, match="cannot be asked"):
+            await unloads()
+    assert starter.starts == 0
+
+
 async def test_a_server_that_hangs_has_no_second_one_beside_it():
     """It may have models in memory that nothing could count."""
     fake = FakeDaemon(hangs=True)
     starter = FakeStarter(fake)
-    options = parse(["--model", "ollama://tiny", "--alias", "chat", "--service", "a/b", "--port", "0"], {})
+    options = parse(LIBRARY, {})
     async with playing(fake) as client:
         with pytest.raises(NoDaemonError, match="no second one is started"):
             await serve(options, frozenset(), Outside(client, fake, starter), Stop())

@@ -111,6 +111,23 @@ async def test_slow_memory_is_waited_for(autojump_clock):
         assert fake.holding() == 0
 
 
+@pytest.mark.parametrize(("seconds", "back"), [(4, True), (60, False)])
+async def test_an_unload_waits_for_the_end_of_a_load(autojump_clock, seconds, back):
+    """A front that was killed has begun it, and oMLX goes on: before its end there is nothing that it would unload."""
+    fake = FakeOmlx(loading={NAME})
+
+    async def end_load():
+        await trio.sleep(seconds)
+        fake.loading.discard(NAME)
+        fake.put(NAME)
+
+    async with staged(fake) as stage, trio.open_nursery() as nursery:
+        nursery.start_soon(end_load)
+        assert await stage.unload() is back
+        nursery.cancel_scope.cancel(reason="the play is over")
+    assert (fake.holding(), set(fake.calls)) == (0, {UNLOAD} if back else set())
+
+
 async def test_an_unload_has_an_end_whatever_hangs(autojump_clock):
     """The agent ends the engine some seconds after TERM."""
     fake = FakeOmlx()

@@ -48,6 +48,11 @@ class OllamaModel:
         """None: it asks for no key."""
         return NO_HEADERS
 
+    @property
+    def shared_as(self) -> str:
+        """The server and the name, which two engines of one service may share while one replaces the other."""
+        return "" if self.witness.server is not None else f"{self.url} {self.name}"
+
     async def look(self) -> Seen:
         """Ask the server, and look at the processes."""
         return await self.witness.look()
@@ -65,7 +70,9 @@ class OllamaModel:
         await self.witness.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
 
     async def unload(self) -> None:
-        """Have it unloaded."""
+        """Have it unloaded; also what an earlier front has left, whose file its name tells."""
+        if not self.witness.blob:
+            self.witness.blob = await self.witness.api.blob_of(self.name) or ""
         await self.witness.api.unload(self.name)
 
     async def cpu_seconds(self, pids: Sequence[int]) -> float:

@@ -14,6 +14,7 @@ import trio
 
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.hub import open_sockets
+from llmkube.cli.daemon_engine.model_lock import OpenLock, locks_in, unshared
 from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.ollama.daemon_process import OllamaProgram
 from llmkube.cli.daemon_engine.ollama.model import OllamaModel
@@ -21,9 +22,10 @@ from llmkube.cli.daemon_engine.ollama.options import Options, parse
 from llmkube.cli.daemon_engine.ollama.weights import weights_of
 from llmkube.cli.daemon_engine.ollama.witness import Witness
 from llmkube.cli.daemon_engine.processes import ProcessTable, ThisMachine
-from llmkube.cli.daemon_engine.server_process import Starter, borrowed_or_own
-from llmkube.cli.daemon_engine.serving import free_port, run_program, serve_model
+from llmkube.cli.daemon_engine.server_process import NoStarter, Starter, borrowed_or_own
+from llmkube.cli.daemon_engine.serving import free_port, kept, run_program, serve_model
 from llmkube.cli.program import Stop
+from llmkube.supervisor.host.processes import OWNER_VARIABLE
 
 
 @attrs.frozen
@@ -34,11 +36,13 @@ class Outside:
         client: The way to Ollama.
         table: The processes of this machine.
         starter: Starts a server where none answers.
+        open_lock: Tells who else uses a model.
     """
 
     client: HttpClient
     table: ProcessTable
     starter: Starter
+    open_lock: OpenLock = unshared
 
 
 @asynccontextmanager
@@ -64,14 +68,17 @@ async def serve(
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
     """Serve the model until a stop; arguments and errors are those of `serve_model`."""
-    opened = opened_model(options, outside)
+    if options.only_unloads:
+        outside = attrs.evolve(outside, starter=NoStarter())
+    opened = kept(opened_model(options, outside), outside.open_lock)
     return await serve_model(options, keys, outside.client, opened, stop, task_status=task_status)
 
 
 async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OllamaProgram(options.program, DaemonApi(client, options.daemon), await free_port())
-        return await serve(options, keys, Outside(client, ThisMachine(), starter), stop)
+        locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
+        return await serve(options, keys, Outside(client, ThisMachine(), starter, locks), stop)
 
 
 def main() -> None:

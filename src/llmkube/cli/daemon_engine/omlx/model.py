@@ -70,6 +70,11 @@ class OmlxModel:
         """Its key, if it asks for one."""
         return self.api.headers.without("content-type")
 
+    @property
+    def shared_as(self) -> str:
+        """The server and the folder: services of one folder share what is loaded."""
+        return "" if self.server is not None else f"{self.url} {self.folder}"
+
     async def look(self) -> Seen:
         """Ask the server for its models, and the kernel what its process holds."""
         version, answers, said, entries = "", "yes", "", tuple[Entry, ...]()
@@ -116,8 +121,7 @@ class OmlxModel:
         self._loads = True
         try:
             with trio.move_on_after(LOAD_SECONDS):
-                while (entry := await self.of_folder(await self.api.models())) and entry.loading:  # noqa: ASYNC110
-                    await trio.sleep(_AGAIN_SECONDS)
+                entry = await self._not_loading()
                 if entry is None or entry.id != self.name:  # the default model would answer in its place
                     raise DaemonError(f"oMLX does not know {self.name} any more", 404)
                 await self.api.load(self.name, embeds=self.embeds)
@@ -131,8 +135,13 @@ class OmlxModel:
         await trio.lowlevel.checkpoint()
 
     async def unload(self) -> None:
-        """Have it unloaded; also what an earlier front has left, if the stop comes before the first load."""
-        entry = None if self.name else await self.of_folder(await self.api.models())
+        """Have it unloaded, also what an earlier front has left, and if that had it loaded, once the load has ended.
+
+        Until then oMLX says that it is not loaded.
+        """
+        entry = await self._not_loading()
+        if entry is not None and entry.loaded and self._account.loaded is None:
+            await self.look()  # at what its process holds with it, which is to become less
         if name := entry.id if entry else self.name:
             await self.api.unload(name)
 
@@ -150,6 +159,12 @@ class OmlxModel:
             if await self.follow(entry.path) == self.folder:
                 return entry
         return None
+
+    async def _not_loading(self) -> Entry | None:
+        """Return which model is ours, once no load of it is under way."""
+        while (entry := await self.of_folder(await self.api.models())) and entry.loading:  # noqa: ASYNC110
+            await trio.sleep(_AGAIN_SECONDS)
+        return entry
 
     async def _pid(self, *, search: bool) -> int | None:
         if self.server is not None:

@@ -17,6 +17,7 @@ import trio
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.hub import open_sockets
 from llmkube.cli.daemon_engine.daemon_http import DaemonError
+from llmkube.cli.daemon_engine.model_lock import OpenLock, locks_in, unshared
 from llmkube.cli.daemon_engine.omlx.choosing import Found, Whose, choose
 from llmkube.cli.daemon_engine.omlx.daemon_api import DaemonApi
 from llmkube.cli.daemon_engine.omlx.daemon_process import OmlxProgram
@@ -24,9 +25,10 @@ from llmkube.cli.daemon_engine.omlx.model import OmlxModel, followed
 from llmkube.cli.daemon_engine.omlx.options import Options, parse
 from llmkube.cli.daemon_engine.omlx.own_folder import remove_abandoned
 from llmkube.cli.daemon_engine.processes import ProcessTable, ThisMachine
-from llmkube.cli.daemon_engine.server_process import NoDaemonError, Server, Starter
-from llmkube.cli.daemon_engine.serving import free_port, run_program, serve_model
+from llmkube.cli.daemon_engine.server_process import NoDaemonError, NoStarter, Server, Starter
+from llmkube.cli.daemon_engine.serving import free_port, kept, run_program, serve_model
 from llmkube.cli.program import Stop
+from llmkube.supervisor.host.processes import OWNER_VARIABLE
 
 log = structlog.get_logger()
 
@@ -41,6 +43,7 @@ class Outside:
         starter: Starts one of our own.
         key: What the owner's oMLX asks for; "" where none was given.
         follow: Returns a path with its links followed.
+        open_lock: Tells who else uses a model.
     """
 
     client: HttpClient
@@ -48,6 +51,7 @@ class Outside:
     starter: Starter
     key: str = attrs.field(default="", repr=False)
     follow: Callable[[str], Awaitable[str]] = followed
+    open_lock: OpenLock = unshared
 
 
 @asynccontextmanager
@@ -93,7 +97,9 @@ async def serve(
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> bool:
     """Serve the model until a stop; arguments and errors are those of `serve_model`."""
-    opened = opened_model(options, outside)
+    if options.only_unloads:
+        outside = attrs.evolve(outside, starter=NoStarter())
+    opened = kept(opened_model(options, outside), outside.open_lock)
     return await serve_model(options, keys, outside.client, opened, stop, task_status=task_status)
 
 
@@ -102,7 +108,9 @@ async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> 
         log.info("removed what a killed engine has left", folder=str(left))
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OmlxProgram(options, DaemonApi(client, options.daemon), await free_port())
-        return await serve(options, keys, Outside(client, ThisMachine(), starter, key), stop)
+        locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
+        outside = Outside(client, ThisMachine(), starter, key, open_lock=locks)
+        return await serve(options, keys, outside, stop)
 
 
 def read_key(path: Path) -> str:
