@@ -38,6 +38,9 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its ad
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
   POST /infill, /tokenize, /detokenize, /apply-template    as llama.cpp's server has them
 """
+_TRANSLATED: Final = ("/api/", RESPONSES)
+"""Below these no engine is asked: Ollama's API, and responses that a router keeps (for those, but by POST)."""
+
 _OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LISTS)
 _OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
 _MODE_OF_LAST: Final = {"embeddings": "embedding", "embed": "embedding", "rerank": "rerank", "reranking": "rerank"}
@@ -75,21 +78,22 @@ def gateway_handler(
 
     async def handle(exchange: StreamExchange) -> None:
         head = exchange.head
+        path = head.path
         try:
-            if translator is not None and _is_translated(head):
+            if translator is not None and path.startswith(_TRANSLATED) and not _is_for_engine(head):
                 local = await _answer_for_translator(exchange, models)
                 if local is None:
                     await translator(exchange)
                     return
             elif (local := await _answer_locally(head, models, hint)) is None:
                 backend, body = await _route(head, exchange.body, directory)
-                if translator is None or head.path not in _OPTIONAL:
+                if translator is None or path not in _OPTIONAL:
                     await _forward(exchange, client, backend, body)
                 elif not await _forward(exchange, client, backend, body, unless=_NOT_THERE):
                     await translator(exchange)
                 return
         except RefusedError as refusal:
-            local = refusal_at(head.path, refusal.response)
+            local = refusal_at(path, refusal.response)
         await exchange.respond(local)
 
     return handle
@@ -118,9 +122,9 @@ def lan_judge(keys: Iterable[str]) -> Judge:
     return judge
 
 
-def _is_translated(head: RequestHead) -> bool:
-    """Whether no engine is asked for it: Ollama's API, and what is read of responses that a router keeps."""
-    return head.path.startswith("/api/") or (head.path.startswith(RESPONSES) and head.method != "POST")
+def _is_for_engine(head: RequestHead) -> bool:
+    """Whether it is below the path of kept responses, and asks for something else than to read or delete one."""
+    return head.method == "POST" and head.path.startswith(RESPONSES)
 
 
 async def _answer_for_translator(exchange: StreamExchange, models: ModelList) -> Response | None:

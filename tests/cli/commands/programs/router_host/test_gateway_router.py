@@ -24,6 +24,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
 from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.router import LIMITS
+from router.continuation import llama_script
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
@@ -91,6 +92,27 @@ class Engine:
         else:
             said = self.more.get(request.path.rpartition("/")[2])
             await exchange.respond(Response.json(200 if said else 404, said or {"detail": "Not Found"}))
+
+
+class Mortal(Engine):
+    """An engine of llama.cpp's words, which dies after so many events of its first answer."""
+
+    def __init__(self, events):
+        super().__init__()
+        self.events = events
+
+    async def handle(self, exchange):
+        self.asked.append((exchange.request.path, None, exchange.body))
+        if exchange.request.path != CHAT:
+            await exchange.respond(Response.json(200, {}))
+            return
+        events = list(llama_script.answer(llama_script.CHAT, json.loads(exchange.body)))
+        lives = self.events is None
+        said, self.events = events if lives else events[: self.events], None
+        framing = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in said)
+        await exchange.send(exchange.begin(200, framing) + chunks + (b"0\r\n\r\n" if lives else b""))
+        exchange.complete = exchange.keep_alive = lives
 
 
 class World:
@@ -270,12 +292,15 @@ async def test_the_lists_are_what_the_directory_knows():
 
 
 async def test_two_services_of_one_name_are_two_models():
-    """Each id leads where it leads at the gateway: what is of two is of none."""
+    """Each id leads where it leads at the gateway: what is of two is of none, and a name wins over an alias."""
     async with open_world(Engine(), Engine()) as world:
         world.serve("chat", "other", port=2)
         assert (await world.ask("/api/chat", HELLO)).status == 404
         assert (await world.ask("/api/chat", HELLO | {"model": "other/chat"})).status == 200
-        assert [len(engine.asked) for engine in world.engines.values()] == [0, 1]
+        world.serve("alias", spec={"aliases": ["named"]})
+        world.serve("named", port=2)
+        assert (await world.ask("/api/chat", HELLO | {"model": "named"})).status == 200
+        assert [len(engine.asked) for engine in world.engines.values()] == [0, 2]
 
 
 async def test_requests_wait_for_a_slot(autojump_clock):
@@ -288,6 +313,16 @@ async def test_requests_wait_for_a_slot(autojump_clock):
             for _ in range(3):
                 nursery.start_soon(world.ask, "/api/chat", HELLO)
     assert ([path for path, _, _ in engine.asked].count(CHAT), engine.most_at_once) == (3, 1)
+
+
+async def test_an_answer_survives_its_engine(autojump_clock):
+    """A client of Ollama's reads one stream, whose end is clean, and the same text as of an engine that lives."""
+    engine = Mortal(4)
+    async with open_world(engine) as world:
+        answer = await world.ask("/api/chat", HELLO | {"options": {"temperature": 0}})
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == llama_script.TEXT
+    assert (lines[-1]["done"], [path for path, _, _ in engine.asked].count(CHAT)) == (True, 2)
 
 
 async def test_pages_are_judged_as_elsewhere_at_the_gateway():
