@@ -9,6 +9,7 @@ import sys
 
 import anthropic
 import litellm
+import ollama
 import openai
 from langchain_openai import ChatOpenAI
 
@@ -105,6 +106,26 @@ def of_langchain():
     }
 
 
+def of_ollama():
+    client = ollama.Client(host=GATEWAY)
+    options = {"temperature": 0}
+    return {
+        "plain": client.chat("demo", ASK, options=options).message.content,
+        "streaming": "".join(
+            part.message.content or "" for part in client.chat("demo", ASK, stream=True, options=options)
+        ),
+        "generate": client.generate("demo", QUESTION, options=options).response,
+        "embeddings": len(client.embed("emb", [QUESTION, "x"]).embeddings),
+        "models": [model.model for model in client.list().models],
+        "running": [model.model for model in client.ps().models],
+        "show": client.show("emb").capabilities,
+        "unknown": failure(client.chat, "gone", ASK),
+        "stopped": failure(client.chat, "off", ASK),
+        "timeout": failure(ollama.Client(host=GATEWAY, timeout=0.2).chat, "slow", ASK),
+    }
+
+
 if __name__ == "__main__":
     of = {"openai": of_openai, "anthropic": of_anthropic, "litellm": of_litellm, "langchain": of_langchain}
+    of["ollama"] = of_ollama
     os.write(1, json.dumps({name: tried() for name, tried in of.items()}).encode())

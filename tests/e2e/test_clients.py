@@ -86,7 +86,7 @@ async def serve(nursery, handler) -> int:
 
 @pytest.mark.ci
 async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path):
-    """U4: openai, anthropic, litellm and langchain-openai, as their users write them, need nothing but the address."""
+    """U4: openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
     packages = await trio.to_thread.run_sync(find_client_packages)
     manifests = tmp_path / "all.yaml"
     manifests.write_text(MANIFESTS)
@@ -122,6 +122,7 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
             done = await trio.run_process(command, env=env, capture_stdout=True)
             nursery.cancel_scope.cancel()
     said = json.loads(done.stdout)
+    judge_ollama(said.pop("ollama"))
     for name, tried in said.items():
         assert (tried["plain"].strip(), tried["streaming"].strip()) == (ANSWER, ANSWER), name
         assert tried["tools"] == ["weather", {"city": "Rome"}], name
@@ -137,4 +138,15 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
     assert "does not support audio" in of_openai["audio"][1]  # its engine's words: the form has reached it
     assert said["anthropic"]["tokens"] is True
     # Nothing starts that model: no client asks for it again, though two of them were told to try five times.
-    assert sum(off for _, off in asked) == 4
+    assert sum(off for _, off in asked) == 5
+
+
+def judge_ollama(said):
+    """No engine speaks its API: all of it is translated. Tools in it are tried at a router (`test_router_dialects`)."""
+    assert {said[each].strip() for each in ("plain", "streaming", "generate")} == {ANSWER}
+    assert (said["models"], said["running"]) == (["demo", "emb", "off"], ["demo", "emb"])
+    assert (said["embeddings"], said["show"]) == (2, ["embedding"])
+    assert said["unknown"][0] == said["stopped"][0] == "ResponseError"
+    assert "no model 'gone'; there is 'demo', 'emb', 'off'" in said["unknown"][1]
+    assert "is not ready (ScaledToZero)" in said["stopped"][1]
+    assert "Timeout" in said["timeout"][0]

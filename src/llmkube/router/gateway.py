@@ -1,9 +1,11 @@
 """One OpenAI-compatible address for every model on this machine: the request's `model` names the engine.
 
 Bytes go through as they come. Whether an engine runs, loads or has failed is what the directory knows, not this module.
+What engines do not speak is answered by a router, whose backends are the models of this gateway (`translator`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -18,11 +20,15 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel
+from llmkube.router.dialects.inbound import DIALECTS, refusal_at
+from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.model_field import BodyError, read_model, replace_model
 from llmkube.router.model_list import ModelList
 from llmkube.router.multipart_model import boundary_of, read_form_model, replace_form_model
+from llmkube.router.ollama_lists import Listed, ollama_list, refused_method
 from llmkube.router.origin_policy import is_foreign_origin, is_preflight, preflight_answer
 from llmkube.router.refusals import RefusedError, refused
+from llmkube.router.responses.stored_pages import PREFIX as RESPONSES
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
@@ -32,31 +38,62 @@ _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its ad
   POST /v1/chat/completions    and the other /v1 paths; the request's "model" chooses the engine
   POST /infill, /tokenize, /detokenize, /apply-template    as llama.cpp's server has them
 """
-_MODE_OF_LAST: Final = {"embeddings": "embedding", "rerank": "rerank", "reranking": "rerank"}
+_TRANSLATED: Final = ("/api/", RESPONSES)
+"""Below these no engine is asked: Ollama's API, and responses that a router keeps (for those, but by POST)."""
+
+_OLLAMA: Final = (*(path for path in DIALECTS if path.startswith("/api/")), *LISTS)
+_OLLAMA_HINT: Final = f"  Ollama's API: {', '.join(_OLLAMA)}\n"
+_MODE_OF_LAST: Final = {"embeddings": "embedding", "embed": "embedding", "rerank": "rerank", "reranking": "rerank"}
 _ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
 """What editors ask llama.cpp's server for beside the paths under `/v1`."""
 
+_OPTIONAL: Final = frozenset({"/v1/messages", "/v1/responses"})
+"""What some engines speak, so that its bytes pass, and others do not.
 
-def gateway_handler(directory: ModelDirectory, client: HttpClient, utcnow: Callable[[], datetime]) -> StreamHandler:
+Of what a translator asks engines for (chat completions, embeddings, `count_tokens`) nothing may stand here: such a
+request would come back to it without end.
+"""
+_NOT_THERE: Final = (404, 405)
+"""What an engine says of a path that it does not have."""
+
+
+def gateway_handler(
+    directory: ModelDirectory,
+    client: HttpClient,
+    utcnow: Callable[[], datetime],
+    translator: StreamHandler | None = None,
+) -> StreamHandler:
     """Route `/v1` requests to engines by model name.
 
     Args:
         directory: The models.
         client: Reaches the engines.
         utcnow: The wall clock, for the `created` field that OpenAI's model objects must have.
+        translator: Answers what engines do not speak, by chat completions of the same models: a router that has this
+            gateway's address for its backends. None leaves such requests to the engines.
     """
     # a model has no birthday here; the gateway's is as good and never changes
     models = ModelList(directory, client, int(utcnow().timestamp()))
+    hint = _HINT if translator is None else _HINT + _OLLAMA_HINT
 
     async def handle(exchange: StreamExchange) -> None:
+        head = exchange.head
+        path = head.path
         try:
-            local = await _answer_locally(exchange.head, models)
-            if local is None:
-                backend, body = await _route(exchange.head, exchange.body, directory)
-                await _forward(exchange, client, backend, body)
+            if translator is not None and path.startswith(_TRANSLATED) and not _is_for_engine(head):
+                local = await _answer_for_translator(exchange, models)
+                if local is None:
+                    await translator(exchange)
+                    return
+            elif (local := await _answer_locally(head, models, hint)) is None:
+                backend, body = await _route(head, exchange.body, directory)
+                if translator is None or path not in _OPTIONAL:
+                    await _forward(exchange, client, backend, body)
+                elif not await _forward(exchange, client, backend, body, unless=_NOT_THERE):
+                    await translator(exchange)
                 return
         except RefusedError as refusal:
-            local = refusal.response
+            local = refusal_at(path, refusal.response)
         await exchange.respond(local)
 
     return handle
@@ -85,14 +122,41 @@ def lan_judge(keys: Iterable[str]) -> Judge:
     return judge
 
 
-async def _answer_locally(head: RequestHead, models: ModelList) -> Response | None:
+def _is_for_engine(head: RequestHead) -> bool:
+    """Whether it is below the path of kept responses, and asks for something else than to read or delete one."""
+    return head.method == "POST" and head.path.startswith(RESPONSES)
+
+
+async def _answer_for_translator(exchange: StreamExchange, models: ModelList) -> Response | None:
+    """Answer what the directory knows: which models there are, and why one cannot be asked; None for the rest."""
+    head, path = exchange.head, exchange.head.path.rstrip("/")
+    if is_preflight(head):
+        return preflight_answer(head)
+    if path in LISTS:
+        listed = _listed(models.directory)
+        return refused_method(head.method, path) or ollama_list(path, exchange.body, listed, models.created)
+    if path in DIALECTS and head.method == "POST":
+        with contextlib.suppress(BodyError):  # the translator says what is wrong with it
+            named, _ = await read_model(exchange.body)
+            _backend(named, path, models.directory)
+    return None
+
+
+def _listed(directory: ModelDirectory) -> list[Listed]:
+    found = [(one, directory.lookup(one)) for one in (*directory.model_ids(), *directory.aliases())]
+    return [
+        Listed(one, True, {state.mode}) if isinstance(state, Backend) else Listed(one, False) for one, state in found
+    ]
+
+
+async def _answer_locally(head: RequestHead, models: ModelList, hint: str) -> Response | None:
     """Answer what needs no engine; None for a request that does."""
     path, method = head.path.rstrip("/") or "/", head.method
     reading = method in ("GET", "HEAD")
     if is_preflight(head):
         return preflight_answer(head)
     if path in ("/", "/v1") and reading:
-        return Response.text(200, _HINT)
+        return Response.text(200, hint)
     if path == "/health" and reading:
         return Response.json(200, {"status": "ok"})  # as llama.cpp's server, for those who probe either
     if path == "/v1/models" or path.startswith("/v1/models/"):
@@ -157,13 +221,16 @@ def _only_model(directory: ModelDirectory) -> str:
     raise refused(400, f'the request names no "model"; {_there_is(model_ids)}', "model_required")
 
 
-async def _forward(exchange: StreamExchange, client: HttpClient, backend: Backend, body: bytes) -> None:
-    """Pass the request on and the answer back, each byte as it comes.
+async def _forward(
+    exchange: StreamExchange, client: HttpClient, backend: Backend, body: bytes, *, unless: Collection[int] = ()
+) -> bool:
+    """Pass the request on and the answer back, each byte as it comes, unless that has one of these statuses.
 
     The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
     """
     try:
-        await forward(exchange, client, (backend.host, backend.port), body, credentials=backend.credentials)
+        origin = (backend.host, backend.port)
+        return await forward(exchange, client, origin, body, credentials=backend.credentials, unless=unless)
     except HttpError as exc:
         if exchange.begun:
             raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole

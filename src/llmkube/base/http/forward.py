@@ -4,6 +4,7 @@ Header lines pass as they were parsed, and a body in its own framing, which is f
 other server grants to web pages gives way to what this one grants (`stamp`): a browser refuses two grants.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 import trio
@@ -21,9 +22,15 @@ _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"
 
 
 async def forward(
-    exchange: StreamExchange, client: HttpClient, origin: Origin, body: bytes, *, credentials: bytes = b""
-) -> None:
-    """Have another server answer a request, with this body.
+    exchange: StreamExchange,
+    client: HttpClient,
+    origin: Origin,
+    body: bytes,
+    *,
+    credentials: bytes = b"",
+    unless: Collection[int] = (),
+) -> bool:
+    """Have another server answer a request, with this body; return whether its answer was passed back.
 
     The client's disconnect cancels this, which closes the connection to that server: it stops what it does.
 
@@ -33,6 +40,7 @@ async def forward(
         origin: Where it is.
         body: All of the body.
         credentials: Header lines that go in the place of the client's own credentials, which do not pass.
+        unless: Statuses whose answers are not passed back: the caller answers then.
 
     Raises:
         ConnectError: No connection.
@@ -45,7 +53,10 @@ async def forward(
     head = b"%bHost: %b\r\n%bContent-Length: %d\r\n\r\n" % lines
     answer = await client.start(origin, asked.method, head, body)
     try:
+        if answer.head.status in unless:
+            return False
         await _pass_back(answer, exchange)
+        return True
     finally:
         if not client.keep_nowait(answer):
             await trio.aclose_forcefully(answer.stream)

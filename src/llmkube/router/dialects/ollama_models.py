@@ -5,11 +5,9 @@ the name, so that what is listed twice is the same.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
-
-from llmkube.router.config.routing_config import Backend
 
 VERSION: Final = "0.12.0"
 """Of the API that is followed here; clients compare it with what they need."""
@@ -41,14 +39,13 @@ def running(ids: Sequence[str]) -> Mapping[str, Any]:
     return {"models": [_model(each) | {"size_vram": 0} for each in ids]}
 
 
-def shown(backend: Backend, created: int) -> Mapping[str, Any]:
+def shown(tags: Collection[str], created: int) -> Mapping[str, Any]:
     """Return what is known of one model.
 
     Args:
-        backend: The first that a request for it reaches.
+        tags: What it can.
         created: Since when, in seconds since 1970.
     """
-    tags = backend.capabilities
     can = sorted({_CAPABILITIES[each] for each in tags if each in _CAPABILITIES}) or ["completion"]
     return {"details": _details(), "model_info": {}, "capabilities": can, "modified_at": _time(created)}
 

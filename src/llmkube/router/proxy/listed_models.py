@@ -8,8 +8,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.dialects.ollama_models import VERSION, listed, running, shown
-from llmkube.router.dispatch.request_body import BodyError, parse_body
+from llmkube.router.ollama_lists import Listed, ollama_list, refused_method
 from llmkube.router.policy.request_facts import Principal, facts_of
 from llmkube.router.proxy.decisions import Decisions
 from llmkube.router.proxy.routing import Routing
@@ -61,26 +60,13 @@ class ListedModels:
 
     def lists(self, exchange: StreamExchange, path: str) -> Response:
         """Say in Ollama's words what this client can ask for."""
-        allowed = ("POST",) if path == "/api/show" else ("GET", "HEAD")
-        if exchange.head.method not in allowed:
-            said = f"{exchange.head.method} is not allowed on {path}"
-            return Response.json(405, {"error": said}, headers=Headers.of({"Allow": ", ".join(allowed)}))
-        if path == "/api/version":
-            return Response.json(200, {"version": VERSION})
-        found = self._routable(exchange)
-        if path == "/api/tags":
-            return Response.json(200, listed([model_id for model_id, _, _ in found], self.created))
-        if path == "/api/ps":
-            ours = [model_id for model_id, _, backend in found if not backend.provider and not backend.missing]
-            return Response.json(200, running(ours))
-        try:
-            wanted = parse_body(exchange.body)["model"]
-        except BodyError as exc:
-            return Response.json(400, {"error": str(exc)})
-        one = next((backend for model_id, _, backend in found if model_id == wanted), None)
-        if one is None:
-            return Response.json(404, {"error": f"model {wanted!r} not found"})
-        return Response.json(200, shown(one, self.created))
+        if (refusal := refused_method(exchange.head.method, path)) is not None:
+            return refusal
+        found = [
+            Listed(model_id, not backend.provider and not backend.missing, backend.capabilities)
+            for model_id, _, backend in self._routable(exchange)
+        ]
+        return ollama_list(path, exchange.body, found, self.created)
 
 
 def _ids(config: RoutingConfig) -> list[tuple[str, str]]:

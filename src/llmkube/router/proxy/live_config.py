@@ -60,6 +60,7 @@ class LiveConfig:
     problem: str = ""
     _seen: Stamp = (0, 0, 0)
     _limiter: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1))
+    _looking: trio.Lock = attrs.field(factory=trio.Lock)
 
     def token_keys(self) -> TokenKeys | None:
         """Return the keys that tokens are checked by now; None where no tokens are taken."""
@@ -74,11 +75,12 @@ class LiveConfig:
             await self.look()
 
     async def look(self) -> None:
-        """Read again what has changed."""
-        stamp = self.source.stamp()
-        if stamp != self._seen:
-            self._seen = stamp
-            await self._reload()
+        """Read again what has changed; who looks meanwhile waits until that counts."""
+        async with self._looking:
+            stamp = self.source.stamp()
+            if stamp != self._seen:
+                self._seen = stamp
+                await self._reload()
         clients = self.routing.clients
         if clients is not None and (keys := clients.keys) is not None:
             await trio.to_thread.run_sync(_refreshed, keys, limiter=self._limiter)

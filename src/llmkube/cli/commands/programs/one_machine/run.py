@@ -38,6 +38,7 @@ from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.one_machine.first_answer import Outcome, Place, Visit
 from llmkube.cli.commands.programs.one_machine.model_directory import AgentDirectory
 from llmkube.cli.commands.programs.router_host.engine_health import engine_asker
+from llmkube.cli.commands.programs.router_host.gateway_router import GatewayRouter
 from llmkube.cli.commands.programs.router_host.hosted_router import HostedSettings
 from llmkube.cli.commands.programs.router_host.router_host import RouterHost
 from llmkube.cli.commands.programs.router_host.router_paths import routers_handler
@@ -178,22 +179,22 @@ class _Up:
                     )
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     await support.start(control)
-                    routers = RouterHost(
-                        HostedSettings(
-                            client=server.client,
-                            gateway_url=gateway.url,
-                            folder=self.plan.state_dir / "routers",
-                            connect=sockets.connect,
-                            utcnow=ports.utcnow,
-                            rng=self.rng,
-                            ask_engine=engine_asker(directory, http),
-                        ),
-                        followed.services.get,
-                        followed.model_of,
+                    shared = HostedSettings(
+                        client=server.client,
+                        gateway_url=gateway.url,
+                        folder=self.plan.state_dir / "routers",
+                        connect=sockets.connect,
+                        utcnow=ports.utcnow,
+                        rng=self.rng,
+                        ask_engine=engine_asker(directory, http),
                     )
+                    routers = RouterHost(shared, followed.services.get, followed.model_of)
                     registry.register(routers)
                     await support.start(routers.run, self.rng)
-                    handler = routers_handler(routers.find, gateway_handler(directory, http, ports.utcnow))
+                    translator = GatewayRouter(shared, directory, followed.services.values, followed.model_of)
+                    await support.start(translator.run)
+                    answer = gateway_handler(directory, http, ports.utcnow, translator.handle)
+                    handler = routers_handler(routers.find, answer)
                     serve = partial(run_server, handler, stamp=page_grant, unread=unread_refusal)
                     own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
                     await support.start(own)

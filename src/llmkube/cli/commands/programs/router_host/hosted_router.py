@@ -23,6 +23,7 @@ from llmkube.base.http.dial import Connect
 from llmkube.base.private_files import file_stem
 from llmkube.cli.commands.programs.router_host.router_paths import router_url
 from llmkube.cli.commands.programs.router_host.secret_files import put_files, read_secrets, remove_files
+from llmkube.cli.commands.programs.router_host.through_gateway import through_gateway
 from llmkube.controller.status.router_status import BackendHealth, RouterFacts, derive_router_status
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.client import Client
@@ -34,9 +35,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import timestamp
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
-from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import Audit, RoutingConfig
-from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 from llmkube.router.dispatch.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
@@ -158,16 +157,7 @@ class HostedRouter:
             service = self.service_of(Key(self.key.namespace, name))
             if service is None:
                 return None
-            # The gateway knows how far each engine is, and which key it asks for.
-            url = f"{self.settings.gateway_url}/v1"
-            return ResolvedService(
-                base_url=url,
-                model=str(service.key),
-                slots=slots_of(service.spec),
-                splits_cache=splits_cache(service.spec),
-                is_replicated=is_replicated(service.spec),
-                model_digest=model_digest(service.spec, self.model_of(service)),
-            )
+            return through_gateway(self.settings.gateway_url, service, self.model_of(service))
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:
