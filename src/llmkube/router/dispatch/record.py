@@ -2,8 +2,8 @@
 
 import attrs
 
-from llmkube.router.budgets.meter import NOTHING, Reservation
 from llmkube.router.budgets.usage import Usage
+from llmkube.router.dispatch.attempt_charges import AttemptCharges
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import NOBODY, Principal, RequestFacts
@@ -55,7 +55,7 @@ class Record:
         model: The model that the backend says it is.
         dropped: Fields that the backend did not get.
         trace_id: Of its trace.
-        reservation: What is reserved for it in budgets.
+        charges: What is reserved for it in budgets.
         prompt: What is remembered of its prompt; None where that has no part in the choice.
         history_bytes: How long the conversation is that it continues.
         queue_seconds: How long it waited for its turn; None where it was asked without a queue.
@@ -71,7 +71,7 @@ class Record:
     method: str = "POST"
     trace_id: str = ""
     principal: Principal = NOBODY
-    reservation: Reservation = NOTHING
+    charges: AttemptCharges = attrs.field(factory=AttemptCharges)
     prompt: Prompt | None = None
     history_bytes: int = 0
     continues: int = 0
