@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from llmkube.base.http.exchange import StreamExchange
@@ -28,15 +27,14 @@ from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.dispatch.attempt import Asked
 from llmkube.router.dispatch.attempt_charges import NOT_KEPT, AttemptCharges
 from llmkube.router.dispatch.dispatcher import Dispatcher
-from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
-from llmkube.router.dispatch.record import Record
+from llmkube.router.dispatch.record import Record, record_of
 from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
+from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.decisions import NEVER_AGAIN, Decisions, nowhere
 from llmkube.router.proxy.listed_models import ListedModels
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
@@ -58,8 +56,6 @@ _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its add
   Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
   GET  /healthz, /readyz       whether the router is there, and whether it can answer
 """
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -125,7 +121,7 @@ class RouterHandler:
 
     async def _route(self, exchange: StreamExchange, path: str) -> None:
         routing = self.routing()
-        record, trace = self._record(exchange, path)
+        record, trace = record_of(exchange.head, exchange.peer, path, self.rng)
         try:
             asked, decision = await self._decide(exchange, path, routing, record, trace)
             demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
@@ -236,16 +232,14 @@ class RouterHandler:
         fields = fields_of(record, routing.config, seconds)
         if routing.config.audit.bodies:
             fields["body"] = body.decode("utf-8", "replace")
-        try:
-            await self.audit.dispatched(fields)
-        except LineLostError as exc:
-            _log.error("a line of the audit log is lost", requestID=record.request_id, error=str(exc))
+        await self.audit.dispatched(fields)
 
     async def _kept_response(self, exchange: StreamExchange, path: str) -> None:
         """Answer about a response that is kept, to whom it belongs."""
         routing, head = self.routing(), exchange.head
         below = "/input_items" if path.endswith("/input_items") else ""
-        record, _ = self._record(exchange, f"{PREFIX}ID{below}")  # who reads the log shall not learn how to ask for it
+        shown = f"{PREFIX}ID{below}"  # who reads the log shall not learn how to ask for it
+        record, _ = record_of(head, exchange.peer, shown, self.rng)
         try:
             principal = principal_of(head.lines, exchange.peer, routing.clients)
             if principal is None:
@@ -258,22 +252,6 @@ class RouterHandler:
             await exchange.respond(attrs.evolve(said, headers=said.headers.with_("X-Request-Id", record.request_id)))
         finally:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
-
-    def _record(self, exchange: StreamExchange, path: str) -> tuple[Record, Mapping[str, str]]:
-        """Begin to remember a request; the second is the headers of its trace."""
-        head = exchange.head
-        headers = head.joined
-        fresh = f"{self.rng.getrandbits(320):080x}"
-        trace = trace_of(headers, fresh[:48])
-        record = Record(
-            request_id=request_id_of(headers, fresh[48:]),
-            path=path,
-            method=head.method,
-            peer=exchange.peer,
-            started_at=trio.current_time(),
-            trace_id=trace["traceparent"][3:35],
-        )
-        return record, trace
 
 
 def _outcome_of_page(status: int) -> str:
