@@ -52,7 +52,9 @@ def let_in(head: RequestHead, peer: str) -> None:
     """Refuse no request."""
 
 
-async def in_plain_text(head: RequestHead | None, peer: str, status: int, words: str) -> Response:
+async def in_plain_text(  # noqa: ASYNC124 (an Unread)
+    head: RequestHead | None, peer: str, status: int, words: str
+) -> Response:
     """Tell why a request cannot be read, in a line of text."""
     return Response.text(status, f"{words}\n")
 

@@ -47,7 +47,9 @@ def refusal_at(path: str, response: Response) -> Response:
     return Response(response.status, response.headers, orjson.dumps(dialect.refusal(response.status, error)))
 
 
-async def unread_refusal(head: RequestHead | None, peer: str, status: int, words: str) -> Response:
+async def unread_refusal(  # noqa: ASYNC124 (an Unread)
+    head: RequestHead | None, peer: str, status: int, words: str
+) -> Response:
     """Return what the client of a request is told that the server cannot read: an `Unread`."""
     said = refused(status, words, unread_code(status)).response
     return said if head is None else refusal_at(head.path, said)
