@@ -10,8 +10,8 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.router.budget_store import budget_file, kept_budgets
 from llmkube.router.budget_store.budget_file import BudgetFileError, budget_file_of
-from llmkube.router.budgets.ledger import Account, Amount, Limit
-from llmkube.router.budgets.meter import Reservation
+from llmkube.router.budgets.ledger import Amount
+from llmkube.router.budgets.meter import Claim, Reservation
 from router.proxy.router_lab import ASKED, open_lab, until_gone
 from router.proxy.router_lab import answer as answered
 from router.proxy.test_budgets import SMALL, limited, taken
@@ -61,10 +61,9 @@ async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
     """The timeline above fails for a router that sends first."""
 
     async def at_once(self, reservation):
-        self._aside.reserve(reservation.accounts, self._meter.window_seconds)
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(kept_budgets.KeptBudgets, "_keep", at_once)
+    monkeypatch.setattr(kept_budgets.KeptBudgets, "keep", at_once)
     reserved = await still_under_way(tmp_path)
     async with lab(tmp_path) as other:
         assert taken(other) < reserved
@@ -189,17 +188,15 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
     monkeypatch.setattr(budget_file.BudgetFile, "open", in_use)
     kept = kept_budgets.KeptBudgets(file, lambda: datetime(2026, 8, 1, tzinfo=UTC), random.Random(1))
-    reservation = Reservation(accounts={("b", ""): Amount(5, 0)}, copies=1, cap=None)
+    claim = Claim(under=limited().budgets, most=Amount(5, 0), copies=1, cap=None)
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)
         await kept.reload(limited())
-        kept._meter._accounts[("b", "")] = Account(Limit(tokens=9, nano_usd=None, window_seconds=60.0))
         with pytest.raises(BudgetFileError, match="another process"):
-            await kept._keep(reservation)
-        kept._aside.settle(reservation.accounts, Amount(), ())
+            await kept.admit_claim(claim, [""])
         while kept.problem:  # noqa: ASYNC110 (a state of another task)
             await trio.sleep(1)
-        await kept._keep(reservation)
+        assert isinstance(await kept.admit_claim(claim, [""]), Reservation)
         nursery.cancel_scope.cancel()
     waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert len(attempts) == 9

@@ -21,6 +21,7 @@ from router.proxy.router_lab import (
     piece,
     saying,
     stream,
+    until_gone,
 )
 
 SMALL = {"max_tokens": 10}
@@ -122,23 +123,34 @@ async def test_a_request_without_a_limit_is_given_one(autojump_clock):
 
 
 async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(autojump_clock):
-    """Random ends, breaks and disconnects: never is more taken and reserved than the limit, and nothing leaks."""
-    rng, most = random.Random(5), 20_000
+    """Random ends, breaks, silences, refusals and disconnects at two backends: never more than the limit, and no leak.
+
+    What backends have computed, also for nobody, is within what is charged.
+    """
+    rng, most, computed = random.Random(5), 20_000, 0
     usage = piece("", "stop", usage={"prompt_tokens": 20, "completion_tokens": 5})
 
     async def backend(connection):
-        await trio.sleep(rng.uniform(0, 5))
+        nonlocal computed
         kind = rng.random()
-        if kind < 0.2:
+        if kind < 0.1:
+            await connection.send_all(error(rng.choice((429, 500))))
             return
+        computed += 21  # a prompt and a token, whatever becomes of them
+        await trio.sleep(rng.uniform(0, 5))
+        if kind < 0.3:
+            return
+        if kind < 0.4:
+            await until_gone(connection)
         await connection.send_all(SSE + chunk(piece("one")))
         await trio.sleep(rng.uniform(0, 5))
-        if kind < 0.4:
+        if kind < 0.5:
             return
         await connection.send_all(stream(usage, DONE)[len(SSE) :])
 
     counts = {200: 0, 429: 0, "other": 0}
-    async with open_lab(limited(max_tokens=most), a=backend) as lab:
+    backends = [local(name, first_byte_seconds=8) for name in "ab"]
+    async with open_lab(config_of(*backends, budgets=(budget(max_tokens=most),)), a=backend, b=backend) as lab:
 
         async def client():
             await trio.sleep(rng.uniform(0, 60))
@@ -158,8 +170,10 @@ async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(aut
                 for _ in range(1000):
                     clients.start_soon(client)
             await trio.sleep(10)
+            assert computed <= taken(lab)
             nursery.cancel_scope.cancel()
-        assert counts[429] > 0
-        assert counts[200] > 50
+        assert sum(line["outcome"] == "budget_exhausted" for line in lab.audit) > 0
+        assert counts[200] > 30
+        assert sum(len(line["attempts"]) > 1 and line["status"] == 200 for line in lab.audit) > 0
         await trio.sleep(2 * 3600)
         assert taken(lab) == 0

@@ -236,6 +236,7 @@ async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
     async def script(connection):
         if len(player.asked) == 1:
             await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
+            lab.players["a"] = None  # nobody takes another connection
 
     player = Player((script,))
     async with open_lab(config_of(TWINS[0], budgets=(budget,)), {"a": player}) as lab:

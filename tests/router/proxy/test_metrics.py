@@ -8,6 +8,7 @@ import pytest
 
 from llmkube import router
 from llmkube.router.auth import principals
+from llmkube.router.dialects.inbound import unread_code
 from llmkube.router.dispatch.no_answer import no_answer
 from llmkube.router.dispatch.record import Try
 from llmkube.router.dispatch.relay import Ending
@@ -94,6 +95,7 @@ def test_each_refusal_is_counted_by_its_name():
 def test_no_name_is_there_that_nothing_gives():
     """Whoever reads `OUTCOMES` to write an alert waits for nothing in vain."""
     given = {code for _, code in refusals()} | {each.value for each in Ending}
+    given |= {unread_code(status) for status in range(400, 600)}
     for _, text in (*sources(), ("", Path(principals.__file__).read_text())):
         given |= set(outcomes_of(text))
     assert given >= metrics.OUTCOMES - {"client_error", "stream_broken"}  # which stand for others

@@ -43,9 +43,12 @@ class SlowBudgets(KeptBudgets):
 
     seconds = 0.0
 
-    async def admit_claim(self, claim, teams):
+    def reserve_nowait(self, claim, teams):
+        found, is_kept = super().reserve_nowait(claim, teams)
+        return found, is_kept and not self.seconds
+
+    async def keep(self, reservation):
         await trio.sleep(self.seconds)
-        return await super().admit_claim(claim, teams)
 
 
 @attrs.define(eq=False, slots=False)

@@ -29,6 +29,9 @@ from llmkube.base.http.streamed_response import BROKEN, StreamedResponse, receiv
 
 SendBytes = Callable[[bytes], Awaitable[None]]
 
+OnSent = Callable[[], None]
+"""Told that a peer was sent all of a request, before anything of the answer is waited for."""
+
 _LIMITS = Limits(max_headers=256)
 _REFUSAL_BYTES = 1024
 _REFUSAL_SECONDS = 2.0
@@ -196,7 +199,14 @@ class HttpClient:
         raise RefusedError(f"{netloc(origin)} answers {answer.status} and does not switch", answer.status, begun)
 
     async def start(
-        self, origin: Origin, method: str, head: bytes, body: bytes, *, switching: bool = False
+        self,
+        origin: Origin,
+        method: str,
+        head: bytes,
+        body: bytes,
+        *,
+        switching: bool = False,
+        on_sent: OnSent | None = None,
     ) -> StreamedResponse:
         """Send a request whose head is ready, and return when the head of its answer has come.
 
@@ -211,12 +221,12 @@ class HttpClient:
         pooled = await self.pool.take(origin)
         if pooled is not None:
             with suppress(_StaleError):
-                return await self._exchange(pooled, origin, method, head, body, switching=switching)
+                return await self._exchange(pooled, origin, method, head, body, switching=switching, on_sent=on_sent)
         try:
             fresh = await self._connect(*origin)
         except (OSError, *BROKEN) as exc:
             raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
-        return await self._exchange(fresh, origin, method, head, body, switching=switching)
+        return await self._exchange(fresh, origin, method, head, body, switching=switching, on_sent=on_sent)
 
     def keep_nowait(self, answer: StreamedResponse) -> bool:
         """Take the connection of an answer back; if not, it has to be closed, which tells the peer to stop sending."""
@@ -227,7 +237,15 @@ class HttpClient:
         await self.pool.aclose()
 
     async def _exchange(
-        self, stream: trio.abc.Stream, origin: Origin, method: str, head: bytes, body: bytes, *, switching: bool
+        self,
+        stream: trio.abc.Stream,
+        origin: Origin,
+        method: str,
+        head: bytes,
+        body: bytes,
+        *,
+        switching: bool,
+        on_sent: OnSent | None,
     ) -> StreamedResponse:
         """Send a request and receive the head of its answer; closes the stream unless that succeeds."""
         succeeded, sent = False, True
@@ -236,6 +254,8 @@ class HttpClient:
                 await stream.send_all(head + body)
             except BROKEN:
                 sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
+            if sent and on_sent is not None:
+                on_sent()
             try:
                 answer, early = await self._receive_head(stream, origin, switching=switching)
                 if "transfer-encoding" in answer.lines and not answer.chunked:

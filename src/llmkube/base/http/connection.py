@@ -39,8 +39,11 @@ Judge = Callable[[RequestHead, str], Response | None]
 Stamp = Callable[[RequestHead], bytes]
 """Returns the header lines that every answer to a request carries: a handler's, a refusal, an error of the server."""
 
-Unread = Callable[[RequestHead | None, int, str], Response]
-"""Returns what the client of a request is told that cannot be read: its head where that came, the status, the words."""
+Unread = Callable[[RequestHead | None, str, int, str], Awaitable[Response]]
+"""Returns what the client of a request is told that cannot be read.
+
+It gets the head where that came, the peer's address, the status and the words.
+"""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -49,7 +52,9 @@ def let_in(head: RequestHead, peer: str) -> None:
     """Refuse no request."""
 
 
-def in_plain_text(head: RequestHead | None, status: int, words: str) -> Response:
+async def in_plain_text(  # noqa: ASYNC124 (an Unread)
+    head: RequestHead | None, peer: str, status: int, words: str
+) -> Response:
     """Tell why a request cannot be read, in a line of text."""
     return Response.text(status, f"{words}\n")
 
@@ -171,7 +176,7 @@ class Connection:
                 if not answer.keep_alive:
                     return True
         except MalformedError as exc:
-            await self._respond_last(self._service.unread(head, exc.status, str(exc)))
+            await self._respond_last(await self._service.unread(head, self.peer_host, exc.status, str(exc)))
             return True
         return False
 

@@ -134,25 +134,36 @@ class KeptBudgets:
         Raises:
             BudgetFileError: It is not, and nothing stays reserved.
         """
-        found = self._meter.reserve(claim, teams, now=self._now())
-        if isinstance(found, Reservation):
-            try:
-                await self._keep(found)
-            except BaseException:  # a client that leaves as well
-                self.settle(found, Took())
-                raise
+        found, is_kept = self.reserve_nowait(claim, teams)
+        if isinstance(found, Reservation) and not is_kept:
+            await self.keep(found)
         return found
 
-    async def _keep(self, reservation: Reservation) -> None:
+    def reserve_nowait(self, claim: Claim, teams: Sequence[str]) -> tuple[Reservation | Exhausted, bool]:
+        """Reserve a claim; where the second is False, the file has not enough set aside, and `keep` has to follow.
+
+        Args:
+            claim: What a request may take.
+            teams: Whose account counts, for each of the claim's budgets.
+        """
+        found = self._meter.reserve(claim, teams, now=self._now())
+        if isinstance(found, Exhausted) or self.file is None:
+            return found, True
+        return found, self._aside.reserve(found.accounts, self._meter.window_seconds)
+
+    async def keep(self, reservation: Reservation) -> None:
         """Return when the file has set enough aside.
 
         Raises:
-            BudgetFileError: It has not.
+            BudgetFileError: It has not, and nothing stays reserved.
         """
-        if self.file is None or not reservation.accounts:
-            return
-        if self._aside.reserve(reservation.accounts, self._meter.window_seconds):
-            return
+        try:
+            await self._next_write()
+        except BaseException:  # a client that leaves as well
+            self.settle(reservation, Took())
+            raise
+
+    async def _next_write(self) -> None:
         if len(self._waiting) >= MOST_WAITING:
             raise BudgetFileError("too much waits for the disk of the budgets")
         waiting = _Waiting()

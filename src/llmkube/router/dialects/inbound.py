@@ -47,10 +47,17 @@ def refusal_at(path: str, response: Response) -> Response:
     return Response(response.status, response.headers, orjson.dumps(dialect.refusal(response.status, error)))
 
 
-def unread_refusal(head: RequestHead | None, status: int, words: str) -> Response:
+async def unread_refusal(  # noqa: ASYNC124 (an Unread)
+    head: RequestHead | None, peer: str, status: int, words: str
+) -> Response:
     """Return what the client of a request is told that the server cannot read: an `Unread`."""
-    said = refused(status, words, _UNREAD.get(status, "malformed_request")).response
+    said = refused(status, words, unread_code(status)).response
     return said if head is None else refusal_at(head.path, said)
+
+
+def unread_code(status: int) -> str:
+    """Return the code of a request that the server cannot read."""
+    return _UNREAD.get(status, "malformed_request")
 
 
 _UNREAD: Final[Mapping[int, str]] = {

@@ -5,7 +5,7 @@ no_answer        what the client is told when none does
 next_engine      another engine goes on with an answer whose engine died
 queued_call      a backend with slots is asked when it is the request's turn
 backend_call     one backend is asked, and its answer given to the client
-attempt          a request to one backend, up to where its answer has begun
+attempt          a request to one backend, up to where its answer has begun; attempt_charges: what it is charged
 relay            a stream to its end; client_stream: what the client reads of it
 routed_request   what all of them work on; record: what became of it
 transport        the one way to a backend: it dials with a Permit

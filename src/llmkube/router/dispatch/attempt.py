@@ -11,6 +11,7 @@ import attrs
 import orjson
 import trio
 
+from llmkube.base.http.client import OnSent
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.streamed_response import StreamedResponse
@@ -158,7 +159,12 @@ class Attempts:
             await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
 
     async def make(
-        self, permit: Permit, asked: Asked, silence_seconds: float, waiting: Waiting | None = None
+        self,
+        permit: Permit,
+        asked: Asked,
+        silence_seconds: float,
+        waiting: Waiting | None = None,
+        on_sent: OnSent | None = None,
     ) -> Whole | Begun | Failure:
         """Send the request to one backend; a stream that has begun has to be released.
 
@@ -167,6 +173,7 @@ class Attempts:
             asked: The request.
             silence_seconds: Longest wait for the first byte, and between two later ones.
             waiting: Gets the scope of such a wait: puts its end off while the engine lives, ends it if that is frozen.
+            on_sent: Told once the backend was sent all of the request.
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
@@ -182,7 +189,7 @@ class Attempts:
             with trio.move_on_after(silence_seconds) as silence:
                 if waiting is not None:
                     waiting.begin(silence)
-                answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body)
+                answer = await self.transport.start(permit, rebuilt.path, lines, rebuilt.body, on_sent)
                 by_messages = asks_by_messages(asked.path, backend)
                 reader = _Reader(answer, silence, silence_seconds, backend, by_messages=by_messages)
                 found = await reader.read(asked.streams)
@@ -272,7 +279,9 @@ class _Reader:
                 kind = judge_.take(event)
                 events.append((kind, event))
                 if kind is Kind.ERROR:
-                    return self._error(judge_.error or {}, 200, b"")
+                    found = self._error(judge_.error or {}, 200, b"")
+                    has_written = isinstance(found, Failure) and any(each is Kind.PIECE for each, _ in events)
+                    return attrs.evolve(found, status=200) if has_written else found
                 empty = kind is Kind.DONE and not any(each is Kind.PIECE for each, _ in events)
                 if kind is Kind.GARBAGE or empty:
                     return Failure(Cause.MALFORMED, "its stream has an event that is no piece of an answer", 200)

@@ -53,7 +53,12 @@ class BackendCalls:
 
         A failure that is `INTERRUPTED` leaves a client with the beginning of an answer, which can go on elsewhere.
         """
-        name, record, started_at = permit.backend.name, request.record, trio.current_time()
+        name, record = permit.backend.name, request.record
+        if (unpaid := await record.charges.begin()) is not None:
+            record.tried(name, unpaid, 0.0)
+            self.on_try(name, unpaid.cause.value)
+            return unpaid
+        started_at = trio.current_time()
         if not await self.circuits.enter(name, started_at):
             failure = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
             record.tried(name, failure, 0.0)
@@ -72,7 +77,9 @@ class BackendCalls:
             now = trio.current_time()
             self._note(name, found, record, started_at, now, counts=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
+                record.charges.failed(found.status)
                 return found
+            record.charges.status = found.status if isinstance(found, Whole) else 200
             record.backend, record.dropped = name, found.dropped
             if record.first_byte_seconds is None:
                 record.first_byte_seconds = now - record.started_at
@@ -88,14 +95,14 @@ class BackendCalls:
 
     async def _attempt(self, permit: Permit, request: RoutedRequest, waiting: Waiting) -> Whole | Begun | Failure:
         """Make the attempt; a client that waits for a stream already hears comments meanwhile."""
-        silence_seconds = request.first_byte_seconds(permit.backend.name)
+        silence_seconds, charges = request.first_byte_seconds(permit.backend.name), request.record.charges
         if not request.client.begun:
-            return await self.attempts.make(permit, request.asked, silence_seconds, waiting)
+            return await self.attempts.make(permit, request.asked, silence_seconds, waiting, charges.sent)
         found: list[Whole | Begun | Failure] = []
         done = trio.Event()
 
         async def make() -> None:
-            found.append(await self.attempts.make(permit, request.asked, silence_seconds, waiting))
+            found.append(await self.attempts.make(permit, request.asked, silence_seconds, waiting, charges.sent))
             done.set()
 
         handed = False
@@ -187,6 +194,7 @@ class BackendCalls:
             self.circuits.failed(name, trio.current_time())
         if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):
             if not joined.why_not:
+                record.charges.broke_off()
                 return Failure(Cause.INTERRUPTED, "it broke off", 200)
             record.not_continued = joined.why_not
             self.on_break("not_continuable")

@@ -22,7 +22,7 @@ from llmkube.router.dispatch.passed_headers import answer_headers
 from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.record import Record, server_timing
 from llmkube.router.dispatch.routed_request import RoutedRequest
-from llmkube.router.dispatch.verdicts import Cause, Failure
+from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import error_object
@@ -56,6 +56,8 @@ class Dispatcher:
                     self.on_break("no_engine")
                 return
             failures.append(failure)
+            if failure.cause in NO_BUDGET:
+                break
         await self._refuse(request, failures)
 
     def _in_turn(self, order: Sequence[Permit], failures: Sequence[Failure]) -> Iterator[tuple[Permit, Ask]]:

@@ -51,6 +51,12 @@ def no_answer(failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule
             again = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
             status, code = (429, "tenant_queue_full") if last.is_own else (503, "queue_full")
             return NoAnswer(status, code, message, again)
+        case Cause.BUDGET:
+            wait = last.retry_after_seconds
+            again = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}
+            return NoAnswer(429, last.cause.value, f"{message}: {last.detail}", again)
+        case Cause.BUDGET_STORE:
+            return NoAnswer(503, last.cause.value, f"{message}: {last.detail}", {"Retry-After": "5"})
         case Cause.TIMEOUT | Cause.FROZEN:
             return NoAnswer(504, "backend_timeout", message)
         case Cause.RATE_LIMITED:

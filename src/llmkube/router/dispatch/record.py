@@ -1,9 +1,15 @@
 """What became of one request: written by those who handle it, read by the metrics and the audit log."""
 
-import attrs
+import random
+from collections.abc import Mapping
 
-from llmkube.router.budgets.meter import NOTHING, Reservation
+import attrs
+import trio
+
+from llmkube.base.http.heads import RequestHead
 from llmkube.router.budgets.usage import Usage
+from llmkube.router.dispatch.attempt_charges import AttemptCharges
+from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import NOBODY, Principal, RequestFacts
@@ -55,7 +61,7 @@ class Record:
         model: The model that the backend says it is.
         dropped: Fields that the backend did not get.
         trace_id: Of its trace.
-        reservation: What is reserved for it in budgets.
+        charges: What is reserved for it in budgets.
         prompt: What is remembered of its prompt; None where that has no part in the choice.
         history_bytes: How long the conversation is that it continues.
         queue_seconds: How long it waited for its turn; None where it was asked without a queue.
@@ -71,7 +77,7 @@ class Record:
     method: str = "POST"
     trace_id: str = ""
     principal: Principal = NOBODY
-    reservation: Reservation = NOTHING
+    charges: AttemptCharges = attrs.field(factory=AttemptCharges)
     prompt: Prompt | None = None
     history_bytes: int = 0
     continues: int = 0
@@ -109,6 +115,29 @@ class Record:
     def rule(self) -> str:
         """The name of the rule that decided; "default" where none did."""
         return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"
+
+
+def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> tuple[Record, Mapping[str, str]]:
+    """Begin to remember a request; the second is the headers of its trace.
+
+    Args:
+        head: What has come of it.
+        peer: The address that it comes from.
+        path: What logs say of its path.
+        rng: Draws names.
+    """
+    headers = head.joined
+    fresh = f"{rng.getrandbits(320):080x}"
+    trace = trace_of(headers, fresh[:48])
+    record = Record(
+        request_id=request_id_of(headers, fresh[48:]),
+        path=path,
+        method=head.method,
+        peer=peer,
+        started_at=trio.current_time(),
+        trace_id=trace["traceparent"][3:35],
+    )
+    return record, trace
 
 
 def server_timing(record: Record, total_seconds: float) -> str:

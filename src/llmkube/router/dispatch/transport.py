@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.base.http.client import HttpClient
+from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.dial import Connect, TlsDialer, dial
 from llmkube.base.http.message import netloc
 from llmkube.base.http.pool import Origin
@@ -99,7 +99,9 @@ class Transport:
     secure: HttpClient
     _addresses: dict[str, Address] = attrs.field(factory=dict)
 
-    async def start(self, permit: Permit, path: str, lines: bytes, body: bytes) -> StreamedResponse:
+    async def start(
+        self, permit: Permit, path: str, lines: bytes, body: bytes, on_sent: OnSent | None = None
+    ) -> StreamedResponse:
         """Send a request, and return when the head of its answer has come; `release` has to follow.
 
         Args:
@@ -107,6 +109,7 @@ class Transport:
             path: Below the backend's base URL.
             lines: Header lines.
             body: All of it.
+            on_sent: Told once all of the request is sent.
 
         Raises:
             ConnectError: No connection; its cause is a TimeoutError if that took too long.
@@ -118,7 +121,7 @@ class Transport:
         address, client = self._way(permit)
         target, host = f"{address.path}{path}".encode("ascii"), address.host.encode("ascii")
         head = b"POST %b HTTP/1.1\r\nHost: %b\r\n%bContent-Length: %d\r\n\r\n" % (target, host, lines, len(body))
-        return await client.start(address.origin, "POST", head, body)
+        return await client.start(address.origin, "POST", head, body, on_sent=on_sent)
 
     async def ask(self, permit: Permit, path: str, lines: bytes) -> StreamedResponse:
         """Get a path from the root of the backend's host, with nothing of a client's in it; `release` has to follow.

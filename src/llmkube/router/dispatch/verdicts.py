@@ -42,6 +42,8 @@ class Cause(enum.Enum):
     QUEUE = "queue"
     FROZEN = "frozen"
     INTERRUPTED = "interrupted"
+    BUDGET = "budget_exhausted"
+    BUDGET_STORE = "budget_not_kept"
 
 
 @attrs.frozen
@@ -51,7 +53,8 @@ class Failure:
     Attributes:
         cause: Of the list above.
         detail: For the log and the audit log; a client reads it only of what no backend can be asked.
-        status: What the backend answered; 0 for nothing.
+        status: What the backend answered; of an error that came with 200, and nothing before it, what that should have
+            been; 0 for nothing.
         retry_after_seconds: After which time it wants to be asked again.
         is_own: Of a queue: whether more requests of the same tenant wait in it.
     """
@@ -68,9 +71,12 @@ class Failure:
         return self.cause not in _NO_FAULT
 
 
-_NO_FAULT: Final = frozenset(
-    {Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE}
-)
+NO_BUDGET: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE})
+"""What no other backend mends."""
+
+_NO_FAULT: Final = NO_BUDGET | {
+    *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE)
+}
 _CONTENT_CODES: Final = frozenset(
     {
         "content_filter",

@@ -7,6 +7,7 @@ handler          answers clients: what they ask is decided on by `router.policy`
     decisions        asks the policy, with what was seen of backends; what is said if a request goes nowhere
     listed_models    what there is to ask for
     routing          config and keys, as they count for one request
+unread_requests  answers what cannot be read: counts it, and writes it down
 shadows          copies to backends that are tried out
 metrics, genai_metrics, audit_log  what the operator reads; admin: who may
 """

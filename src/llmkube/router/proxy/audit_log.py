@@ -40,10 +40,6 @@ Write = Callable[[Sequence[bytes]], Awaitable[None]]
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-class LineLostError(Exception):
-    """A line could not be written in time: the chain has a gap, which `llmkube router verify` names."""
-
-
 def writer_of(audit: Audit, lock: int | None = None) -> Write:
     """Return what writes where the config says, in a thread: a pipe without a reader stops no other request.
 
@@ -144,8 +140,7 @@ class AuditLog:
     async def dispatched(self, fields: Mapping[str, Any]) -> None:
         """Write what became of a request, also of one that is cancelled: while too many lines wait, this one does.
 
-        Raises:
-            LineLostError: It has waited too long.
+        One that waits too long is lost: the chain then has a gap, which `llmkube router verify` names.
         """
         line = self.chain.decision({"ts": self.utcnow().isoformat(), "msg": "router.dispatch", **fields})
         try:
@@ -155,7 +150,8 @@ class AuditLog:
                 patience.shield = True
                 await self._sender.send(line)
             if patience.cancelled_caught:
-                raise LineLostError(f"no room for a line within {PUT_SECONDS:g} s") from None
+                error = f"no room for a line within {PUT_SECONDS:g} s"
+                _log.error("a line of the audit log is lost", requestID=fields["requestID"], error=error)
 
     def end_nowait(self, config: RoutingConfig) -> None:
         """Write that nothing follows, if there is room for that."""

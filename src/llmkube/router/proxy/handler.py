@@ -8,10 +8,10 @@
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import attrs
-import structlog
 import trio
 
 from llmkube.base.http.exchange import StreamExchange
@@ -19,23 +19,22 @@ from llmkube.base.http.message import Response
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took, with_limit
+from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, with_limit
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request
 from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.dispatch.attempt import Asked
+from llmkube.router.dispatch.attempt_charges import NOT_KEPT, AttemptCharges
 from llmkube.router.dispatch.dispatcher import Dispatcher
-from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
-from llmkube.router.dispatch.record import Record
-from llmkube.router.dispatch.relay import Ending
+from llmkube.router.dispatch.record import Record, record_of
 from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.dispatch.verdicts import Cause
 from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.proxy.audit_log import AuditLog, LineLostError, fields_of
+from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.decisions import NEVER_AGAIN, Decisions, nowhere
 from llmkube.router.proxy.listed_models import ListedModels
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
@@ -57,8 +56,6 @@ _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its add
   Ollama's API: /api/chat, /api/generate, /api/embed, /api/tags, /api/ps, /api/show, /api/version
   GET  /healthz, /readyz       whether the router is there, and whether it can answer
 """
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -124,13 +121,16 @@ class RouterHandler:
 
     async def _route(self, exchange: StreamExchange, path: str) -> None:
         routing = self.routing()
-        record, trace = self._record(exchange, path)
+        record, trace = record_of(exchange.head, exchange.peer, path, self.rng)
         try:
             asked, decision = await self._decide(exchange, path, routing, record, trace)
             demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
             assert record.facts is not None, "_decide() has found them"
-            record.reservation = await self._admit(routing.config, decision, record.facts, demand)
-            cap = record.reservation.cap
+            reservation = await self._admit(routing.config, decision, record.facts, demand)
+            alone = attrs.evolve(decision, shadows=())  # they get their copies once
+            again = partial(self.budgets.admit, routing.config, alone, record.facts, demand)
+            record.charges = AttemptCharges(reservation, again, self.budgets.settle)
+            cap = reservation.cap
             if cap is not None and (body := with_limit(asked.body, cap)) is not asked.body:
                 asked = attrs.evolve(asked, body=body)
             for permit in decision.shadows:
@@ -205,22 +205,11 @@ class RouterHandler:
         try:
             found = await self.budgets.admit(config, decision, facts, demand)
         except BudgetsNotKeptError as exc:
-            words = "the budget that this request is under cannot be written down now; ask again later"
-            raise refused(503, words, "budget_not_kept", {"Retry-After": "5"}) from exc
+            raise refused(503, NOT_KEPT, "budget_not_kept", {"Retry-After": "5"}) from exc
         if isinstance(found, Exhausted):
             again = {"Retry-After": str(found.wait_seconds)} if found.wait_seconds is not None else NEVER_AGAIN
             raise refused(429, found.message, "budget_exhausted", again)
         return found
-
-    def _settle(self, record: Record, config: RoutingConfig) -> None:
-        """Charge a request; what was reserved, if its client went away before it was known what it takes."""
-        took: Took | None = Took()
-        backend = config.backends.get(record.backend)
-        if record.usage is not None and backend is not None:
-            took = Took(prompt=record.usage.prompt, answer=record.usage.completion, prices=backend.prices)
-        elif (record.backend and record.status < 400) or record.outcome in ("client_gone", Ending.UNTRANSLATABLE.value):
-            took = None
-        self.budgets.settle(record.reservation, took)
 
     def _learn(self, record: Record, config: RoutingConfig) -> None:
         """Take what an answer says of its engine's cache to heart, and that an engine cannot be reached."""
@@ -234,25 +223,23 @@ class RouterHandler:
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
         self.conversations.ended(record.history_bytes, record.continues)
-        self._settle(record, routing.config)
+        answering = routing.config.backends.get(record.backend)
+        record.charges.end(record.usage, answering.prices if answering is not None else None)
         self._learn(record, routing.config)
         seconds = trio.current_time() - record.started_at
         classes = record.facts.classes if record.facts is not None else frozenset[str]()
-        answering = routing.config.backends.get(record.backend)
         self.metrics.ended(record, class_label(classes, routing.classes), answering, seconds)
         fields = fields_of(record, routing.config, seconds)
         if routing.config.audit.bodies:
             fields["body"] = body.decode("utf-8", "replace")
-        try:
-            await self.audit.dispatched(fields)
-        except LineLostError as exc:
-            _log.error("a line of the audit log is lost", requestID=record.request_id, error=str(exc))
+        await self.audit.dispatched(fields)
 
     async def _kept_response(self, exchange: StreamExchange, path: str) -> None:
         """Answer about a response that is kept, to whom it belongs."""
         routing, head = self.routing(), exchange.head
         below = "/input_items" if path.endswith("/input_items") else ""
-        record, _ = self._record(exchange, f"{PREFIX}ID{below}")  # who reads the log shall not learn how to ask for it
+        shown = f"{PREFIX}ID{below}"  # who reads the log shall not learn how to ask for it
+        record, _ = record_of(head, exchange.peer, shown, self.rng)
         try:
             principal = principal_of(head.lines, exchange.peer, routing.clients)
             if principal is None:
@@ -265,22 +252,6 @@ class RouterHandler:
             await exchange.respond(attrs.evolve(said, headers=said.headers.with_("X-Request-Id", record.request_id)))
         finally:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
-
-    def _record(self, exchange: StreamExchange, path: str) -> tuple[Record, Mapping[str, str]]:
-        """Begin to remember a request; the second is the headers of its trace."""
-        head = exchange.head
-        headers = head.joined
-        fresh = f"{self.rng.getrandbits(320):080x}"
-        trace = trace_of(headers, fresh[:48])
-        record = Record(
-            request_id=request_id_of(headers, fresh[48:]),
-            path=path,
-            method=head.method,
-            peer=exchange.peer,
-            started_at=trio.current_time(),
-            trace_id=trace["traceparent"][3:35],
-        )
-        return record, trace
 
 
 def _outcome_of_page(status: int) -> str:

@@ -27,6 +27,7 @@ OUTCOMES: Final = frozenset(
         *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
         *("backend_refused_credentials", "untranslatable", "queue_full", "tenant_queue_full", "no_token_keys"),
         *("conversations_unavailable", "histories_full"),
+        *("request_too_slow", "body_too_large", "headers_too_large", "bodies_full", "malformed_request"),
     }
 )
 """What becomes of requests; a refusal of our own with a status of 500 or more has its code here."""
@@ -77,7 +78,8 @@ class RouterMetrics:
             genai=GenAiMetrics.on(registry),
             requests=Counter(
                 "llmkube_router_requests_total",
-                "Requests by what became of them, failures among them.",
+                "Requests by what became of them, failures among them, and those that cannot be read: request_too_slow,"
+                " body_too_large, headers_too_large, bodies_full, malformed_request.",
                 ["router", "rule", "backend", "classification", "outcome"],
                 registry=registry,
             ),
@@ -135,8 +137,8 @@ class RouterMetrics:
             ),
         )
 
-    def stranger(self, outcome: str) -> None:
-        """Count a request that was refused by what it shows; nothing of it was read."""
+    def unread(self, outcome: str) -> None:
+        """Count a request that was refused before all of it was read: for what it shows, or since it cannot be read."""
         self.requests.labels(self.router, "none", "none", "none", outcome).inc()
 
     def tried(self, backend: str, result: str) -> None:

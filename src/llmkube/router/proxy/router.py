@@ -39,7 +39,6 @@ from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
-from llmkube.router.dialects.inbound import unread_refusal
 from llmkube.router.dispatch.attempt import AskEngine, Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
@@ -62,6 +61,7 @@ from llmkube.router.proxy.reload import Reload
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.shared import Shared, alone
 from llmkube.router.proxy.standing import Standing
+from llmkube.router.proxy.unread_requests import UnreadRequests
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
 
@@ -191,7 +191,7 @@ async def open_router(
             rng=rng,
         )
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
-        judge = judge_of(lambda: live.routing.clients, metrics.stranger)
+        judge = judge_of(lambda: live.routing.clients, metrics.unread)
         async with trio.open_nursery() as tasks:
             asking = (probes.run, caches.run) if shared is None else ()
             for run in (refresh.run, watch.run, *asking, live.run, shadows.run, conversations.run):
@@ -200,7 +200,7 @@ async def open_router(
                 handler=handler,
                 judge=judge,
                 stamp=page_grant,
-                unread=unread_refusal,
+                unread=UnreadRequests(lambda: live.routing, metrics, audit, rng),
                 ready=standing.ready,
                 states=standing.states,
                 in_flight=observed.in_flight.total,

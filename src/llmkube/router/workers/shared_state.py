@@ -143,8 +143,7 @@ class _Session:
         """Take one message of the worker."""
         kind, number = message[KIND], message.get(NUMBER, 0)
         if kind == "reserve":
-            self._reserving.add(number)
-            tasks.start_soon(self._reserve, message)
+            self._reserve(tasks, message)
         elif kind == "take":
             self._taking.add(number)
             tasks.start_soon(self._take, message)
@@ -232,23 +231,33 @@ class _Session:
 
     # -- budgets ------------------------------------------------------------------------------------------------------
 
-    async def _reserve(self, message: Message) -> None:
+    def _reserve(self, tasks: trio.Nursery, message: Message) -> None:
+        number = message[NUMBER]
+        found, is_kept = self.state.budgets.reserve_nowait(claim_from(message["claim"]), message["teams"])
+        if isinstance(found, Exhausted):
+            self.link.answer_nowait(message, full=exhausted_to(found))
+        elif is_kept:  # most of them; a task costs as much again
+            self._reserved[number] = found
+            self.link.answer_nowait(message)
+        else:
+            self._reserving.add(number)
+            tasks.start_soon(self._keep, message, found)
+
+    async def _keep(self, message: Message, reservation: Reservation) -> None:
         number = message[NUMBER]
         try:
-            found = await self.state.budgets.admit_claim(claim_from(message["claim"]), message["teams"])
+            await self.state.budgets.keep(reservation)
         except BudgetsNotKeptError as exc:
             self.link.answer_nowait(message, error=str(exc))
             return
         finally:
             is_wanted = number in self._reserving
             self._reserving.discard(number)
-        if isinstance(found, Exhausted):
-            self.link.answer_nowait(message, full=exhausted_to(found))
-        elif is_wanted:
-            self._reserved[number] = found
+        if is_wanted:
+            self._reserved[number] = reservation
             self.link.answer_nowait(message)
         else:
-            self.state.budgets.settle(found, Took())
+            self.state.budgets.settle(reservation, Took())
 
     def _settle(self, message: Message) -> None:
         self._reserving.discard(message[NUMBER])  # where it comes before the reservation, that one is given back

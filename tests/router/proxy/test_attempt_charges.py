@@ -1,0 +1,227 @@
+"""What a request is charged whose attempts end in every way; deliberate bugs show that each is looked at."""
+
+import json
+
+import pytest
+import trio
+
+from llmkube.router.budgets.attempt_charge import charge_of
+from llmkube.router.budgets.meter import MOST_TOKENS, Took
+from llmkube.router.config.routing_config import Budget
+from llmkube.router.dispatch import attempt_charges
+from llmkube.router.dispatch.attempt_charges import AttemptCharges
+from router.continuation.llama_script import TEXT, text_in
+from router.proxy.router_lab import (
+    ANSWER,
+    ASKED,
+    DONE,
+    SSE,
+    STREAMED,
+    answer,
+    config_of,
+    error,
+    local,
+    open_lab,
+    piece,
+    saying,
+    stream,
+    until_gone,
+)
+from router.proxy.test_continuations import ASKED as CONTINUED
+from router.proxy.test_continuations import TWINS, dying, engine_at, place_of
+
+SMALL = {"max_tokens": 10}
+PLAIN, BY_EVENTS = ASKED | SMALL, STREAMED | SMALL
+COUNTED = ANSWER["usage"]["total_tokens"]
+NOT_COUNTED = answer(said={name: each for name, each in ANSWER.items() if name != "usage"})
+WRITTEN_THEN_ERROR = stream(piece("one") + b'data: {"error": {"message": "no", "code": 500}}\n\n')
+SILENT = saying(b"", then=until_gone)
+
+
+def budgeted(*backends, tokens=100_000, **changes):
+    return config_of(
+        *backends, budgets=(Budget(name="b", scope="router", window_seconds=3600, max_tokens=tokens),), **changes
+    )
+
+
+def taken(lab):
+    return lab.router.budgets()[0]["tokensUsed"]
+
+
+def reserve_of(body):
+    """What is reserved for this request."""
+    return len(json.dumps(body)) + body.get("max_tokens", MOST_TOKENS)
+
+
+async def undisturbed():
+    """What an answer is charged that one engine gives."""
+    async with open_lab(budgeted(TWINS[0]), {"a": engine_at("a")}) as lab:
+        await lab.read(CONTINUED)
+        return taken(lab)
+
+
+async def charged(first, body=PLAIN, **changes):
+    """What a request is charged beside its answer, whose first backend ends like this and whose second answers."""
+    counted = piece("", "stop", usage=ANSWER["usage"])
+    second = stream(counted, DONE) if body.get("stream") else answer()
+    a = local("a", first_byte_seconds=3, **changes)
+    async with open_lab(budgeted(a, local("b")), **({"a": first} if first else {}), b=second) as lab:
+        status, _, _ = await lab.read(body)
+        assert (status, len(lab.players["b"].asked)) == (200, 1)
+        return taken(lab) - COUNTED
+
+
+async def unreserved(self):
+    await trio.lowlevel.checkpoint()
+
+
+ENDINGS = {
+    "no connection": (None, PLAIN, 0),
+    "429": (error(429), PLAIN, 0),
+    "500": (error(500), PLAIN, 0),
+    "an error with 200": (answer(said={"error": {"message": "no", "code": 503}}), PLAIN, 0),
+    "a redirect": (answer(307, lines=(b"Location: http://b/",)), PLAIN, 0),
+    "silence": (SILENT, PLAIN, 1),
+    "the end of the connection": (saying(b""), PLAIN, 1),
+    "half an answer": (saying(answer()[:-9]), PLAIN, 1),
+    "an answer that cannot be read": (answer(said=b"{"), PLAIN, 1),
+    "half a stream's beginning": (saying(SSE), BY_EVENTS, 1),
+    "an error after a piece in one read": (WRITTEN_THEN_ERROR, BY_EVENTS, 1),
+}
+
+
+async def each_ending(name):
+    """An attempt that was sent and has no answer that can be counted costs its reserve; a refused one nothing."""
+    script, body, reserves = ENDINGS[name]
+    assert await charged(script, body) == reserves * reserve_of(body)
+
+
+async def nothing_is_sent_that_is_not_reserved():
+    """A second attempt needs a second reservation: without room the client gets 429, and nobody else is asked."""
+    room = 2 * reserve_of(PLAIN) - 1
+    config = budgeted(*(local(name, first_byte_seconds=3) for name in "abc"), tokens=room)
+    async with open_lab(config, a=SILENT, b=answer(), c=answer()) as lab:
+        refused = await lab.ask(PLAIN)
+        assert (refused.status, len(lab.players["b"].asked), len(lab.players["c"].asked)) == (429, 0, 0)
+        assert b"budget_exhausted" in refused.body
+        assert int(refused.headers.get("retry-after")) > 0
+        assert taken(lab) == reserve_of(PLAIN)
+        assert lab.audit[0]["outcome"] == "budget_exhausted"
+        assert [each["result"] for each in lab.audit[0]["attempts"]] == ["timeout", "budget_exhausted"]
+
+
+async def who_leaves_before_anything_is_sent_pays_nothing():
+    """A request that waits for its turn has cost no engine anything; the one that has the turn pays."""
+    config = budgeted(local("a", slots=1, first_byte_seconds=60))
+    async with open_lab(config, a=SILENT) as lab, trio.open_nursery() as clients:
+        clients.start_soon(lab.read, PLAIN)
+        await trio.sleep(1)
+        with trio.move_on_after(1):
+            await lab.read(PLAIN)
+        await trio.sleep(1)
+        assert taken(lab) == reserve_of(PLAIN)
+        clients.cancel_scope.cancel()
+
+
+async def a_continued_answer_is_charged_once():
+    """What a dead engine wrote is not charged again by the one that goes on, and nothing stays reserved."""
+    async with open_lab(budgeted(*TWINS), {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}) as lab:
+        _, data, whole = await lab.read(CONTINUED)
+        assert (text_in(data), whole) == (TEXT, True)
+        assert taken(lab) == await undisturbed()
+
+
+async def an_engine_that_fails_to_go_on_is_charged_as_well():
+    """It was sent the whole request, and says nothing: its reserve, beside what the answer took."""
+    twins = (TWINS[0], local("b", model_digest="x", first_byte_seconds=3), local("c", model_digest="x"))
+    players = {"a": dying("a", place_of("a", 5)), "b": dying("b", 0), "c": engine_at("c")}
+    async with open_lab(budgeted(*twins), players) as lab:
+        _, data, whole = await lab.read(CONTINUED)
+        assert (text_in(data), whole) == (TEXT, True)
+        assert taken(lab) == reserve_of(CONTINUED) + await undisturbed()
+
+
+MUTANTS = {
+    "what was sent and has no answer is free": (
+        attempt_charges,
+        "charge_of",
+        lambda **ending: charge_of(**ending) or Took(),
+        lambda: each_ending("silence"),
+    ),
+    "a refusal costs what was reserved": (
+        attempt_charges,
+        "charge_of",
+        lambda **ending: charge_of(**ending | {"status": 0}),
+        lambda: each_ending("429"),
+    ),
+    "nobody looks whether a request was sent": (
+        AttemptCharges,
+        "sent",
+        lambda self: None,
+        lambda: each_ending("the end of the connection"),
+    ),
+    "an attempt that was not sent is charged": (
+        attempt_charges,
+        "charge_of",
+        lambda **ending: charge_of(**ending | {"is_sent": True}),
+        lambda: each_ending("no connection"),
+    ),
+    "the second attempt is sent without a reservation": (
+        AttemptCharges,
+        "begin",
+        unreserved,
+        nothing_is_sent_that_is_not_reserved,
+    ),
+    "who leaves a queue pays": (
+        attempt_charges,
+        "charge_of",
+        lambda **ending: None,
+        who_leaves_before_anything_is_sent_pays_nothing,
+    ),
+    "each engine of an answer is charged all of it": (
+        AttemptCharges,
+        "broke_off",
+        lambda self: self.failed(0),
+        a_continued_answer_is_charged_once,
+    ),
+    "an engine that fails to go on is free": (
+        AttemptCharges,
+        "failed",
+        lambda self, status: None,
+        an_engine_that_fails_to_go_on_is_charged_as_well,
+    ),
+}
+"""A deliberate bug each, and the timeline that must fail with it."""
+
+
+TIMELINES = [
+    nothing_is_sent_that_is_not_reserved,
+    who_leaves_before_anything_is_sent_pays_nothing,
+    a_continued_answer_is_charged_once,
+    an_engine_that_fails_to_go_on_is_charged_as_well,
+]
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+async def test_each_ending(name, autojump_clock):
+    """An attempt is charged by how it ends."""
+    await each_ending(name)
+
+
+@pytest.mark.parametrize("timeline", TIMELINES, ids=lambda one: one.__name__)
+async def test_timelines(timeline, autojump_clock):
+    """What each says of itself is so."""
+    await timeline()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+async def test_a_deliberate_bug_is_caught(name, autojump_clock, monkeypatch):
+    """The timeline fails with it."""
+    place, attribute, bug, timeline = MUTANTS[name]
+    monkeypatch.setattr(place, attribute, bug)
+    is_caught = False
+    try:
+        await timeline()
+    except* AssertionError:
+        is_caught = True
+    assert is_caught
