@@ -250,6 +250,23 @@ async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
     assert lab.metric("llmkube_router_continuations_total", outcome="no_engine") == 1
 
 
+@pytest.mark.parametrize("is_counted", [True, False])
+async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_at_most(autojump_clock, is_counted):
+    """Each may have been computed, and costs what was reserved; without a budget it is asked for as long as any."""
+    budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
+
+    async def script(connection):
+        if len(player.asked) == 1:
+            await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
+
+    player = Player((script,))
+    config = config_of(TWINS[0], budgets=(budget,) if is_counted else ())
+    _, _, data, whole = await stream_of(config, {"a": player})
+    assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
+    assert (len(player.asked) == 1 + 3) is is_counted
+    assert len(player.asked) >= 1 + 3
+
+
 async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
     """Not at a twin that the rule does not name, at one of another model, or at a provider."""
     backends = (*TWINS, local("other", model_digest="y"), cloud("cloud", model_digest="x"))

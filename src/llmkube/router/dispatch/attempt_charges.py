@@ -21,6 +21,10 @@ from llmkube.router.dispatch.verdicts import Cause, Failure
 NOT_KEPT: Final = "the budget that this request is under cannot be written down now; ask again later"
 """What a client is told whose reservation cannot be kept."""
 
+MOST_LOST: Final = 3
+"""So many attempts of one request may take what was reserved and give nothing; one that is asked again and again while
+it accepts requests and breaks off would use up a budget."""
+
 Reserve = Callable[[], Awaitable[Reservation | Exhausted]]
 """Reserves what one more attempt may take."""
 
@@ -53,11 +57,14 @@ class AttemptCharges:
     is_sent: bool = False
     status: int = 0
     _began: Reservation | None = None  # of the attempt whose answer others go on with
+    _lost: int = 0  # attempts that were charged and gave nothing
 
     async def begin(self) -> Failure | None:
         """Have something reserved for the next attempt; return why it may not be sent."""
         if self.reservation is not None:
             return None
+        if self._lost >= MOST_LOST:
+            return Failure(Cause.BUDGET, f"{self._lost} attempts have used up what was reserved, and gave no answer")
         try:
             found = await self.reserve()
         except BudgetsNotKeptError:
@@ -79,6 +86,7 @@ class AttemptCharges:
             status: What the backend has answered; 0 for nothing.
         """
         if charge_of(is_sent=self.is_sent, status=status, usage=None, prices=None) is None:
+            self._lost += self.reservation is not None and bool(self.reservation.accounts)
             self._use_up(None)
         self.is_sent, self.status = False, 0
 

@@ -16,7 +16,7 @@ from llmkube.router.policy.permits import Permit
 LOADING_POLL_SECONDS: Final = 1.0
 """How often an engine that loads is asked again."""
 
-_FOR_GOOD: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY})
+_FOR_GOOD: Final = frozenset({Cause.UNSUPPORTED, Cause.MISSING, Cause.KEY, Cause.BUDGET})
 """Why an engine does not go on, however long it is waited for."""
 
 Ask = Callable[[Permit, RoutedRequest], Awaitable[Failure | None]]
