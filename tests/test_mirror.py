@@ -59,6 +59,7 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/router/proxy/test_faults.py": "router/dispatch/attempt router/dispatch/backend_call",
     "tests/router/proxy/test_continuations.py": "router/dispatch/next_engine",
     "tests/router/proxy/test_queue.py": "router/dispatch/queued_call",
+    "tests/router/proxy/test_attempt_charges.py": "router/dispatch/attempt_charges",
     "tests/router/proxy/test_handler.py": """
         router/proxy/listed_models router/proxy/shadows router/proxy/standing""",
     "tests/router/auth/test_token_checker.py": "router/auth/token_claims router/auth/token_form",
