@@ -78,3 +78,20 @@ def test_where_fsync_is_not_enough_the_drive_is_told_to_write(tmp_path, monkeypa
     with (tmp_path / "file").open("wb") as file:
         sync(file.fileno())
     assert done == wanted
+
+
+def test_a_draft_that_a_starting_program_removes_is_written_again(tmp_path, monkeypatch):
+    """A program clears its folder once, when it starts; a folder that is not there is still an error."""
+    replace = Path.replace
+    cleared = []
+
+    def late(draft, path):
+        if not cleared:
+            cleared.append(remove_temporary_files(tmp_path))
+        return replace(draft, path)
+
+    monkeypatch.setattr(Path, "replace", late)
+    write_private(tmp_path / "note.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["note.json"]
+    with pytest.raises(FileNotFoundError):
+        write_private(tmp_path / "nowhere" / "note.json", "{}")

@@ -336,7 +336,7 @@ class Daemons:
             taken_up = any(child.exit is None for child in ours)  # by one that has not got as far as the file
             stays = not held.orphan and (held.name or held.is_kept)
             if ours and stays and not taken_up and held.file not in kept:
-                last = {child.name: child for child in ours}.values()
+                last = {child.name: child for child in sorted(ours, key=lambda child: child.ended_at)}.values()
                 in_order = all(child.told_to_end.is_set() and child.exit.code == 0 for child in last)
                 yield held, now if in_order else held.until
 

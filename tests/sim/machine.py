@@ -170,6 +170,7 @@ class SimChild:
     cpu_seconds: float = 0.0
     batches: int = 0
     worked_at: list[float] = attrs.field(factory=list)
+    ended_at: float = math.inf
     _seen_at: float = attrs.field(factory=lambda: math.nan)
     _born_at: float = attrs.field(factory=lambda: math.nan)
 
@@ -211,7 +212,7 @@ class SimChild:
 
     def end(self, code, *, for_signature=False):
         if self.exit is None and not self.stuck and (self.macs_end is None or not self.macs_end.hides(self, code)):
-            self.exit, self.serves = Exit(code, for_signature), False
+            self.exit, self.serves, self.ended_at = Exit(code, for_signature), False, trio.current_time()
             self.ended.set()
 
 

@@ -54,6 +54,14 @@ def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> 
     Raises:
         OSError: The disk does not take it; the old file is still there.
     """
+    try:
+        _replace(path, content, lasting=lasting)
+    except FileNotFoundError:
+        # A program that starts in this folder has taken the draft for one that a killed writer has left; it looks once.
+        _replace(path, content, lasting=lasting)
+
+
+def _replace(path: Path, content: str | bytes, *, lasting: bool) -> None:
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=_DRAFT)  # O_EXCL and 0600
     try:
         with os.fdopen(handle, "wb") as file:
@@ -68,7 +76,10 @@ def write_private(path: Path, content: str | bytes, *, lasting: bool = True) -> 
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what writers have left in a folder that were killed; no other process may be writing there now. Blocks."""
+    """Remove what writers have left in a folder that were killed. Blocks.
+
+    One that writes meanwhile writes again.
+    """
     for draft in folder.glob(f"{_DRAFT}*"):
         with contextlib.suppress(OSError):  # it does no harm, and the next start tries again
             draft.unlink()
