@@ -11,7 +11,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ApiError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL
-from sim.invariants import LEASES, SLICES
+from sim.invariants import HEARING_SECONDS, LEASES, SLICES
 from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
 
 UNTIL_SAID_AGAIN = 310.0
@@ -329,6 +329,7 @@ async def controller_cut_off(stage, rng):
 @fault("A3", "the controller's connections fall silent")
 async def controller_hush(stage, rng):
     stage.world.controller.network.hush()
+    stage.books.excuse(HEARING_SECONDS)  # nothing tells it of what changes meanwhile
     await trio.lowlevel.checkpoint()
 
 
