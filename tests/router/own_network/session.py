@@ -144,8 +144,8 @@ def follow_redirects(patch: pytest.MonkeyPatch) -> None:
 
     start = Transport.start
 
-    async def following(self: Any, permit: Any, path: str, lines: bytes, body: bytes, on_sent: Any) -> Any:
-        answer = await start(self, permit, path, lines, body, on_sent)
+    async def following(self: Any, permit: Any, path: str, lines: bytes, body: bytes, *more: Any) -> Any:
+        answer = await start(self, permit, path, lines, body, *more)
         if where := answer.headers.get("location"):
             origin = Address.of(where).origin
             head = b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (path.encode(), lines, len(body))
