@@ -1,13 +1,16 @@
 """Locks of models, with real files and real processes."""
 
+import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 import trio
 
+from llmkube.cli.daemon_engine import model_lock
 from llmkube.cli.daemon_engine.model_lock import ModelLockError, locks_in
 
 MODEL = "http://127.0.0.1:8000 /Users/me/models/tiny"
@@ -100,3 +103,30 @@ async def test_a_folder_that_cannot_be_used_is_named(tmp_path):
     with pytest.raises(ModelLockError, match=r"daemon-models/.* put the state directory on a local disk"):
         async with locks_in(str(tmp_path))(MODEL):
             raise AssertionError("it was opened")
+
+
+async def test_a_step_that_its_task_has_left_touches_no_other_file(tmp_path, monkeypatch):
+    """The descriptor's number is that of no other file while a thread is at it, and a thread that comes later fails."""
+    at_it, go_on, done, seen = threading.Event(), threading.Event(), threading.Event(), []
+
+    def slow(fd, how):
+        at_it.set()
+        go_on.wait(10)
+        seen.append((fd, os.fstat(fd).st_ino))
+        done.set()
+        return True
+
+    monkeypatch.setattr(model_lock, "_locked", slow)
+    other = tmp_path / "other"
+    async with locks_in(str(tmp_path))(MODEL) as lock, trio.open_nursery() as nursery:
+        nursery.start_soon(lock.alone)
+        await trio.to_thread.run_sync(at_it.wait, 10)
+        nursery.cancel_scope.cancel(reason="the front ends")
+    with other.open("w") as file:
+        (path,) = (tmp_path / "daemon-models").iterdir()
+        assert file.fileno() != lock.file.fd
+        go_on.set()
+        assert await trio.to_thread.run_sync(done.wait, 10)
+        assert seen == [(lock.file.fd, path.stat().st_ino)]
+    with pytest.raises(ModelLockError):
+        await lock.clear()

@@ -75,7 +75,7 @@ class Service:
         stamp: What every answer carries.
         unread: What is told of a request that cannot be read.
         heads: What was made of the last heads.
-        idle: Ends those that wait too long for a request; somebody has to run it.
+        idle: Ends those that wait too long for a request; whoever opens connections runs it as a task.
         body_bytes: How much of requests' bodies is in memory now.
     """
 

@@ -220,7 +220,7 @@ def _absent(state: State, seen: Seen, now: float) -> tuple[State, Step]:
 
 
 def lost(state: State, now: float) -> State:
-    """Return the state after somebody has taken the model away: it is loaded again at once, or later."""
+    """Return the state after another client, or the server, has unloaded it: it is loaded again at once, or later."""
     if not state.ready:
         return state
     losses = (*(at for at in state.losses if now - at < WINDOW_SECONDS), now)

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -41,11 +42,11 @@ class ModelLock(Protocol):
         ...
 
     async def alone(self) -> bool:
-        """Whether nobody else uses the model; then nobody begins to as long as this lasts."""
+        """Whether no other front uses the model; then none begins to until this lock is let go."""
         ...
 
     async def is_left(self) -> bool:
-        """Whether one who has died may have left the model loaded; then nobody uses it as long as this lasts."""
+        """Whether a front that has died may have left the model loaded; then none uses it until this lock is let go."""
         ...
 
     async def clear(self) -> None:
@@ -107,11 +108,47 @@ async def opened(folder: Path, model: str) -> AsyncIterator[ModelLock]:
         yield Unshared()
         return
     path = folder / hashlib.sha256(model.encode()).hexdigest()[:32]
-    lock = FileLock(path, await _in_thread(path, _open))
+    lock = FileLock(path, _Descriptor(await _in_thread(path, _open)))
     try:
         yield lock
     finally:
-        os.close(lock.fd)
+        lock.file.close()
+
+
+@attrs.define(eq=False)
+class _Descriptor:
+    """A file that threads use which their tasks may have left: closed once none of them is at it.
+
+    Its number would else be that of another file, which such a thread then locks or writes.
+    """
+
+    fd: int
+    _mutex: threading.Lock = attrs.field(factory=threading.Lock)  # held for no call that can wait
+    _users: int = 0
+    _is_closed: bool = False
+
+    def use(self, step: Callable[[int], object]) -> object:
+        """Call with the descriptor, in a thread."""
+        with self._mutex:
+            if self._is_closed:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            self._users += 1
+        try:
+            return step(self.fd)
+        finally:
+            with self._mutex:
+                self._users -= 1
+                self._close_if_unused()
+
+    def close(self) -> None:
+        """Close it, or have the last thread that uses it do so."""
+        with self._mutex:
+            self._is_closed = True
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._is_closed and not self._users:
+            os.close(self.fd)
 
 
 @attrs.frozen
@@ -120,32 +157,32 @@ class FileLock:
 
     Attributes:
         path: The file.
-        fd: It, opened; the lock goes with it.
+        file: It, opened; the lock goes with it.
     """
 
     path: Path
-    fd: int
+    file: _Descriptor
 
     async def share(self) -> None:
         """Use the model from now on."""
-        while not await self._do(partial(_locked, self.fd, fcntl.LOCK_SH)):  # noqa: ASYNC110 - the kernel tells nobody
+        while not await self._do(partial(_locked, how=fcntl.LOCK_SH)):  # noqa: ASYNC110 - a lock has no event
             await trio.sleep(AGAIN_SECONDS)
-        await self._do(lambda: os.pwrite(self.fd, _MARK, 0))
+        await self._do(lambda fd: os.pwrite(fd, _MARK, 0))
 
     async def alone(self) -> bool:
-        """Whether nobody else uses the model; if others do, the own part in its lock has gone, too."""
-        return await self._do(partial(_locked, self.fd, fcntl.LOCK_EX))
+        """Whether no other front uses the model; where one does, this front has lost its own share as well."""
+        return await self._do(partial(_locked, how=fcntl.LOCK_EX))
 
     async def is_left(self) -> bool:
-        """Whether one who has died may have left it loaded."""
-        return await self.alone() and await self._do(lambda: os.fstat(self.fd).st_size > 0)
+        """Whether a front that has died may have left it loaded."""
+        return await self.alone() and await self._do(lambda fd: os.fstat(fd).st_size > 0)
 
     async def clear(self) -> None:
         """The model is unloaded."""
-        await self._do(lambda: os.ftruncate(self.fd, 0))
+        await self._do(lambda fd: os.ftruncate(fd, 0))
 
-    async def _do(self, step: Callable[[], object]) -> bool:
-        return bool(await _in_thread(self.path, lambda _: step()))
+    async def _do(self, step: Callable[[int], object]) -> bool:
+        return bool(await _in_thread(self.path, lambda _: self.file.use(step)))
 
 
 async def _in_thread(path: Path, step: Callable[[Path], T]) -> T:

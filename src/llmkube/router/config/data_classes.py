@@ -30,7 +30,7 @@ def classes_in(line: str) -> frozenset[str]:
     """Return the classes that a text names, read in each way in which it may be meant.
 
     The name of a class may have a space in it. A client that writes `pii phi`, `pii;phi` or `["pii"]` means pii. A
-    header comes as Latin-1, and most clients mean UTF-8; a copied text has spaces and signs that nobody sees.
+    header comes as Latin-1, and most clients mean UTF-8; a copied text may have spaces and signs that are not visible.
     """
     if not line:
         return _NONE

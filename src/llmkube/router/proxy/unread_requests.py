@@ -2,7 +2,7 @@
 
 One of a client that the judge has let in has a line of the audit log as well, as what it sends and is refused for has:
 without its body, and with a path only of those that there are. Of strangers, and of requests without a head, nothing
-is written, so that nobody grows the log who has no key.
+is written, so that a client without a key cannot make the log grow.
 """
 
 import random

@@ -61,7 +61,7 @@ def refuse_library(runtime: str, model: Model, *, draft: bool = False) -> None:
     Args:
         runtime: The name of the engine.
         model: What it is given.
-        draft: Whether that is the model that guesses ahead, for whose sake nobody changes the engine.
+        draft: Whether that is the draft model of speculative decoding; hints for it do not name another engine.
 
     Raises:
         PlanError: They are.

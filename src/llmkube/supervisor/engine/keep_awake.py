@@ -3,7 +3,7 @@
 A request in flight keeps no Mac awake (vllm-mlx issue 604), and an idle engine is no reason to: the assertion is held
 while an engine loads or computes and a minute longer, or for all of its life where `--keep-awake` says so. It belongs
 to caffeinate, which ends with the agent (`-w`), also with one that is killed: the engines that it leaves keep no Mac
-awake, as nobody sees whether they work, until the next agent adopts them and takes an assertion of its own.
+awake, as no agent sees whether they work, until the next agent adopts them and takes an assertion of its own.
 caffeinate(8) explains `-i` (idle sleep) and `-s` (sleep on AC power). A Mac on battery sleeps when its lid is closed.
 """
 

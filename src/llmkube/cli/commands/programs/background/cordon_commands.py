@@ -77,7 +77,7 @@ async def _wait_free(folder: Path, seconds: float) -> None:
     """Return when no engine runs.
 
     Raises:
-        CommandError: One still runs after so many seconds, or nobody ends it: no agent runs, or it serves again.
+        CommandError: An engine still runs after so many seconds, no agent is there to end it, or the host serves again.
     """
     deadline = trio.current_time() + (seconds if holder_of(folder) is not None else 0.0)
     while left := await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder)):

@@ -55,7 +55,7 @@ class GatewayRouter:
         settings = self.settings
         async with open_router(
             Source(lambda: self._config, self._stamp),
-            registry=CollectorRegistry(),  # its figures are of few of the gateway's requests: nobody is shown them
+            registry=CollectorRegistry(),  # of translated requests alone; no endpoint shows it
             utcnow=settings.utcnow,
             rng=settings.rng,
             connect=settings.connect,
