@@ -287,6 +287,22 @@ async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_o
         assert (await world.client.get(Service, key)).spec.cluster_ip == before.spec.cluster_ip
 
 
+async def test_services_that_go_before_an_earlier_agents_endpoints_are_looked_for_end_no_agent(autojump_clock):
+    """On a slow API server that takes a while, one service after the other; those deleted meanwhile are passed over."""
+    names = [f"s{number}" for number in range(4)]
+    async with open_world() as world:
+        world.faults.slow_seconds = 4.0
+        for name in names:
+            await world.apply(name)
+        for name in names:
+            await world.until(world.ready_addresses, 1, name, seconds=60)
+        for name in names:
+            await world.delete(name)
+        await trio.sleep(60)
+        await world.apply()
+        await world.until(world.phase, "Ready", seconds=60)
+
+
 async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journal(autojump_clock):
     """The journal is lost and the engine with it: its slice is gone within 200 ms, before anything is started again."""
     async with open_world(settings=QUICK) as world:
