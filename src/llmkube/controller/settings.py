@@ -26,8 +26,8 @@ class Allowance(enum.StrEnum):
     CONTROL_PLANE = "controlPlane"
 
 
-PRIORITY_CLASS_PREFIXES: Final = ("llmkube-nonpreempting-", "llmkube-")
-"""What the chart calls its PriorityClasses, with priorityClasses.outrankPods the second; the first displace no pod."""
+PRIORITY_CLASS_PREFIXES: Final = ("llmkube-service-", "llmkube-")
+"""What the chart calls its PriorityClasses, with priorityClasses.outrankPods the second; the first displace services."""
 
 
 @attrs.frozen
