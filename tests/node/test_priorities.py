@@ -1,12 +1,11 @@
 """Which pod gets the last GPU, by the real scheduler and the chart's PriorityClasses."""
 
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
 
-from node.objects import pod
+from node.objects import Object, pod
 from node.running_node import Node
 from node.services import SLEEP, model, read, service, wait
 from node.wiring import NODE
@@ -35,7 +34,7 @@ async def _advertise(node: Node, resource: str, amount: str) -> None:
     await node.kubectl("patch", "node", NODE, "--subresource=status", "--type=merge", "-p", patch)
 
 
-def on_gpu(priority: str) -> Mapping[str, Any]:
+def on_gpu(priority: str) -> Object:
     """Return a service called as its priority is."""
     return service(priority, modelRef="demo", priority=priority)
 

@@ -27,7 +27,7 @@ class Allowance(enum.StrEnum):
 
 
 PRIORITY_CLASS_PREFIXES: Final = ("llmkube-service-", "llmkube-")
-"""What the chart calls its PriorityClasses, with priorityClasses.outrankPods the second; the first displace services."""
+"""Prefixes of the chart's PriorityClasses; the second with priorityClasses.outrankPods: these outrank other pods."""
 
 
 @attrs.frozen
