@@ -15,7 +15,7 @@ a restore of etcd, kube-apiserver accepts a resourceVersion from its future and 
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, Generic, Never, TypeVar
@@ -219,7 +219,7 @@ async def run_reflector(
     namespace: str | None = None,
     label_selector: str = "",
     brake: bool = False,
-    fatal: tuple[type[ApiError], ...] = (),
+    fatal: Collection[int] = (),
     rng: random.Random,
     backoff: Backoff = RECONNECT,
 ) -> Never:
@@ -234,7 +234,7 @@ async def run_reflector(
         namespace: None watches all.
         label_selector: As kubectl takes it.
         brake: Whether deletions that take more than half within seconds wait for a list to confirm them.
-        fatal: Errors that are raised, for a collection that the program can do without.
+        fatal: HTTP statuses that are raised, for a collection that the program can do without.
         rng: Spreads watch lengths and back-off.
         backoff: Delays after failures in a row.
 
@@ -262,7 +262,7 @@ async def run_reflector(
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
                     unheard = 0 if watch.heard else unheard + 1
         except ApiError as error:
-            if isinstance(error, fatal):
+            if error.code in fatal:
                 raise
             problem = error
             if must_list:

@@ -11,7 +11,7 @@ import trio
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import Client
-from llmkube.k8s.errors import ForbiddenError, NotFoundError
+from llmkube.k8s.errors import ApiError
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_of
@@ -19,8 +19,11 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
-REFUSED_SECONDS: Final = 300.0
+REFUSED_SECONDS: Final = 60.0
 """How long after a refusal nodes are listed again: an administrator may have granted it."""
+
+_REFUSALS: Final = (403, 404)
+"""This host may not list nodes, or the API server has none."""
 
 
 @attrs.define(eq=False)
@@ -67,11 +70,10 @@ class NodeNetworks:
                 await self._set(self._known())
 
     async def _follow(self) -> Never:
-        refusals = (ForbiddenError, NotFoundError)
         while True:
             try:
-                await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=refusals)
-            except refusals as error:
+                await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
+            except ApiError as error:
                 self._news.put_nowait(f"nodes cannot be listed ({error})")
             await trio.sleep(REFUSED_SECONDS)
 

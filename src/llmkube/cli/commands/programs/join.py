@@ -11,7 +11,7 @@ import attrs
 import click
 import trio
 
-from llmkube.base.errors import UserError
+from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.cli.commands.programs.host_identity import (
     Identity,
     account_of,
@@ -39,8 +39,7 @@ from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
-from llmkube.k8s.codec import DecodeError
-from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError, UnauthorizedError
+from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
@@ -221,7 +220,7 @@ async def _granted(
             await establish(client, record)
             of_nodes: tuple[str, ...] = ()
             if record.namespace:
-                with contextlib.suppress(ForbiddenError, NotFoundError, DecodeError):
+                with contextlib.suppress(LLMKubeError):  # then --allow-from names all
                     of_nodes, _ = networks_of((await client.list(Node)).items)
             return await request_token(client, record.lease_namespace, account_of(record.host), seconds), of_nodes
 
