@@ -61,8 +61,8 @@ def test_a_node_with_many_addresses_opens_a_few_and_adjacent_networks_are_joined
         (AdmittedNetworks(("10.1.0.0/16",), ("10.0.0.1/32",)), "", "10.0.0.1/32), --allow-from (10.1.0.0/16)"),
         (AdmittedNetworks(nodes=tuple(f"10.0.0.{each}/32" for each in range(9))), "", "10.0.0.7/32 and 1 more)"),
         (AdmittedNetworks(("10.1.0.0/16",), problem="refused"), "", "this host, --allow-from (10.1.0.0/16); refused"),
-        (AdmittedNetworks(problem="refused"), "refused, and --allow-from names no network", "this host; refused"),
-        (AdmittedNetworks(), "the cluster has no nodes, and --allow-from names no network", "this host"),
+        (AdmittedNetworks(problem="refused"), "refused, and no --allow-from", "this host; refused"),
+        (AdmittedNetworks(), "no nodes, and no --allow-from", "this host"),
         (AdmittedNetworks(EVERYWHERE), "", "every address (--insecure-lan)"),
     ],
 )

@@ -89,9 +89,9 @@ def test_every_condition_that_agents_state_can_be_stated():
 
 def test_a_service_that_pods_cannot_use_without_a_key_says_so():
     """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
-    reach = attrs.evolve(FACTS.reach, closed="nodes cannot be listed")
+    reach = attrs.evolve(FACTS.reach, closed="no list of nodes")
     closed = FACTS.with_reach(reach)
-    message = "given; requests without a key get 401: nodes cannot be listed"
+    message = "given; without a key, 401: no list of nodes"
     assert {one.message for one in service_conditions(closed) if one.type == "Published"} == {message}
     opened = closed.with_reach(FACTS.reach)
     assert {one.message for one in service_conditions(opened) if one.type == "Published"} == {"given"}

@@ -74,7 +74,7 @@ class NodeNetworks:
             try:
                 await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
             except ApiError as error:
-                self._news.put_nowait(f"nodes cannot be listed ({error})")
+                self._news.put_nowait(f"no list of nodes ({error})")
             await trio.sleep(REFUSED_SECONDS)
 
     async def _note_first_list(self) -> None:
@@ -100,7 +100,7 @@ class NodeNetworks:
             return
         self.admitted = now
         say = log.warning if now.closed else log.info
-        say("networks admitted without a key", admitted=now.summary)
+        say("networks admitted", admitted=now.summary)
         try:
             await self.publish(now)
         except OSError as error:

@@ -46,7 +46,7 @@ class AdmittedNetworks:
         """Why every request from elsewhere needs a key; "" where some need none."""
         if self.given or self.nodes:
             return ""
-        return f"{self.problem or 'the cluster has no nodes'}, and --allow-from names no network"
+        return f"{self.problem or 'no nodes'}, and no --allow-from"
 
     @property
     def summary(self) -> str:
@@ -54,7 +54,7 @@ class AdmittedNetworks:
         if self.given == EVERYWHERE:
             return "every address (--insecure-lan)"
         parts = ["this host"]
-        parts += [f"nodes and their pods ({_shown(self.nodes)})"] if self.nodes else []
+        parts += [f"nodes ({_shown(self.nodes)})"] if self.nodes else []
         parts += [f"--allow-from ({_shown(self.given)})"] if self.given else []
         return ", ".join(parts) + (f"; {self.problem}" if self.problem else "")
 

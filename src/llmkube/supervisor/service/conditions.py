@@ -84,7 +84,7 @@ def _published(facts: Facts) -> Statement | None:
     problem = facts.publish_problem
     if problem.reason:
         return Statement(PUBLISHED, False, problem.reason, problem.message, facts.published)
-    closed = f"; requests without a key get 401: {facts.closed}" if facts.closed else ""
+    closed = f"; without a key, 401: {facts.closed}" if facts.closed else ""
     return Statement(PUBLISHED, True, "Published", facts.reach.why + closed, facts.published)
 
 
