@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
+from llmkube.router.health.cache_use import CacheUse
+from llmkube.router.proxy.metrics import BackendGauges
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.view import MemoryView
@@ -82,6 +85,21 @@ def _some_power() -> PowerView:
     return PowerView(domains, domains)
 
 
+def router_gauges(use: CacheUse | None = None) -> BackendGauges:
+    """Return the gauges of a router `r` with one backend `b`, whose engine says how full its KV cache is."""
+    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True)})
+    return BackendGauges(
+        "r",
+        config=lambda: config,
+        healthy=lambda _: True,
+        in_flight={},
+        waiting=lambda _: 0,
+        cache_use=lambda _: use,
+        config_valid=lambda: True,
+        budgets=list,
+    )
+
+
 def names_in(expression: str) -> set[str]:
     """Return the series that an expression reads; what stands in braces and groupings is a label."""
     without = _BRACES.sub(" ", re.sub(r'"[^"]*"', '""', expression))
@@ -95,10 +113,11 @@ def _exported(registry: CollectorRegistry) -> Iterator[str]:
 
 
 def known_names() -> set[str]:
-    """Return every series that an agent, a controller or a supported engine exports."""
+    """Return every series that an agent, a controller, a router or a supported engine exports."""
     controller = CollectorRegistry()
     ReconcileMetrics.on(controller)
     controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
     controller.register(LoopWatchdog())
+    controller.register(router_gauges())
     ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory, power=_some_power))}
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

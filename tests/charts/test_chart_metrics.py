@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,8 +13,11 @@ import yaml
 
 from charts.alert_cases import CASES, HEALTHY
 from charts.helm_runs import CHART, ROOT, named, render, run
-from charts.promql import LLAMACPP, known_names, names_in
+from charts.promql import LLAMACPP, known_names, names_in, router_gauges
+from controller.podobjects import pod_service
+from llmkube.controller.metrics import FleetCollector
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.router.health.cache_use import CacheUse
 
 RULES = CHART / "files" / "rules.yaml"
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
@@ -121,25 +125,33 @@ def test_promtool_reads_every_query_of_a_dashboard(path, tmp_path):
     assert f"SUCCESS: {len(rules)} rules found" in run("promtool", "check", "rules", str(script))
 
 
-def test_the_kv_cache_of_llama_cpp_is_a_share_of_a_slot(tmp_path):
-    """Half of a slot's context in one request is one half, under the engine's own names; vLLM's is as it says."""
-    board = json.loads((CHART / "files" / "dashboards" / "inference.json").read_text())
-    _, llamacpp = (text for title, text in expressions(board) if title.startswith("KV cache in use"))
-    series = {
-        'llamacpp:n_tokens_max{namespace="n", service="s"}': "2048x5",
-        'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s"}': "4096x5",
-        'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s2"}': "1x5",
-    }
-    expected = {
-        "expr": llamacpp,
-        "eval_time": "3m",
-        "exp_samples": [{"labels": '{namespace="n", service="s"}', "value": 0.5}],
-    }
-    listed = [{"series": name, "values": values} for name, values in series.items()]
+def kv_cache_of_llama_cpp(tmp_path, series, labels, value, panel="KV cache of llama.cpp A"):
+    """Have promtool hold a query of the panel to its one value, three minutes into constant series."""
+    query = dict(expressions(json.loads((CHART / "files" / "dashboards" / "inference.json").read_text())))[panel]
+    expected = {"expr": query, "eval_time": "3m", "exp_samples": [{"labels": labels, "value": value}]}
+    listed = [{"series": name, "values": f"{number}x5"} for name, number in series.items()]
     test = {"interval": "1m", "input_series": listed, "promql_expr_test": [expected]}
     script = tmp_path / "test.yaml"
     script.write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": [test]}))
     assert "SUCCESS" in run("promtool", "test", "rules", str(script))
+
+
+def test_the_kv_cache_of_llama_cpp_is_a_share_of_a_slot(tmp_path):
+    """Half of a slot's context in one request is one half, under the engine's own names."""
+    series = {
+        'llamacpp:n_tokens_max{namespace="n", service="s"}': 2048,
+        'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s"}': 4096,
+        'llmkube_inferenceservice_slot_context_tokens{namespace="n", inferenceservice="s2"}': 1,
+    }
+    kv_cache_of_llama_cpp(tmp_path, series, '{namespace="n", service="s"}', 0.5)
+
+
+def test_a_router_says_how_full_a_cache_of_llama_cpp_is_now(tmp_path):
+    """Its figure is that of an engine's slots."""
+    told = router_gauges(CacheUse(used=1, tokens=4))
+    [sample] = [one for family in told.collect() for one in family.samples if "kv_cache_usage_ratio" in one.name]
+    series = {f'{sample.name}{{namespace="n", router="r", backend="b"}}': sample.value}
+    kv_cache_of_llama_cpp(tmp_path, series, '{router="r", backend="b"}', 0.25, "KV cache of llama.cpp B")
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)
@@ -211,16 +223,31 @@ def test_names_are_told_from_functions_and_labels(expression, names):
 
 
 @pytest.mark.e2e
-def test_the_real_llama_cpp_exports_what_we_read():
-    """Every llamacpp: series of alerts and dashboards is on /metrics of the engine that the `llama` extra brings."""
+@pytest.mark.parametrize("runtime", ["llamacpp", "llama-server"])
+def test_the_real_llama_cpp_exports_what_we_read(tmp_path, runtime):
+    """Every llamacpp: series of alerts and boards is on /metrics of the bundled engine, and the KV panel has data."""
     model = ROOT / "src" / "llmkube" / "weights" / "builtin" / "demo.gguf"
     program = f"{sys.prefix}/bin/llmkube-llama-server"
     command = [program, "--model", str(model), "--port", "0", "--ctx-size", "256", "--metrics"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as engine:
         try:
             serving = engine.stdout.readline()  # its own word that the model is loaded, with the port
-            text = httpx.get(f"http://127.0.0.1:{int(serving.rpartition(':')[2])}/metrics", trust_env=False).text
+            with httpx.Client(base_url=f"http://127.0.0.1:{int(serving.rpartition(':')[2])}", trust_env=False) as http:
+                http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 8}).raise_for_status()
+                text = http.get("/metrics").text
         finally:
             engine.terminate()
-    exported = set(re.findall(r"^(llamacpp:\w+)", text, re.MULTILINE))
-    assert exported >= LLAMACPP
+    exported = {name: float(value) for name, value in re.findall(r"^(llamacpp:\w+) (\S+)", text, re.MULTILINE)}
+    assert exported.keys() >= LLAMACPP
+    known = SimpleNamespace(get=lambda _: None, values=lambda: [pod_service("s", runtime=runtime, contextSize=256)])
+    fleet = FleetCollector(SimpleNamespace(get=known.get, values=list), known, {})
+    slots = {
+        f'{one.name}{{namespace="n", inferenceservice="s"}}': one.value
+        for family in fleet.collect()
+        for one in family.samples
+        if "slot_context" in one.name
+    }
+    engines = {f'{name}{{namespace="n", service="s"}}': value for name, value in exported.items()}
+    share = exported["llamacpp:n_tokens_max"] / 256
+    assert 0 < share < 1
+    kv_cache_of_llama_cpp(tmp_path, {**engines, **slots}, '{namespace="n", service="s"}', share)

@@ -149,17 +149,18 @@ class Faults(httpx.AsyncBaseTransport):
         url, version = request.url, str(self.store.revision - 1)
         before = {"resourceVersion": version, "resourceVersionMatch": "Exact"}
         if "list" in ApiCall.of(request).verbs:
-            return await self._ask(request, url.copy_merge_params(before))
+            return await self.ask(request, url.copy_merge_params(before))
         collection, _, name = url.path.rpartition("/")
         by_name = {**before, "fieldSelector": f"metadata.name={name}"}
-        listing = await self._ask(request, url.copy_with(path=collection, params=by_name))
+        listing = await self.ask(request, url.copy_with(path=collection, params=by_name))
         [found] = listing.json().get("items") or [None]
         if found is None:
-            return await self._ask(request, url.copy_with(path=f"{collection}/no-such-name"))
+            return await self.ask(request, url.copy_with(path=f"{collection}/no-such-name"))
         kind = {"apiVersion": listing.json()["apiVersion"], "kind": listing.json()["kind"].removesuffix("List")}
         return httpx.Response(200, json={**kind, **found}, request=request)
 
-    async def _ask(self, request: httpx.Request, url: httpx.URL) -> httpx.Response:
+    async def ask(self, request: httpx.Request, url: httpx.URL) -> httpx.Response:
+        """Read from the server, whatever the network does."""
         response = await self._inner.handle_async_request(httpx.Request("GET", url, headers=request.headers))
         await response.aread()
         return response
@@ -309,6 +310,15 @@ class Cluster:
         status = (await self.service(name)).status
         reasons = [one.reason for one in status.conditions if one.type == "Progressing"]
         return f"{status.phase}/{reasons[0]}" if reasons else status.phase
+
+    async def columns(self, kind: type[Any], name: str) -> dict[str, Any]:
+        """What `kubectl get -o wide` shows of an object, by column."""
+        resource = kind.RESOURCE
+        url = f"http://apiserver/apis/{resource.api_version}/namespaces/ml/{resource.plural}/{name}"
+        request = httpx.Request("GET", url, headers={"accept": "application/json;as=Table;v=v1;g=meta.k8s.io"})
+        table = (await self.faults.ask(request, request.url)).json()
+        names = [column["name"] for column in table["columnDefinitions"]]
+        return dict(zip(names, table["rows"][0]["cells"], strict=True))
 
     def reconciles(self, controller: str, result: str) -> float:
         labels = {"controller": controller, "result": result}

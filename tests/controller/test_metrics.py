@@ -65,6 +65,7 @@ def test_what_a_file_is_quantized_as_is_a_label():
         ({"contextSize": 8192, "parallelSlots": 2}, 32768, 4096),
         ({"contextSize": 8192}, 2048, 2048),
         ({}, 32768, 4096),
+        ({"runtime": "llama-server"}, 32768, 4096),
         ({"runtime": "vllm", "contextSize": 8192}, 32768, None),
     ],
 )

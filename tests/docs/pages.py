@@ -13,8 +13,8 @@ _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 def pages() -> list[Path]:
     """Return every Markdown page of the repository that is written by hand."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("tests/*.md")]
-    return sorted(found)
+    folders = ("", "docs/", "examples/*/", "tests/", "launchd/", "deployment/*/")
+    return sorted(page for folder in folders for page in ROOT.glob(f"{folder}*.md"))
 
 
 def name(page: Path) -> str:

@@ -1,10 +1,14 @@
 """What users looked for in the pages and did not find is there, and stands in one place."""
 
+import plistlib
 import re
 
 import pytest
+from click.testing import CliRunner
 
 from docs.pages import ROOT
+from llmkube.cli.commands.programs.agent import agent
+from llmkube.supervisor.power.powermetrics import POWERMETRICS
 
 DOCS = ROOT / "docs"
 
@@ -66,3 +70,45 @@ def test_a_table_with_figures_of_the_original_is_below_how_they_were_made():
         assert re.search(r"not of this run|was not run|by its sources", prose, re.IGNORECASE), section.partition("\n")[
             0
         ]
+
+
+# -- deployment/macos/README.md ---------------------------------------------------------------------------------------
+
+MACOS = ROOT / "deployment" / "macos" / "README.md"
+
+
+def test_the_page_on_macos_shows_the_line_of_sudoers_that_the_program_prints(monkeypatch):
+    """It is that of `llmkube agent sudoers` for user 501; each word is explained, and the file is that of make."""
+    monkeypatch.setattr("os.getuid", lambda: 501)
+    printed = CliRunner().invoke(agent, ("sudoers",)).output
+    page = MACOS.read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```sudoers\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert shown == printed
+    explained = " ".join(re.findall(r"^\| `(.+?)` \| ", page.partition("| part | meaning |")[2], re.MULTILINE))
+    assert explained == printed.splitlines()[1].replace("ALL=(root)", "ALL (root)")
+    tried = re.findall(r"^\$ sudo -k -n (.*)$", page, re.MULTILINE)
+    assert tried[0] == " ".join(POWERMETRICS) != tried[1]
+    [file] = re.findall(r"^POWER_RULE := (\S+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert f"sudo install -m 0440 -o 0 -g 0 powermetrics.sudoers {file}\n" in page
+
+
+def test_the_page_on_macos_lists_what_the_agent_exports():
+    """The names are those of docs/metrics.md that an agent on a Mac has, and no others."""
+    rows = re.findall(r"^\| `(llmkube_\w+)` \|.* \| (.*?) \|$", read("metrics.md"), re.MULTILINE)
+    exported = {metric for metric, programs in rows if {"agent", "agent on a Mac"} & {*programs.split(", ")}}
+    section = MACOS.read_text(encoding="utf-8").partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    listed = {f"llmkube_metal_agent_{each}" for line in re.findall(r"^\* (.*(?:\n  .*)*)", section, re.MULTILINE)
+              for each in re.findall(r"`([a-z]\w+)`", line)}  # fmt: skip
+    assert listed | {*re.findall(r"`(llmkube_download_\w+)`", section)} == exported
+
+
+def test_the_page_on_macos_tunes_the_keys_that_the_plist_has():
+    """Each key of the table is in the job as the installer writes it, with the number that the table gives."""
+    page = MACOS.read_text(encoding="utf-8").partition("| key | value | reason |")[2].partition("\nLeave")[0]
+    rows = re.findall(r"^\| (`.*?`) \| (.*?) \|", page, re.MULTILINE)
+    job = plistlib.loads((ROOT / "launchd" / "com.llmkube.metal-agent.plist").read_bytes())
+    assert rows
+    for keys, value in rows:
+        for key in re.findall(r"\w+", keys):
+            assert key in job or value.endswith("only with `--daemon`"), key
+            assert not value.isdigit() or job[key] == int(value)

@@ -169,6 +169,14 @@ async def test_an_engine_that_cannot_be_used_is_named(tmp_path, script, words):
     told(await doctor(tmp_path, code=1), "engine", "fail", words, "--llama-server")
 
 
+async def test_an_ollama_that_settings_name_and_that_is_not_there_is_named(tmp_path):
+    """`up` does not start with that setting; nothing of llama-server is advised."""
+    settings(tmp_path, up={**FREE, "ollama": str(tmp_path / "ollama")})
+    found = await doctor(tmp_path, code=1)
+    told(found, "engine", "fail", f"--ollama: {tmp_path}/ollama does not exist", "leave the setting out")
+    assert "llama-server" not in str(found["engine"])
+
+
 async def test_an_engine_that_hangs_costs_no_other_line(tmp_path):
     """Its line says that it gave no answer; the rest is there."""
     engine = tmp_path / "llama-server"

@@ -122,6 +122,18 @@ async def test_an_engine_program_that_vanishes(tmp_path):
         assert await chat(up.gateway) == ANSWER
 
 
+@pytest.mark.skipif(shutil.which("ollama") is not None, reason="this machine has an Ollama")
+async def test_a_service_of_ollama_without_an_ollama(tmp_path):
+    """`deploy` ends with what brings an Ollama to the host, and advises no llama-server."""
+    async with open_up_with(tmp_path) as up:
+        deploy = ("deploy", "poet", "--source", "builtin://demo", "--runtime", "ollama")
+        code, _, err = await run_program(tmp_path, *deploy, kubeconfig=up.state / "kubeconfig")
+    assert code == 1
+    failure, advice = " ".join(err.split()).partition("Error: ")[2].split(" What to do: ")
+    assert "EngineNotFound: no ollama on this host; install Ollama (https://ollama.com/download)" in failure
+    assert advice.startswith("install the program that is named above on the host")
+
+
 @pytest.mark.parametrize("program", ["up", "agent"])
 async def test_a_llama_server_that_is_not_there(tmp_path, program):
     """A wrong --llama-server ends the start with one sentence that names flag and path."""

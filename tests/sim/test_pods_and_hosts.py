@@ -59,6 +59,10 @@ async def counts(world):
     return status.get("phase"), status.get("readyReplicas", 0), status.get("desiredReplicas")
 
 
+async def deployments(world):
+    return [one.key.name for one in (await world.client.list(Deployment, namespace=KEY.namespace)).items]
+
+
 async def test_one_service_leads_to_pods_and_to_a_host(autojump_clock):
     """D6: the Service selects the pods and keeps its port; the host's slice stands beside, under the same port name."""
     async with world_with_pods() as world:
@@ -114,6 +118,23 @@ async def test_either_serves_while_the_other_does_not(autojump_clock):
         assert (await world.condition("Progressing"))[1] == "NoHost"
         assert "; hosts: " in (await world.condition("Progressing"))[2]
         assert (await world.condition("Available"))[0] == "True"
+
+
+async def test_a_runtime_that_hosts_do_not_run_is_named_in_the_status(autojump_clock):
+    """Pods serve on with vLLM; `Degraded` names spec.hosts, the runtime and the way out."""
+    refused = "spec.hosts: hosts do not run spec.runtime vllm: set llamacpp, "
+    async with world_with_pods() as world:
+        await apply_both(world, runtime="vllm")
+        weights = {"source": "org/repo", "format": "safetensors"}
+        await world.apply_model("chat", {**weights, "hardware": {"accelerator": "cuda"}})
+        await world.until(deployments, ["chat"], world)
+        await roll_out(world)
+        await world.until(counts, ("Progressing", 1, 2), world)
+        assert (await world.condition("Degraded"))[:2] == ("True", "Invalid")
+        assert f"1 of 2 replicas ready; hosts: {refused}" in (await world.condition("Degraded"))[2]
+        assert (await world.condition("Available"))[0] == "True"
+        health = await service_health_of(world)
+        assert refused in health.message
 
 
 async def test_a_service_of_hosts_alone_for_a_while(autojump_clock):

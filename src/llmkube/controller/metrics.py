@@ -15,6 +15,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import PROGRESSING, find_condition
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.runtimes.llama_fields import context_of
+from llmkube.runtimes.registry import LLAMACPP_NAMES
 
 Result = Literal["success", "retry", "error"]
 """`retry`: the world said no for now; `error`: our bug, or a server that refuses what we wrote."""
@@ -187,7 +188,7 @@ class FleetCollector:
         accelerator = model.spec.hardware.accelerator if model else ""
         families["inferenceservice_info"].add_metric([*name, accelerator, service.spec.runtime], 1)
         trained = model.status.gguf.context_length if model is not None and model.status.gguf is not None else None
-        if service.spec.runtime == "llamacpp" and (context := context_of(service.spec, trained)):
+        if service.spec.runtime in LLAMACPP_NAMES and (context := context_of(service.spec, trained)):
             families["inferenceservice_slot_context_tokens"].add_metric(
                 name, context // max(1, service.spec.parallel_slots)
             )

@@ -1,9 +1,15 @@
+from pathlib import Path
+
 import pytest
 
 from llmkube.cli.view.advice import advice, explain
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
+from llmkube.supervisor.engine import programs
+from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program
+from llmkube.supervisor.nouns.settings import AgentSettings
 
 KEY = Key("prod", "chat")
 
@@ -24,6 +30,20 @@ def test_a_failure_is_told_with_its_advice():
         "error: no memory",
         "What to do: `llmkube logs chat` has all that the engine wrote",
     ]
+
+
+@pytest.mark.parametrize("runtime", ["ollama", "omlx", "mlx-lm", "vllm-metal"])
+def test_a_missing_engine_is_told_with_its_own_remedy(runtime, monkeypatch):
+    """Who lacks an Ollama is told how to get one, and nothing of a llama-server."""
+    monkeypatch.setattr(programs, "HOMEBREW", ())
+    monkeypatch.setenv("PATH", "/nowhere")
+    engine = HOST_RUNTIMES[runtime]
+    with pytest.raises(EngineNotFoundError) as missing:
+        find_program(AgentSettings("h", Path("/s"), Path("/s"), "/llama-server"), engine)
+    told = explain(KEY, Health(State.FAILING, 1, missing.value.reason, str(missing.value)))
+    assert engine.program.remedy in told
+    assert "What to do: install the program that is named above" in told
+    assert "llama-server" not in told
 
 
 @pytest.mark.parametrize("reason", [Reason.TOKEN_UNAVAILABLE, Reason.ACCESS_DENIED])

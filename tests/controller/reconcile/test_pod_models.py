@@ -413,3 +413,16 @@ async def test_another_quantization_than_promised_is_a_condition(autojump_clock)
         conditions = (await hands.cluster.model()).status.conditions
         [matches] = [one for one in conditions if one.type == "QuantizationMatches"]
         assert (matches.status, matches.reason) == ("False", "QuantizationMismatch")
+
+
+@pytest.mark.parametrize("source", ["pvc://weights/model.gguf", "hf://org/repo/model.gguf", "builtin://demo"])
+async def test_the_column_has_the_specs_label_until_a_header_was_read(autojump_clock, source):
+    """`kubectl get models` shows what the spec says before and without a header, and what the header says after."""
+    async with open_pods() as hands:
+        await hands.create_model(source=source, quantization="Q8_0")
+        await hands.model_where()
+        assert (await hands.cluster.columns(Model, "phi"))["Quant"] == "Q8_0"
+        if not source.startswith("pvc"):
+            await hands.finish_job()
+            assert (await hands.model_where()).startswith("Ready")
+            assert (await hands.cluster.columns(Model, "phi"))["Quant"] == "Q4_K_M"

@@ -3,10 +3,11 @@
 import attrs
 import pytest
 
+from controller.objects import NOW, STUDIO
 from controller.podobjects import cluster_model, pod_service
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.host_part import HostPart, both, judge_both, judge_host_part, unknown_host_part
-from llmkube.controller.status.service_status import Replicas
+from llmkube.controller.status.service_status import Replicas, derive_service_status
 from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import Verdict
 
@@ -67,6 +68,28 @@ def test_a_model_for_pods_is_refused_by_name():
     assert (part.verdict.phase, part.verdict.reason) == ("Failed", "Invalid")
     for word in ("spec.hosts.modelRef", '"phi"', "cuda", "metal"):
         assert word in part.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("runtime", "mac", "words"),
+    [
+        ("vllm", {}, "spec.hosts: hosts do not run spec.runtime vllm: set llamacpp, "),
+        ("llama-server", {"format": "mlx"}, "spec.hosts: Model.spec.format: llama-server reads gguf, not mlx"),
+    ],
+)
+@pytest.mark.parametrize("hosts", [LiveHosts({}), STUDIO])
+def test_what_hosts_refuse_is_named(runtime, mac, words, hosts):
+    """Field, value and the way out, with and without a host that is alive; nothing is said where none is wanted."""
+    service = pod_service(runtime=runtime, hosts={"modelRef": "mac"}).on_hosts
+    model = cluster_model("builtin://demo", name="mac", **{"hardware": {"accelerator": "metal"}, **mac})
+    part = judge_host_part(service, model, [], hosts, holders=(), settings=ControllerSettings())
+    assert (part.verdict.phase, part.verdict.reason) == ("Failed", "Invalid")
+    assert words in part.verdict.message
+    alone = derive_service_status(service, model, [], STUDIO, ControllerSettings(), now=NOW)
+    assert words in alone["conditions"][0]["message"]
+    none = pod_service(runtime=runtime, hosts={"modelRef": "mac", "replicas": 0}).on_hosts
+    part = judge_host_part(none, model, [], hosts, holders=(), settings=ControllerSettings())
+    assert part.verdict.phase == "Stopped"
 
 
 def test_hosts_that_cannot_be_listed_are_not_called_gone():

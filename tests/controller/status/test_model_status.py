@@ -75,7 +75,9 @@ def test_the_label_of_a_file_on_a_host_is_held_against_its_header(said, found, r
     seen = fetched_model()
     seen = attrs.evolve(seen, spec=attrs.evolve(seen.spec, quantization=said),
                         status=attrs.evolve(seen.status, gguf=GGUFStatus(quantization=found)))  # fmt: skip
-    [matches] = [one for one in derive_model_status(seen, STUDIO, now=NOW)["conditions"] if "Quant" in one["type"]]
+    status = derive_model_status(seen, STUDIO, now=NOW)
+    assert status["quantization"] == (found or said)
+    [matches] = [one for one in status["conditions"] if "Quant" in one["type"]]
     assert (matches["status"], matches["reason"]) == ("False" if "Mismatch" in reason else "True", reason)
     assert message in matches["message"]
 

@@ -97,6 +97,7 @@ DELIBERATE: Final = (
 EXTRA: Final = (
     "InferenceService spec.extraVolumes[].ephemeral.volumeClaimTemplate.metadata.",  # it drops the labels there
     "Model status.cacheVolume",  # without it nobody could tell that a claim was made anew
+    "Model status.quantization",  # without it a column shows no label where no header was read
     "InferenceService status.selector",  # without it no autoscaler can count the pods of a service
     "InferenceService spec.aliases",  # without it clients keep asking for a name that is not there
     "InferenceService spec.metricsPath",  # without it the metrics of any image are out of reach

@@ -50,7 +50,8 @@ _ADVICE: Final[Mapping[Reason, str]] = {
     Reason.LOAD_STALLED: f"{_LOGS}; a smaller --context-size loads faster",
     Reason.METAL_ERROR: f"{_LOGS}; a smaller --context-size takes less of the GPU's memory",
     Reason.INTERNAL_ERROR: _REPORT,
-    Reason.ENGINE_NOT_FOUND: "install llama-server on the host, or tell the agent where it is with --llama-server",
+    Reason.ENGINE_NOT_FOUND: "install the program that is named above on the host, or name another one with its flag "
+    "(docs/engines.md); the agent then starts the engine by itself",
     Reason.ENGINE_STUCK: "the kernel does not end the engine's process: restart the host",
     Reason.JOURNAL_NOT_WRITTEN: "make the agent's --state-dir writable, and free space on its disk",
     Reason.PORT_TAKEN: "end the program that listens on the port; the agent then tries again by itself",

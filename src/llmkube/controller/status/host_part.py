@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import attrs
 
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.service_status import Replicas, count_replicas, judge_service
+from llmkube.controller.status.service_status import Replicas, count_replicas, judge_service, refusal_beside_pods
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model
@@ -64,6 +64,8 @@ def judge_host_part(
             f"serve; name a Model with hardware.accelerator {served}"
         )
         return HostPart(replicas, Verdict("Failed", Reason.INVALID, message))
+    if model is not None and desired and (refusal := refusal_beside_pods(service, model)):
+        return HostPart(replicas, Verdict("Failed", Reason.INVALID, refusal))
     return HostPart(replicas, judge_service(unreported, model, replicas, hosts, holders))
 
 

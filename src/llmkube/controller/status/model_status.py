@@ -73,6 +73,12 @@ def judge_quantization(model: Model, found: str) -> Statement:
     return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
 
 
+def label_quantization(model: Model, found: str) -> dict[str, str]:
+    """Return `status.quantization`, if there is one; the arguments are those of `judge_quantization`."""
+    label = found or model.spec.quantization
+    return {"quantization": label} if label else {}
+
+
 def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetime) -> dict[str, Any]:
     """Return the part of a Model's status that the controller owns.
 
@@ -89,11 +95,13 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
     }
     statements = [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
     read = model.status.gguf if said[AVAILABLE] else None
-    statements.append(judge_quantization(model, read.quantization if read is not None else ""))
+    found = read.quantization if read is not None else ""
+    statements.append(judge_quantization(model, found))
     conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
     ready_since = conditions[0]["lastTransitionTime"] if said[AVAILABLE] else model.status.last_updated
     return {
         "phase": verdict.phase,
+        **label_quantization(model, found),
         "acceleratorReady": bool(hosts.serving(accelerator_of(model))),
         **({"lastUpdated": ready_since} if ready_since else {}),
         "conditions": conditions,

@@ -45,7 +45,7 @@ from llmkube.controller.status.job_result import (
     read_failure,
     read_fetched,
 )
-from llmkube.controller.status.model_status import judge_quantization
+from llmkube.controller.status.model_status import judge_quantization, label_quantization
 from llmkube.controller.status.pods import trouble_of
 from llmkube.controller.status.revalidation import judge_up_to_date, newer_version
 from llmkube.controller.status.supply import Supply, has_header_read, is_remembered, weights_path
@@ -89,11 +89,12 @@ def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: dat
     verdict = judge_supply(model, supply, seen)
     facts = _facts(model, supply, seen) if verdict.phase == "Ready" else {}
     ready = verdict.phase == "Ready"
+    found = str((facts.get("gguf") or {}).get("quantization") or "")
     said = [
         Statement(AVAILABLE, ready, verdict.reason, verdict.message),
         Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message),
         Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
-        judge_quantization(model, str((facts.get("gguf") or {}).get("quantization") or "")),
+        judge_quantization(model, found),
         *([judge_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
         *([judge_inspection(model, seen)] if has_header_read(model, supply) else []),
     ]
@@ -101,6 +102,7 @@ def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: dat
     return {
         "phase": verdict.phase,
         **facts,
+        **label_quantization(model, found),
         **({"lastUpdated": conditions[0]["lastTransitionTime"]} if ready else {}),
         "conditions": conditions,
     }

@@ -13,6 +13,7 @@ The first row that fits wins; `ready` counts engines that answer on hosts that a
 | 0 < ready < desired | Progressing | Creating |
 | no live host serves the accelerator | Pending | NoHost |
 | every host that claims it is gone, or its last one has let it go | Pending | NotClaimed |
+| it has `spec.hosts`, and hosts do not run what it asks for | Failed | Invalid |
 | its host says why it fails (`service_health.host_failure`) | Failed | the reason of that condition |
 | the Model's file is on its way | Pending | Fetching |
 | the host will try the fetch again by itself | Pending | FetchFailed, … |
@@ -35,6 +36,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES
 from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
@@ -55,6 +57,8 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import host_failure
 from llmkube.runtimes.container.builder import PATHS
 from llmkube.runtimes.llama_fields import mode_of
+from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.process.host_runtimes import host_runtime_of
 
 PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
     "critical": 1_000_000,
@@ -184,11 +188,32 @@ def resolve_mode(spec: InferenceServiceSpec) -> str:
     return next(filter(None, said), None) or mode_of(spec)
 
 
+def refusal_beside_pods(service: InferenceService, model: Model) -> str:
+    """Return why no host can serve the replicas of `spec.hosts`, with the way out; "" when one can.
+
+    Agents say nothing of a service that pods serve, too.
+
+    Args:
+        service: The service as hosts are to serve it (`InferenceService.on_hosts`).
+        model: The Model for hosts.
+    """
+    runtime = service.spec.runtime
+    if runtime not in HOST_ENGINES:
+        return f"spec.hosts: hosts do not run spec.runtime {runtime}: set {DEFAULT_RUNTIME}, or leave spec.hosts out"
+    try:
+        host_runtime_of(service, model)
+    except PlanError as error:
+        return f"spec.hosts: {error}"
+    return ""
+
+
 def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, holders: Sequence[str]) -> Verdict:
     """Say why nothing is ready although a host could serve it."""
     claimed = [host for host in holders if hosts.alive(host)]
     if not claimed and (left := _left(service, holders)):
         return Verdict("Pending", Reason.NOT_CLAIMED, left)
+    if service.spec.hosts is not None and (refusal := refusal_beside_pods(service, model)):
+        return Verdict("Failed", Reason.INVALID, refusal)
     if (failure := host_failure(service, model)) is not None:
         return Verdict("Failed", failure.reason, failure.message)
     file = judge_model(model, hosts)

@@ -95,6 +95,7 @@ class ModelStatus:
     size: str = field('Size for people, such as "4.5 GiB".', "")
     sha256: str = field("Digest of the file, when it was computed.", "")
     gguf: GGUFStatus | None = field("Facts from the file's header.")
+    quantization: str = field("Quantization as the file's header says, else spec.quantization.", "")
     cache_key: str = field("Stands for the source that size and header are of; their folder within a shared cache.", "")
     cache_volume: str = field("UID of the claim that holds the weights; another one holds them no more.", "")
     staged_files: tuple[str, ...] = field("The files that were fetched, when there are several.", ())
@@ -117,7 +118,7 @@ class Model(Keyed):
         Column("Phase", ".status.phase"),
         Column("Size", ".status.size"),
         Column("Accelerator", ".spec.hardware.accelerator"),
-        Column("Quant", ".status.gguf.quantization"),
+        Column("Quant", ".status.quantization"),
         Column("Arch", ".status.gguf.architecture", wide=True),
         Column("Context", ".status.gguf.contextLength", "integer", wide=True),
         Column("Source", ".spec.source", wide=True),

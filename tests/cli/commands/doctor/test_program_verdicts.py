@@ -47,6 +47,7 @@ GIB = 1 << 30
         (Engine(program="/e", version="6900", devices=("Apple M3",)), "pass", "Apple M3"),
         (Engine(program="/e", version="6900", devices=()), "warn", "`/e --list-devices`"),
         (Engine(problem="no llama-server"), "fail", "`brew install llama.cpp`"),
+        (Engine(problem="--ollama: /o does not exist", starts=False), "fail", "--ollama: /o"),
         (JOB, "pass", "a job of the login"),
         (attrs.evolve(JOB, daemon=True), "pass", "a daemon"),
         (attrs.evolve(JOB, state=JobState(4711, 9, "1")), "pass", "9 starts, ended last with 1"),  # and runs now

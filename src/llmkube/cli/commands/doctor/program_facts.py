@@ -26,12 +26,14 @@ class Engine:
         program: Its path; empty when there is none.
         version: What it says of itself.
         problem: Why it cannot be used.
+        starts: Whether our programs start; they do not where a setting names another engine that is not there.
         devices: GPUs that it lists; None when it was not asked.
     """
 
     program: str = ""
     version: str = ""
     problem: str = ""
+    starts: bool = True
     devices: tuple[str, ...] | None = None
 
 

@@ -40,7 +40,14 @@ def settings(fact: Settings) -> Iterator[Finding]:
 
 def engine(fact: Engine) -> Iterator[Finding]:
     """There is an engine, it starts, and it is new enough."""
-    if fact.problem:
+    if not fact.starts:
+        yield failed(
+            "engine",
+            fact.problem,
+            why="no program of ours starts with that setting",
+            fix="name a program that is there, or leave the setting out",
+        )
+    elif fact.problem:
         yield failed(
             "engine",
             fact.problem,

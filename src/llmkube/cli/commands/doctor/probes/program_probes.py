@@ -10,7 +10,7 @@ from typing import Final
 import psutil
 import trio
 
-from llmkube.base.errors import LLMKubeError
+from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.http.listen import PortTakenError, open_listeners
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.probes.mac_probes import newest_jetsam
@@ -31,7 +31,7 @@ from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, UP
 from llmkube.cli.commands.programs.background.launchd_user import EXIT_SECONDS
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
-from llmkube.cli.commands.programs.engine_program import find_llama_server
+from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
 from llmkube.cli.config.agent_config import AgentConfig
 from llmkube.cli.program import LOOPBACK
 from llmkube.supervisor.engine.launcher import LocalEngines
@@ -51,7 +51,11 @@ def settings(here: Installation) -> Settings:
 
 
 async def engine(here: Installation) -> Engine:
-    """Ask the engine for its version and flags, as the agent does; where Metal is wanted, for its GPUs."""
+    """Look for the programs that settings name; ask llama-server for its version, and on Metal for its GPUs."""
+    try:
+        further_programs(here.config)
+    except UserError as exc:
+        return Engine(problem=str(exc), starts=False)
     try:
         program = find_llama_server(here.config.llama_server)
         # Not `here.folder`: an engine that is only asked is not the agent's.
