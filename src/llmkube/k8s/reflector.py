@@ -206,7 +206,7 @@ def _check_names(key: Key) -> None:
         DecodeError: The name or the namespace is no DNS-1123 subdomain.
     """
     for field, name in (("metadata.name", key.name), ("metadata.namespace", key.namespace)):
-        if not is_object_name(name) and (name or field == "metadata.name"):  # what is of the cluster has no namespace
+        if name and not is_object_name(name):  # what is of the cluster has no namespace; the client took the name
             raise DecodeError(f"expected a DNS-1123 subdomain, got {name!r}", field=field)
 
 
