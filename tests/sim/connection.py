@@ -9,15 +9,18 @@ import re
 import attrs
 import trio
 
+from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH
+
 _OPEN = ("/health",)
+"""What every build of llama.cpp's server answers without a key; some answer `/v1/models`, too."""
 
 METRICS = {
     "llamacpp": "llamacpp:requests_processing {0}\nllamacpp:n_decode_total {1}\nllamacpp:tokens_predicted_total {1}\n",
     "llmkube": "llmkube:requests_processing {}\nllmkube:tokens_predicted_total {}\n",
     "vllm": 'vllm:num_requests_running{{m="a"}} {}\nvllm:generation_tokens_total{{m="a"}} {}\n',
+    "proxy": "{}",
 }
-"""What engines say of their work, by the name that their metrics begin with."""
-"""What every build of llama.cpp's server answers without a key; some answer `/v1/models`, too."""
+"""What engines say of their work, by the name that their metrics begin with, and the proxies in front of them."""
 
 
 @attrs.define(eq=False)
@@ -60,6 +63,8 @@ class Connection(trio.abc.Stream):
         elif self._path == "/metrics":
             child.answered += 1
             body = METRICS[child.runtime].format(child.in_flight, child.batches)
+        elif self._path == IN_FLIGHT_PATH:  # of its proxy
+            body = METRICS["proxy"].format(child.in_flight)
         elif self._path == "/v1/completions":
             status = 200 if child.script.computes else 500
             child.tokens_given += 1

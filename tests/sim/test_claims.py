@@ -209,7 +209,7 @@ async def test_two_that_insist_do_not_write_for_ever(autojump_clock):
 
 
 async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_clock):
-    """A host that may not write its Lease yet leaves services to the others, which take it for dead; later it serves."""
+    """A host that may not write its Lease yet counts as dead, and leaves services to the others; later it serves."""
     async with two_hosts() as world:
         await world.add_host("mini")
         await world.stop_agent()

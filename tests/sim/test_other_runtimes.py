@@ -6,6 +6,7 @@ import trio
 
 from llmkube.runtimes.process import host_runtimes
 from llmkube.runtimes.process.host_runtime import Questions
+from sim import connection
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
 
@@ -84,8 +85,26 @@ async def test_requests_in_flight_end_first(autojump_clock, runtime):
         assert child.exit is not None
 
 
+async def test_requests_in_flight_of_an_engine_that_does_not_count_them_end_first(autojump_clock, monkeypatch):
+    """A later version calls its metrics something else: the proxy in front of it says what is under way."""
+    monkeypatch.setitem(connection.METRICS, "vllm", "vllm:of_a_later_version {} {}\n")
+    async with mac(drain_seconds=30.0) as world:
+        prepare(world)
+        await serve_other(world, "vllm-metal")
+        await world.until(world.ready_addresses, 1, "other")
+        (child,) = world.machine.live("other")
+        child.in_flight = 1
+        await world.delete("other")
+        await trio.sleep(15)
+        assert child.exit is None
+        child.in_flight = 0
+        await trio.sleep(5)
+        assert child.exit is not None
+
+
 async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monkeypatch):
-    """Without its row's questions a request is cut."""
+    """Without its row's questions, and a proxy that counts, a request is cut."""
+    monkeypatch.setitem(connection.METRICS, "proxy", "")
     monkeypatch.setitem(
         host_runtimes.HOST_RUNTIMES,
         "mlx-lm",

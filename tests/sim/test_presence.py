@@ -250,7 +250,7 @@ async def test_a_strangers_service_is_left_alone(autojump_clock, api):
 async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_ours(autojump_clock):
     """A policy forbids a host to stand behind a Service that is not ours, and a role to adopt it, until it is mended.
 
-    Clients have a ready endpoint at all times, and the Service keeps its address.
+    Clients are sent to the earlier agent's engine until ours is published, and the Service keeps its address.
     """
     key, mended = Key("default", "chat"), trio.Event()
     async with open_world(settings=QUICK) as world:

@@ -145,10 +145,8 @@ class Network(httpx.AsyncBaseTransport):
             await trio.sleep_forever()
         if self.faults.kind in ANSWERS:
             return ANSWERS[self.faults.kind](request)
-        if self.faults.no_status and request.url.path.endswith("/status"):
-            return _refused(422, "the webhook says no")(request)
-        if self.faults.forbids(request):
-            return ANSWERS["403"](request)
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         response = await self.transport.handle_async_request(request)
         if self.faults.lost_answers and request.method != "GET":
             self.faults.lost_answers -= 1
@@ -163,6 +161,12 @@ class Network(httpx.AsyncBaseTransport):
         stream.first = await self._before_the_truth(request)
         response.stream = stream
         return response
+
+    def _refusal(self, request):
+        """What is said instead of doing what is asked, or None."""
+        if self.faults.no_status and request.url.path.endswith("/status"):
+            return _refused(422, "the webhook says no")(request)
+        return ANSWERS["403"](request) if self.faults.forbids(request) else None
 
     async def _before_the_truth(self, request):
         """What a watch begins with."""

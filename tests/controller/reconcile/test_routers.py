@@ -120,8 +120,12 @@ async def test_a_router_becomes_pods_that_route_by_it(autojump_clock, answer):
         assert await hands.exists(NetworkPolicy, NAME)
         assert not await hands.exists(PodDisruptionBudget, NAME)
         assert await phase(hands.client) == "Provisioning"
+        available = await condition(hands.client, "Available")
+        assert (available.status, available.reason) == ("False", "NoReadyReplicas")
         await run_pods(hands, answer)
         assert await phase(hands.client) == "Ready"
+        available = await condition(hands.client, "Available")
+        assert (available.status, available.reason) == ("True", "InferenceReady")
         router = await hands.client.get(ModelRouter, KEY)
         assert router.status.endpoint == f"http://{NAME}.ml.svc.cluster.local:8080/v1/chat/completions"
         [backend] = router.status.backends

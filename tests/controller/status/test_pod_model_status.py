@@ -1,5 +1,7 @@
 """A Model's phase in a cluster, as a table: who brings its weights, and what is known of that."""
 
+import json
+
 import pytest
 
 from controller.objects import EARLIER, NOW
@@ -116,6 +118,17 @@ def test_what_was_fetched_is_told():
     assert status["path"] == f"/models/{key}/model.gguf"
     assert (status["cacheKey"], status["size"], status["sha256"]) == (key, "4.5 GiB", SHA)
     assert status["gguf"] == {"architecture": "llama", "quantization": "Q4_K_M", "contextLength": 131072}
+
+
+@pytest.mark.parametrize("files", [["a.gguf"], ["a-1-of-2.gguf", "a-2-of-2.gguf"]])
+def test_several_files_are_told_by_name_and_one_alone_is_not(files):
+    """The path names one alone already; what is remembered of several is told again without the Job."""
+    message = json.dumps({**json.loads(FETCHED), "files": files})
+    status = derive_supplied_status(cluster_model(), JOB, Seen(job_of("Complete"), (fetch_pod(0, message),)), now=NOW)
+    told = files if len(files) > 1 else None
+    assert status.get("stagedFiles") == told
+    again = derive_supplied_status(cluster_model(status=status), JOB, Seen(), now=NOW)
+    assert again.get("stagedFiles") == told
 
 
 def test_what_is_remembered_is_told_again():

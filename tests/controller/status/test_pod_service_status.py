@@ -181,10 +181,11 @@ def test_an_autoscaler_chooses_unless_nothing_shall_run(spec, live, desired):
     assert desired_replicas(pod_service(**spec), None if live is None else deployment_of(live)) == desired
 
 
-def test_the_endpoint_is_that_of_the_service():
+@pytest.mark.parametrize("given", [SERVING, ServiceFacts()], ids=["planned", "without a Model yet"])
+def test_the_endpoint_is_that_of_the_service(given):
     """Name, namespace, port and path are those that a client in the cluster uses."""
     service = pod_service("a.b", endpoint={"port": 9000})
-    status = derive_pod_status(service, SERVING, ControllerSettings(cluster_domain="k.local"), now=NOW)
+    status = derive_pod_status(service, given, ControllerSettings(cluster_domain="k.local"), now=NOW)
     head, _, tail = status["endpoint"].partition(".ml.svc.k.local:9000")
     assert head.startswith("http://a-b-")
     assert tail == "/v1/chat/completions"
