@@ -15,6 +15,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from lengths import EXAMPLES, LENGTHS, left_out
+from virtual_clock import virtual_clock
 
 # Deadlines judge the machine and not the code; examples that take long to draw are what the simulations are. Where `CI`
 # is set the examples are always the same.
@@ -71,6 +72,12 @@ def logs_as_before():
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture
+def autojump_clock():
+    """The clock of `virtual_clock` instead of the one of pytest-trio."""
+    return virtual_clock()
 
 
 @pytest.fixture

@@ -598,27 +598,24 @@ def test_a_drain_is_never_blocked():
 
 @pytest.mark.parametrize("variant", ["default", "everything"])
 def test_s12_services_displace_ordinary_pods_only_where_the_operator_asks(variant):
-    """S12: no class outranks a pod without one (0) or displaces any pod, unless `outrankPods` is on; batch never."""
+    """S12: the classes are in order, and none outranks a pod without one (0), unless `outrankPods` is on."""
     classes = named(rendered(variant), "PriorityClass")
     prefix = told(variant)["priority_class_prefix"]
     by_tier = {name.removeprefix(prefix): each for name, each in classes.items()}
     values = [by_tier[tier]["value"] for tier in PRIORITIES]
-    assert values == sorted(values)
-    displaces = {tier for tier, each in by_tier.items() if each["preemptionPolicy"] != "Never"}
-    if variant == "everything":
-        assert displaces == {"low", "normal", "high", "critical"}
-        assert len(set(values)) == len(values)
-    else:
-        assert not displaces
+    assert values == sorted(set(values))
+    assert [tier for tier, each in by_tier.items() if each["preemptionPolicy"] == "Never"] == ["batch"]
+    if variant == "default":
         # From -10 downwards a cluster autoscaler makes no node for a pod, and ends it to save one.
-        assert -10 < min(values) < by_tier["normal"]["value"] == max(values) == 0
+        assert -10 < min(values) < max(values) == 0
 
 
 def test_classes_of_other_values_have_other_names():
     """The API server lets neither value nor policy of a class change: an upgrade that switches needs new ones."""
-    assert (
-        not named(rendered("default"), "PriorityClass").keys() & named(rendered("everything"), "PriorityClass").keys()
-    )
+    names = {*named(rendered("default"), "PriorityClass")}
+    assert not names & {*named(rendered("everything"), "PriorityClass")}
+    equal_before = {f"llmkube-nonpreempting-{tier}" for tier in PRIORITIES}  # of earlier charts: 0, but for two
+    assert not names & equal_before
 
 
 def test_no_account_has_a_token_that_nobody_asked_for():

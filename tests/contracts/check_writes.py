@@ -192,6 +192,24 @@ async def check_patches(lab: Lab) -> None:
     status_of(answer, 409, "Conflict")
 
 
+async def check_a_new_item_is_taken_as_it_is(lab: Lab) -> None:
+    """In an item that a strategic patch adds, a directive is an unknown field; in one that it changes, it is obeyed."""
+    path = f"{lab.core('services')}/s"
+    spec = {"clusterIP": "None", "ports": [{"name": "a", "port": 80, "appProtocol": "x"}]}
+    await lab.create(lab.core("services"), {"metadata": {"name": "s"}, "spec": spec})
+    item = {"name": "b", "port": 81, "appProtocol": None, "$retainKeys": ["name"]}
+    patch = {"spec": {"ports": [item]}}
+    answer = await lab.http.patch(path, json=patch, headers=STRATEGIC, params={"fieldValidation": "Strict"})
+    assert 'unknown field "spec.ports[0].$retainKeys"' in status_of(answer, 422, "Invalid")["message"]
+    answer = await lab.http.patch(path, json=patch, headers=STRATEGIC)
+    assert 'unknown field "spec.ports[0].$retainKeys"' in answer.headers["warning"].replace("\\", "")
+    assert answer.json()["spec"]["ports"][0] == {"name": "b", "port": 81, "protocol": "TCP", "targetPort": 81}
+    item = {"name": "aa", "port": 80, "targetPort": None, "$retainKeys": ["name", "port"]}
+    answer = await lab.http.patch(path, json={"spec": {"ports": [item]}}, headers=STRATEGIC)
+    assert answer.status_code == 200, answer.text
+    assert {"name": "aa", "port": 80, "protocol": "TCP", "targetPort": 80} in answer.json()["spec"]["ports"]
+
+
 async def check_apply_owns_fields(lab: Lab) -> None:
     """An apply creates, conflicts over others' fields, takes them by force, and drops what it stops naming."""
     path = f"{lab.widgets}/a"

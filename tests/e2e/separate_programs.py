@@ -52,8 +52,7 @@ class Cluster:
         state = self.folder / folder
         state.mkdir(exist_ok=True)
         where = ("--host-ip", address, "--host-name", "box", "--state-dir", str(state), "--port", "0")
-        allowed = () if "--allow-from" in args else ("--allow-from", address)
-        args = ("agent", "--accelerator", "cpu", *allowed, *where, *args)
+        args = ("agent", "--accelerator", "cpu", *where, *args)
         async with open_program(state, *args, kubeconfig=self.kubeconfig, prefix=prefix, runs_engines=True) as agent:
             await agent.wait_for("err", '"msg":"agent started"')
             yield agent

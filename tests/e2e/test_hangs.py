@@ -15,6 +15,7 @@ import attrs
 import pytest
 import trio
 
+from cookies import new_cookie
 from e2e.addresses import own_address
 from e2e.separate_programs import DEMO, chat, logs, open_cluster
 from e2e.up_process import ANSWER
@@ -99,7 +100,7 @@ async def real_engine(tmp_path, model):
     port = free_port()
     launch = launched(model, await engines.info())
     argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port, keys="")
-    command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie="test-of-hangs")
+    command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie=new_cookie())
     async with open_http_client() as http, engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
         engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)
         await health.wait_ready(http, engine.ready_url)

@@ -131,11 +131,6 @@ async def test_s5_only_allowed_networks_reach_a_published_engine_without_a_key(t
             assert await agent.process.wait() == 0
         assert not processes_in(tmp_path / "agent")
         assert not list((tmp_path / "agent").glob("proxies/*"))
-        async with cluster.open_agent(address, "--allow-from", "203.0.113.0/24"):
-            _, _, port = await eventually(cluster.slice, lambda told: told[0])
-            said = await statuses(f"http://{address}:{port}")
-            assert_closed(said)
-            assert said["/v1/models"] == 200
 
 
 async def test_insecure_lan_lets_every_request_in_and_says_so(tmp_path, address):

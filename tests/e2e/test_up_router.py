@@ -74,7 +74,7 @@ async def ask(url, **headers):
 
 
 async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program):
-    """Sensitive requests stay here or get 503; a hard one goes to the provider with the key of the Secret."""
+    """Sensitive requests stay here or get 503 at once, with the reason; a hard one goes to the provider."""
     provider = Provider()
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -98,6 +98,14 @@ async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program
                 assert provider.keys == []
                 assert await ask(url, **{"X-LLMKube-Task-Complexity": "complex"}) == (200, "from the cloud")
                 assert provider.keys == [f"Bearer {CANARY}"]
+                await kubectl.run("scale", "isvc/demo", "--replicas=0")
+                with trio.fail_after(30):  # an engine that loads is waited for, for two minutes
+                    while "local-mac: not_ready (ScaledToZero)" not in (await ask(url, **pii))[1]:  # noqa: ASYNC110
+                        await trio.sleep(0.2)
+                await kubectl.run("wait", "mr/hybrid", "--for=jsonpath={.status.phase}=Degraded", "--timeout=30s")
+                await kubectl.run("scale", "isvc/demo", "--replicas=1")
+                await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
+                assert await ask(url, **pii) == (200, ANSWER)
                 await kubectl.run("delete", "isvc/demo")
                 with trio.fail_after(30):
                     while (said := await ask(url, **pii))[0] != 503:  # noqa: ASYNC110 (nothing tells)

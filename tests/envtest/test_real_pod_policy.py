@@ -39,7 +39,7 @@ pytestmark = pytest.mark.envtest
 __all__ = ["crds"]  # the fixture, for pytest to find
 
 SETTLED_SECONDS = 3.0
-PREFIX = "llmkube-nonpreempting-"
+PREFIX = "llmkube-service-"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 KINDS = "apis/inference.llmkube.dev/v1alpha1"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/namespaces"
@@ -228,8 +228,8 @@ async def test_s12_critical_does_not_outrank_a_pod(client, crds, namespace, real
             await scene.serve(priority, **OWN_IMAGE, priority=priority)
             await until(functools.partial(scene.pods, priority), 1)
             [pod] = (await client.list(Pod, namespace=namespace, label_selector=f"app={priority}")).raw
-            assert pod["spec"]["priority"] <= 0
-            assert pod["spec"]["preemptionPolicy"] == "Never"
+            assert pod["spec"]["priority"] == PRIORITIES.index(priority) - PRIORITIES.index("critical")
+            assert pod["spec"]["preemptionPolicy"] == ("Never" if priority == "batch" else "PreemptLowerPriority")
             assert pod["spec"]["priorityClassName"] == f"{PREFIX}{priority}"
         await scene.serve("other", **OWN_IMAGE, priorityClassName="system-node-critical")
         assert "system-node-critical" in await scene.until_said("Accepted", "False", "NotAllowed", "other")

@@ -129,6 +129,7 @@ async def test_gone_means_one_new_list(gone, autojump_clock):
         watching(b"<html>Please log in</html>\n"),
         watching(b'{"type":"ADDED","object":{"kind":"Secret"}}\n'),
         watching(*[b"x" * 1_000_000] * 20),
+        watching(event("ADDED", config_map("", 11))),
     ],
 )
 async def test_poison_in_a_watch_leads_to_a_list(poison, autojump_clock):
@@ -236,6 +237,7 @@ FAILURES = [
     httpx.Response(302, headers={"location": "http://portal"}),
     httpx.Response(200, json={"kind": "Status", "code": 200}),
     httpx.Response(200, json={"kind": "ConfigMapList", "metadata": {}, "items": []}),
+    listing(20, config_map("a", 1), config_map("", 2)),
 ]
 
 
@@ -434,6 +436,14 @@ async def test_an_object_whose_name_leads_out_of_a_folder_is_taken_by_no_host(au
     found = await reflect(listing(10, config_map("b", 1), hostile), watching(None), until=2)
     assert [key.name for key, _ in found.cache.items()] == ["b"]
     assert "DNS-1123" in str(found.cache.misfit(Key(namespace, name)))
+
+
+async def test_an_object_of_the_cluster_has_no_namespace(autojump_clock):
+    """Only the names of nodes and the like are checked: they lie in no namespace."""
+    node = config_map("node-1", 1)
+    del node["metadata"]["namespace"]
+    found = await reflect(listing(10, node), watching(None), until=2)
+    assert found.state == {"node-1": "1"}
 
 
 async def test_an_unreadable_object_is_told_and_hides_nothing(autojump_clock):

@@ -89,7 +89,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
     port = str(free_port())
     async with open_cluster(tmp_path) as cluster:
         with opened_mac(tmp_path, cluster.kubeconfig) as mac:
-            flags = f"--accelerator cpu --host-name box --host-ip {address} --allow-from {address} --port {port}"
+            flags = f"--accelerator cpu --host-name box --host-ip {address} --allow-from 203.0.113.0/24 --port {port}"
             said = await mac.types(
                 "make",
                 "--silent",
@@ -99,6 +99,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             )
             assert f"http://127.0.0.1:{port}/healthz  {{" in said
             assert "llmkube agent install --daemon" in said
+            assert "without a key its engines answer: this host, --allow-from (203.0.113.0/24); no list of nodes" in said
             link = mac.prefix / "bin" / "llmkube-metal-agent"
             assert link.is_symlink()
 
@@ -128,6 +129,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             status_text = await mac.llmkube("agent", "status")
             assert "agent       runs (pid" in status_text
             assert "starts      1" in status_text
+            assert "no key      this host, --allow-from (203.0.113.0/24); no list of nodes" in status_text
             await until(lambda: '"msg":"adopted inference service"' in log.read_text())
             assert '"msg":"adopted inference service"' in await mac.llmkube("agent", "logs")
 
@@ -139,6 +141,7 @@ async def test_the_guide_from_the_clone_to_an_answer(tmp_path):
             url = f"http://{host}:{at}/v1/chat/completions"
             answer = await mac.types("curl", "-s", "--fail-with-body", url, "--json", body)
             assert json.loads(answer)["choices"][0]["message"]["content"]
+            assert (await mac.llmkube("chat", "demo", "What is LLMKube?")).strip()
 
             said = await mac.types("make", "--silent", "uninstall-metal-agent", f"PREFIX={mac.prefix}")
             assert "is gone, and what it ran has stopped" in said

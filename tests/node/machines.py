@@ -13,11 +13,12 @@ import trio
 from node.objects import Object, pod
 from node.running_node import Node
 from node.services import ANSWER, API, SLEEP, TRAFFIC, chat, model, wait
-from node.wiring import ADDRESS, MACHINES, STATE
+from node.wiring import MACHINES, STATE
 
 PATIENCE_SECONDS = 90.0
 URL = "http://demo:8080"
 LLMKUBE = Path(sys.executable).with_name("llmkube")
+AGENT = str(LLMKUBE.with_name("llmkube-metal-agent"))
 ENGINE = Path(sys.executable).with_name("llmkube-llama-server")
 
 
@@ -36,19 +37,22 @@ class Agent:
         await self.node.run(
             *(str(LLMKUBE), "agent", "join", "--kubeconfig", f"{STATE}/admin.kubeconfig"),
             *("--name", self.name, "--network", f"{MACHINES[self.machine]}/32", "--namespace", self.namespace),
-            # what comes from pods comes through the node's address
-            *("--allow-from", f"{ADDRESS}/32", "--state-dir", self.folder, *more),
+            *("--state-dir", self.folder, *more),
         )
 
     @asynccontextmanager
     async def running(self, *more: str) -> AsyncIterator[None]:
         """Run the agent; when the block ends it is told to stop, and waited for."""
-        command = self.node.inside(
-            *("env", "PYTHONDONTWRITEBYTECODE=1", f"LLMKUBE_LLAMA_SERVER={ENGINE}", str(LLMKUBE), "agent"),
-            *("--kubeconfig", f"{self.folder}/host.kubeconfig", "--state-dir", self.folder),
-            *("--host-name", self.name, "--host-ip", MACHINES[self.machine], "--namespace", self.namespace, *more),
-            machine=self.machine,
-        )
+        words = ("--kubeconfig", f"{self.folder}/host.kubeconfig", "--state-dir", self.folder)
+        words += ("--host-name", self.name, "--host-ip", MACHINES[self.machine], "--namespace", self.namespace, *more)
+        async with self.typed(str(LLMKUBE), "agent", *words):
+            yield
+
+    @asynccontextmanager
+    async def typed(self, *words: str, **variables: str) -> AsyncIterator[None]:
+        """Run a command that is the agent, with these further variables."""
+        given = {"PYTHONDONTWRITEBYTECODE": "1", "LLMKUBE_LLAMA_SERVER": str(ENGINE)} | variables
+        command = self.node.inside("env", *map("=".join, given.items()), *words, machine=self.machine)
         with (self.node.state / "logs" / f"agent-{self.name}.log").open("ab") as log:
             process = await trio.lowlevel.open_process(command, stdout=log, stderr=log)
             try:
@@ -70,10 +74,10 @@ def _is(process: psutil.Process, what: str, folder: str) -> bool:
         words = process.cmdline()
     except psutil.Error:
         return False
-    if folder not in " ".join(words) or process.name() == "nsenter":
+    if process.name() == "nsenter" or folder not in " ".join((*words, process.environ().get("LLMKUBE_STATE_DIR", ""))):
         return False
     if what == "agent":
-        return str(LLMKUBE) in words and "agent" in words
+        return AGENT in words or (str(LLMKUBE) in words and "agent" in words)
     return str(ENGINE) in words and "--model" in words
 
 

@@ -1,15 +1,30 @@
 """Macs beside the cluster: their agents join, pods are answered by their engines, and what breaks is mended."""
 
+import json
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
 
-from node.machines import PATIENCE_SECONDS, URL, answered, serving, slices, streaming, traffic
+from node.machines import (
+    AGENT,
+    LLMKUBE,
+    PATIENCE_SECONDS,
+    URL,
+    Agent,
+    answered,
+    demo,
+    serving,
+    slices,
+    streaming,
+    traffic,
+)
+from node.objects import pod
 from node.release import Release
-from node.running_node import Node
-from node.services import ANSWER, ASK, chat, read
-from node.wiring import MACHINES
+from node.running_node import Node, line_of
+from node.services import ANSWER, ASK, SLEEP, chat, model, read, wait
+from node.wiring import ADDRESS, MACHINES, STATE
 
 pytestmark = pytest.mark.node
 
@@ -27,6 +42,75 @@ async def test_a_pod_is_served_by_a_mac_and_a_stranger_on_the_wire_is_not(node: 
         ]
         direct = f"http://{MACHINES['mac']}:{port['port']}"
         assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
+
+
+@pytest.mark.alone  # it serves the Metal services of every namespace
+async def test_the_guide_as_typed(node: Node, release: Release, namespace: str):
+    """`llmkube-metal-agent --host-ip IP` and a kubeconfig; pods, the worker and the Mac get answers, a stranger 401."""
+    agent = Agent(node, "mac", namespace)
+    here = {"KUBECONFIG": f"{STATE}/admin.kubeconfig", "LLMKUBE_STATE_DIR": agent.folder, "NO_COLOR": "1"}
+    on_mac = ("env", *map("=".join, here.items()), str(LLMKUBE))
+    async with agent.typed(AGENT, "--host-ip", MACHINES["mac"], **here):
+        await node.apply(namespace, model("demo", hardware={"accelerator": "metal"}), demo(), pod("asker", SLEEP))
+        await wait(node, namespace, "isvc/demo", "condition=Available")
+        await wait(node, namespace, "pod/asker", "condition=Ready")
+        await answered(node, namespace)
+        (piece,) = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=demo"))["items"]
+        direct = f"http://{MACHINES['mac']}:{piece['ports'][0]['port']}"
+        assert ANSWER in await node.run("python3", "-c", ASK, direct, "")
+        assert ANSWER in await node.run("python3", "-c", ASK, direct, "", machine="mac")
+        assert ANSWER in await node.run(*on_mac, "chat", "demo", "What is LLMKube?", "-n", namespace, machine="mac")
+        assert (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith("401 ")
+        said = await node.run(*on_mac, "agent", "status", machine="mac")
+        assert f"no key      this host, nodes ({ADDRESS}/32" in said
+        forwarding = node.inside(*on_mac, "port-forward", "demo", "18080", "-n", namespace, machine="mac")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trio.run_process, forwarding, check=False, capture_stdout=True))
+            forwarded = ""
+            with trio.move_on_after(PATIENCE_SECONDS):
+                while ANSWER not in forwarded:
+                    forwarded = await node.run("python3", "-c", ASK, "http://127.0.0.1:18080", "", machine="mac")
+            for each in node.descendants():
+                if "port-forward" in line_of(each):
+                    each.kill()
+        assert ANSWER in forwarded
+
+
+async def test_a_node_that_comes_is_admitted_at_once_and_one_that_goes_is_not(
+    node: Node, release: Release, namespace: str
+):
+    """The other machine's address in a Node object opens the engine to it, without a restart of anything."""
+    agent = Agent(node, "mac", namespace)
+    here = {"KUBECONFIG": f"{STATE}/admin.kubeconfig", "LLMKUBE_STATE_DIR": agent.folder}
+    variables, worker = map("=".join, here.items()), f"worker-{namespace}"
+    async with agent.typed(AGENT, "--host-ip", MACHINES["mac"], "--namespace", namespace, **here):
+        await node.apply(namespace, model("demo", hardware={"accelerator": "metal"}), demo())
+        await wait(node, namespace, "isvc/demo", "condition=Available")
+        (piece,) = (await read(node, namespace, "endpointslices -l kubernetes.io/service-name=demo"))["items"]
+        direct = f"http://{MACHINES['mac']}:{piece['ports'][0]['port']}"
+
+        async def told(beginning: str) -> None:
+            with trio.fail_after(PATIENCE_SECONDS):
+                while not (await node.run("python3", "-c", ASK, direct, "", machine="mac2")).startswith(beginning):
+                    await trio.sleep(0.2)
+
+        await told("401 ")
+        unschedulable = {"unschedulable": True, "podCIDR": "0.0.0.0/0", "podCIDRs": ["0.0.0.0/0"]}
+        body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": worker}, "spec": unschedulable}
+        await node.kubectl("create", "-f", "-", stdin=json.dumps(body))
+        try:
+            status = {"status": {"addresses": [{"type": "InternalIP", "address": MACHINES["mac2"]}]}}
+            await node.kubectl(
+                "patch", "node", worker, "--subresource=status", "--type=merge", "-p", json.dumps(status)
+            )
+            await told("200 ")
+            said = await node.run("env", *variables, str(LLMKUBE), "agent", "status", machine="mac")
+            assert f"{MACHINES['mac2']}/32" in said
+            assert "0.0.0.0" not in said  # noqa: S104 - what no Node opens
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + 30, shield=True):
+                await node.kubectl("delete", "node", worker)
+        await told("401 ")
 
 
 async def test_a_service_with_a_secret_asks_every_pod_for_a_key(node: Node, release: Release, namespace: str):

@@ -2,17 +2,17 @@
 
 import attrs
 import trio
-from trio.testing import MockClock
 
 from llmkube.supervisor.host.sample import UNREADABLE, Level
 from llmkube.supervisor.memory.policy import Mode, Policy
 from pressure.carrier import Memory, run_host
 from pressure.invariants import Books
+from virtual_clock import virtual_clock
 
 
 def play(timeline, policy=None):
     """Return the host after a timeline, and its books."""
-    return trio.run(_play, timeline, policy, clock=MockClock(autojump_threshold=0))
+    return trio.run(_play, timeline, policy, clock=virtual_clock())
 
 
 async def _play(timeline, policy):

@@ -3,12 +3,12 @@
 from contextlib import asynccontextmanager
 
 import trio
-from trio.testing import MockClock
 
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from pressure.hosts import pressed_world
 from sim.memory import shape_of
+from virtual_clock import virtual_clock
 
 ONE = {"chat": (10, "normal")}
 
@@ -74,4 +74,4 @@ async def large(world, source):
 
 def play(timeline):
     """Run a timeline on a virtual clock."""
-    trio.run(timeline, clock=MockClock(autojump_threshold=0))
+    trio.run(timeline, clock=virtual_clock())

@@ -12,10 +12,11 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.router.auth.client_key import digest_of_key
-from llmkube.router.engine_proxy import keys_judge, proxy_handler, proxy_judge
+from llmkube.router.engine_proxy import is_in, keys_judge, proxy_handler, proxy_judge
 
 KEY = "k" * 43
 PODS = (ipaddress.ip_network("10.42.0.0/16"), ipaddress.ip_network("fd00::/8"))
+ADMITS = partial(is_in, networks=PODS)
 CHAT, POD, STRANGER = "/v1/chat/completions", "10.42.3.4", "192.168.1.7"
 BEARER = f"Authorization: Bearer {KEY}\r\n"
 
@@ -61,7 +62,7 @@ BEARER = f"Authorization: Bearer {KEY}\r\n"
 )
 def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
     """A pod needs no key but for other clients' prompts; strangers and foreign pages need one but for probes."""
-    refusal = proxy_judge(KEY, PODS)(head_of(path, lines), peer)
+    refusal = proxy_judge(KEY, ADMITS)(head_of(path, lines), peer)
     assert (refusal is None) == let_in
     if refusal is not None:
         assert refusal.status == 401
@@ -83,13 +84,13 @@ def test_the_network_or_the_key_lets_a_request_in(path, lines, peer, let_in):
 )
 def test_what_is_open_to_all_is_open_to_be_read(method, lines, let_in):
     """A stranger's body at /health would take of the room that all bodies share."""
-    refusal = proxy_judge(KEY, PODS)(head_of("/health", lines, method), STRANGER)
+    refusal = proxy_judge(KEY, ADMITS)(head_of("/health", lines, method), STRANGER)
     assert (refusal is None) == let_in
 
 
 def test_without_networks_every_request_needs_the_key():
-    """An agent that was told of no network lets nothing in but probes: also not from its own host."""
-    judge = proxy_judge(KEY, ())
+    """Where no network is admitted nothing is let in but probes: also not from its own host."""
+    judge = proxy_judge(KEY, lambda _: False)
     assert judge(head_of(CHAT), "127.0.0.1") is not None
     assert judge(head_of("/health"), STRANGER) is None
 
@@ -246,7 +247,7 @@ async def test_an_engine_that_loads_for_long_is_one_line_of_the_log(nursery):
 @pytest.mark.parametrize(("key", "let_in"), [(KEY, True), ("of-a-client", True), ("of-a-clien", False)])
 def test_a_proxy_asks_in_the_place_of_an_engine_that_cannot(key, let_in):
     """Keys of the service's clients let in as the engine's own does, and no network is enough any more."""
-    judge = proxy_judge(KEY, (), ("of-a-client",))
+    judge = proxy_judge(KEY, lambda _: False, ("of-a-client",))
     assert (judge(head_of(CHAT, f"Authorization: Bearer {key}\r\n"), POD) is None) is let_in
     assert judge(head_of(CHAT, ""), POD).status == 401
 

@@ -170,7 +170,7 @@ async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's colu
     error = json.loads(answer.body)["error"]
     assert (answer.status, error["code"]) == (status, code)
     assert words in error["message"]
-    assert set(error) == {"message", "type", "code"}
+    assert set(error) == {"message", "type", "code"} | ({"reason"} if code == "model_not_ready" else set())
     assert (error["type"] == "invalid_request_error") is (status < 500)
     stopped = "ScaledToZero" in error["message"]
     assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)

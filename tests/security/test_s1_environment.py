@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from cookies import new_cookie
 from llmkube.k8s.crd.placement import EnvVar
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.process.environment import plan_environment
@@ -50,7 +51,7 @@ async def play(tmp_path, libomp, env):
     """Run an engine that is linked with libomp as the agent runs one; return what stands in the file then."""
     settings = AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=0.2)
     work, log = tmp_path / "work" / "default" / "chat", tmp_path / "logs" / "default" / "chat.log"
-    command = Command((sys.executable, "-c", ENGINE, str(libomp)), env, work, log, cookie="c")
+    command = Command((sys.executable, "-c", ENGINE, str(libomp)), env, work, log, cookie=new_cookie())
     async with LocalEngines(settings).open_child(command, Shutdown(), Grace(0.2, 0.2)):
         with trio.fail_after(30):
             await until(lambda: log.exists() and "up" in log.read_text())

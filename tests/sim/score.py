@@ -16,7 +16,6 @@ from functools import partial
 import attrs
 import structlog
 import trio
-from trio.testing import MockClock
 
 from mac.macs import RELEASES
 from sim import daemons
@@ -27,6 +26,7 @@ from sim.macs import mac_of
 from sim.memory import SimMemory, shape_of
 from sim.stage import CALM, SOURCES, NotNow, Stage, at
 from sim.world import ADDRESS, agent_settings, open_world
+from virtual_clock import virtual_clock
 
 NAMES = ("a", "b", "c")
 MINUTE = 60.0
@@ -231,7 +231,7 @@ def play(timeline, *, quiet_minutes=30.0):
     trio._core._run._r.seed(timeline.seed)
     try:
         with _rare_collections():
-            trio.run(_play, timeline, quiet_minutes, result, clock=MockClock(autojump_threshold=0))
+            trio.run(_play, timeline, quiet_minutes, result, clock=virtual_clock())
     except (Exception, ExceptionGroup) as error:  # noqa: BLE001 - what crashes a world is a finding
         result.violations.append(Violation("bugs", math.nan, f"the world ended: {_words(error)}"))
     finally:

@@ -208,6 +208,26 @@ async def test_two_that_insist_do_not_write_for_ever(autojump_clock):
         assert (await world.condition())[:2] == ("True", "Loaded")
 
 
+async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_clock):
+    """A host that may not write its Lease yet leaves services to the others, which take it for dead; later it serves."""
+    async with two_hosts() as world:
+        await world.add_host("mini")
+        await world.stop_agent()
+        world.faults.forbids = lambda request: request.method == "PATCH" and request.url.path.endswith("/leases/sim")
+        world.machine.files.add("builtin://demo")  # so it would be the first to claim
+        await world.start_agent()
+        for name in ("a", "b", "c"):
+            await world.apply(name)
+            for _ in range(100):
+                assert "sim" not in (await world.claims(name)).values()
+                await trio.sleep(0.1)
+            assert world.live(name) == ["mini"]
+        world.faults.forbids = lambda _: False
+        await world.until(world.host_lease, lambda lease: lease is not None)
+        await world.apply("d", replicas=2)
+        await world.until(live, ["mini", "sim"], world, "d", seconds=60)
+
+
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
     """A host that says goodbye is replaced without anybody waiting for its Lease to expire."""
     async with two_hosts() as world:

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.resource import Key
@@ -16,6 +15,7 @@ from llmkube.supervisor.nouns.cordon import Cordon
 from sim.machine import Script
 from sim.mutation import is_caught
 from sim.world import agent_settings, open_world
+from virtual_clock import virtual_clock
 
 pytestmark = pytest.mark.ci
 
@@ -231,4 +231,4 @@ def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""
     timeline, target, attribute, bug = MUTANTS[name]
     monkeypatch.setattr(target, attribute, bug)
-    assert is_caught(partial(trio.run, timeline, None, clock=MockClock(autojump_threshold=0)))
+    assert is_caught(partial(trio.run, timeline, None, clock=virtual_clock()))

@@ -7,7 +7,6 @@ from functools import partial
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.base.backoff import Backoff
 from llmkube.cli.daemon_engine import keeping, unloading
@@ -29,6 +28,7 @@ from sim import test_daemon_sharing as sharing
 from sim import test_shared_daemon as shared
 from sim.daemons import RUNTIMES
 from sim.mutation import acts, is_booked, is_caught
+from virtual_clock import virtual_clock
 
 ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
 """These dice make a service of the runtime; `test_the_service_is_on_it` looks."""
@@ -393,7 +393,7 @@ CAUGHT = {
 
 def run(timeline):
     """Run a timeline on a virtual clock."""
-    trio.run(timeline, clock=MockClock(autojump_threshold=0))
+    trio.run(timeline, clock=virtual_clock())
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -8,7 +8,6 @@ from functools import partial
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.base.http.message import NO_HEADERS
 from llmkube.k8s.builtins import Event
@@ -17,6 +16,7 @@ from llmkube.supervisor.nouns import liveness
 from sim.machine import Script, SimChild
 from sim.mutation import is_caught
 from sim.world import open_world
+from virtual_clock import virtual_clock
 
 pytestmark = pytest.mark.ci
 
@@ -215,7 +215,7 @@ def run(timeline):
         async with open_world() as world:
             await timeline(world)
 
-    trio.run(main, clock=MockClock(autojump_threshold=0))
+    trio.run(main, clock=virtual_clock())
 
 
 @pytest.mark.parametrize(

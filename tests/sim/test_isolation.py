@@ -20,7 +20,6 @@ import attrs
 import pytest
 import trio
 from structlog.testing import capture_logs
-from trio.testing import MockClock
 
 import llmkube
 from lengths import BUG_LINES, BUGS, SOAK
@@ -29,6 +28,7 @@ from llmkube.supervisor.services import Services
 from sim.machine import Script
 from sim.memory import SimMemory, shape_of
 from sim.world import agent_settings, open_world
+from virtual_clock import virtual_clock
 
 VICTIM, SIBLING = "chat", "embed"
 OURS = str(Path(llmkube.__file__).parent)
@@ -229,7 +229,7 @@ def run(memory, at=-1):
     core._r.seed(5)
     try:
         with capture_logs():  # a traceback of this depth takes longer to draw than the life to play
-            trio.run(play, bug, memory, clock=MockClock(autojump_threshold=0))
+            trio.run(play, bug, memory, clock=virtual_clock())
     finally:
         core._r.setstate(state)
     return bug

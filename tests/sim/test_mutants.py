@@ -6,7 +6,6 @@ from functools import partial
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.reflector import Cache
@@ -33,6 +32,7 @@ from sim import test_limits as limits
 from sim.machine import Machine, Script, SimChild
 from sim.mutation import CREATED, BrokenMutantError, acts, is_booked, is_caught, keep_what_is_gone
 from sim.world import open_world
+from virtual_clock import virtual_clock
 
 
 async def serve_crash_and_edit(world):
@@ -71,7 +71,7 @@ async def run(_):
 
 def play(timeline):
     """Run a timeline on a virtual clock."""
-    trio.run(timeline, None, clock=MockClock(autojump_threshold=0))
+    trio.run(timeline, None, clock=virtual_clock())
 
 
 async def ready_at_once(http, url):
@@ -467,7 +467,7 @@ def test_the_same_seed_gives_the_same_run():
 
         state = random.getstate()
         trio._core._run._r.seed(7)
-        trio.run(main, clock=MockClock(autojump_threshold=0))
+        trio.run(main, clock=virtual_clock())
         random.setstate(state)
         return record
 

@@ -4,11 +4,15 @@ import attrs
 import pytest
 import trio
 
+from llmkube.apiserver.storage.revisions import Ref
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Event, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.supervisor.nouns.host_addresses import Reach
+from migration.leavings import agents_objects
 from sim.invariants import WatchedStore
+from sim.machine import Script
 from sim.world import ADDRESS, agent_settings, open_world
 
 pytestmark = pytest.mark.ci
@@ -241,6 +245,62 @@ async def test_a_strangers_service_is_left_alone(autojump_clock, api):
         for kind in (Service, Endpoints):
             await world.client.delete(kind, key)
         await world.until(world.condition, lambda seen: seen[0] == "True", "Published", seconds=90)
+
+
+async def test_a_slice_follows_at_once_where_an_earlier_agents_service_becomes_ours(autojump_clock):
+    """A policy forbids a host to stand behind a Service that is not ours, and a role to adopt it, until it is mended.
+
+    Clients have a ready endpoint at all times, and the Service keeps its address.
+    """
+    key, mended = Key("default", "chat"), trio.Event()
+    async with open_world(settings=QUICK) as world:
+        for kind, body in zip(
+            (Service, EndpointSlice, Endpoints), agents_objects("chat", address=ADDRESS, port=50123), strict=True
+        ):
+            await world.client.create(decode(kind, body))
+        before = await world.client.get(Service, key)
+
+        async def is_adopted():
+            return SERVICE_LABEL in (await world.client.get(Service, key)).metadata.labels
+
+        def forbids(request):
+            if request.url.path.endswith("/services/chat"):
+                return request.method == "PATCH" and not mended.is_set()
+            service = world.store.get(Ref(Service.RESOURCE.full_name, key))
+            return "/endpointslices/chat." in request.url.path and SERVICE_LABEL not in service["metadata"]["labels"]
+
+        async def ready_slices():
+            listing = await world.client.list(EndpointSlice)
+            return {one.metadata.name for one in listing.items if any(end.conditions.ready for end in one.endpoints)}
+
+        world.faults.forbids = forbids
+        world.machine.default = Script(load_seconds=30)
+        await world.apply()
+        await trio.sleep(40)
+        assert len(world.machine.live()) == 1
+        mended.set()
+        while not await is_adopted():
+            assert await ready_slices() == {"chat"}
+            await trio.sleep(0.1)
+        await world.until(ready_slices, lambda names: "chat.sim" in names, seconds=1, step_seconds=0.1)
+        await world.until(ready_slices, {"chat.sim"}, seconds=5)
+        assert (await world.client.get(Service, key)).spec.cluster_ip == before.spec.cluster_ip
+
+
+async def test_services_that_go_before_an_earlier_agents_endpoints_are_looked_for_end_no_agent(autojump_clock):
+    """On a slow API server that takes a while, one service after the other; those deleted meanwhile are passed over."""
+    names = [f"s{number}" for number in range(4)]
+    async with open_world() as world:
+        world.faults.slow_seconds = 4.0
+        for name in names:
+            await world.apply(name)
+        for name in names:
+            await world.until(world.ready_addresses, 1, name, seconds=60)
+        for name in names:
+            await world.delete(name)
+        await trio.sleep(60)
+        await world.apply()
+        await world.until(world.phase, "Ready", seconds=60)
 
 
 async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journal(autojump_clock):

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.controller.reconcile import stale_endpoints
 from llmkube.k8s import reflector
@@ -20,6 +19,7 @@ from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.facts import Facts
 from sim import test_api_faults, test_claims, test_limits, test_presence
 from sim.mutation import is_caught
+from virtual_clock import virtual_clock
 
 
 def first_address(original):
@@ -222,7 +222,7 @@ MUTANTS = {
 def run(timeline):
     """A timeline of another file, on a clock of its own."""
     arguments = dict.fromkeys(inspect.signature(timeline).parameters)
-    trio.run(lambda: timeline(**arguments), clock=MockClock(autojump_threshold=0))
+    trio.run(lambda: timeline(**arguments), clock=virtual_clock())
 
 
 @pytest.mark.ci

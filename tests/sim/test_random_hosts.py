@@ -6,11 +6,11 @@ import structlog
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trio.testing import MockClock
 
 from lengths import RANDOM_HOSTS
 from sim.machine import Script
 from sim.world import agent_settings, open_world
+from virtual_clock import virtual_clock
 
 NAMES = ("a", "b")
 HOSTS = ("sim", "mini", "studio")
@@ -109,6 +109,6 @@ def test_any_timeline_of_three_hosts_ends_with_each_replica_once(timeline, seed)
             await converge(world, wishes, down)
 
     try:
-        trio.run(main, clock=MockClock(autojump_threshold=0))
+        trio.run(main, clock=virtual_clock())
     finally:
         structlog.reset_defaults()

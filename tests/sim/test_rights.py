@@ -27,7 +27,11 @@ def calls(monkeypatch):
 async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_clock):
     """A service that comes, crashes, loses its network, changes and goes needs no right that is not declared."""
     settings = agent_settings(
-        advertise_address=sim_world.ADDRESS, endpoints_api=api, lease_renew_seconds=5.0, reassert_seconds=240.0
+        advertise_address=sim_world.ADDRESS,
+        endpoints_api=api,
+        lease_renew_seconds=5.0,
+        reassert_seconds=240.0,
+        api_server="https://192.0.2.100",  # so that it asks for nodes, which the embedded API server does not have
     )
     async with open_world(settings=settings) as world:
         await world.apply()
@@ -52,8 +56,8 @@ async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_cloc
         await world.until(world.claims, {}, seconds=60)
     assert undeclared(calls, PROGRAM) == set()
     other = {"endpointslices": "endpoints", "endpoints": "endpointslices"}[api]
-    # What only the other form of endpoints needs, what is there for events, and for sources that want a token
-    # (tests/supervisor/test_fetching.py).
-    spare = {"create events", "patch events", "get secrets"}
+    # What only the other form of endpoints needs, what is there for events, for nodes where there are any, and for
+    # sources that want a token (tests/supervisor/test_fetching.py).
+    spare = {"create events", "patch events", "get secrets", "watch nodes"}
     spare |= {f"{verb} {other}" for verb in ("create", "patch", "list")}
     assert unused(calls, PROGRAM) <= spare

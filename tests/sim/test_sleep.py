@@ -11,7 +11,6 @@ from functools import partial
 import attrs
 import pytest
 import trio
-from trio.testing import MockClock
 
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.host_lease import HostReport
@@ -25,6 +24,7 @@ from sim.machine import Script
 from sim.mutation import is_caught
 from sim.test_presence_mutants import never_yields
 from sim.world import agent_settings, open_world
+from virtual_clock import virtual_clock
 
 pytestmark = pytest.mark.ci
 
@@ -311,4 +311,4 @@ def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""
     timeline, target, attribute, bug = MUTANTS[name]
     monkeypatch.setattr(target, attribute, bug)
-    assert is_caught(partial(trio.run, timeline, None, clock=MockClock(autojump_threshold=0)))
+    assert is_caught(partial(trio.run, timeline, None, clock=virtual_clock()))

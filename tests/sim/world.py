@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import random
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -60,6 +61,7 @@ class Faults:
         slow_seconds: How long every answer takes.
         lost_answers: So many of the next writes are carried out, and then the connection breaks off.
         no_status: Status is refused, as by a webhook.
+        forbids: Which requests are answered with 403, as by a policy of the cluster.
         twice: Watches tell everything twice.
         torn: A watch that breaks off does so in the middle of a line.
         endless: Watches begin with a line that never ends.
@@ -74,6 +76,7 @@ class Faults:
     slow_seconds: float = 0.0
     lost_answers: int = 0
     no_status: bool = False
+    forbids: Callable[[httpx.Request], bool] = lambda _: False
     twice: bool = False
     torn: bool = False
     endless: bool = False
@@ -144,6 +147,8 @@ class Network(httpx.AsyncBaseTransport):
             return ANSWERS[self.faults.kind](request)
         if self.faults.no_status and request.url.path.endswith("/status"):
             return _refused(422, "the webhook says no")(request)
+        if self.faults.forbids(request):
+            return ANSWERS["403"](request)
         response = await self.transport.handle_async_request(request)
         if self.faults.lost_answers and request.method != "GET":
             self.faults.lost_answers -= 1

@@ -4,7 +4,6 @@ import base64
 import datetime
 import json
 import stat
-import time
 
 import pytest
 import structlog
@@ -47,13 +46,6 @@ class Server:
         return {"status": {"token": token_of(START + trio.current_time())}}
 
 
-async def replaced(path, old):
-    """Return the new token; it is written by a thread, for which no virtual clock waits."""
-    while (found := path.read_text()) == old:
-        await trio.to_thread.run_sync(time.sleep, 0.005)
-    return read_token(found)
-
-
 @pytest.fixture
 def server():
     return Server()
@@ -80,13 +72,12 @@ async def renewal(server, tmp_path, autojump_clock):
 async def test_a_token_is_replaced_at_half_of_its_life(server, renewal, autojump_clock):
     """Not before, once, as a private file; and the new one in its turn."""
     path, _, monitor = renewal
-    old = path.read_text()
     await trio.sleep(LIFE / 2 - 1)
     assert server.asked == []
     await trio.sleep(1 + 2 * LOOK_SECONDS)
     account = "/api/v1/namespaces/sys/serviceaccounts/llmkube-agent-box/token"
     assert server.asked == [("POST", account, TOKEN_SECONDS)]
-    fresh = await replaced(path, old)
+    fresh = read_token(path.read_text())
     assert fresh.issued_at >= START + LIFE / 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     await trio.sleep(2 * LOOK_SECONDS)
@@ -117,7 +108,6 @@ async def test_a_token_that_has_ended_is_told_once_with_the_command(server, rene
 async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
     """A server that is away costs nothing but a line, and the next try succeeds."""
     path, logs, monitor = renewal
-    old = path.read_text()
     server.error = ServerError("away", code=503)
     await trio.sleep(LIFE / 2 + 5 * RETRY_SECONDS)
     assert len([line for line in logs if line["log_level"] == "warning"]) == 1
@@ -125,7 +115,7 @@ async def test_a_failed_renewal_is_repeated(server, renewal, autojump_clock):
     assert len(server.asked) > 2
     server.error = None
     await trio.sleep(2 * RETRY_SECONDS)
-    assert (await replaced(path, old)).issued_at > START + LIFE / 2
+    assert read_token(path.read_text()).issued_at > START + LIFE / 2
     await trio.sleep(2 * LOOK_SECONDS)
     assert monitor.value.value.state is CredentialState.ACCEPTED
 

@@ -130,5 +130,5 @@ Or name the image here: --set image.registry=REGISTRY,image.repository=llmkube,i
 
 {{- /* What stands before spec.priority in the name of a PriorityClass. */}}
 {{- define "llmkube.priorityClassPrefix" -}}
-{{- ternary "llmkube-" "llmkube-nonpreempting-" .Values.priorityClasses.outrankPods -}}
+{{- ternary "llmkube-" "llmkube-service-" .Values.priorityClasses.outrankPods -}}
 {{- end }}

@@ -26,8 +26,8 @@ class Allowance(enum.StrEnum):
     CONTROL_PLANE = "controlPlane"
 
 
-PRIORITY_CLASS_PREFIXES: Final = ("llmkube-nonpreempting-", "llmkube-")
-"""What the chart calls its PriorityClasses, with priorityClasses.outrankPods the second; the first displace no pod."""
+PRIORITY_CLASS_PREFIXES: Final = ("llmkube-service-", "llmkube-")
+"""Prefixes of the chart's PriorityClasses; the second with priorityClasses.outrankPods: these outrank other pods."""
 
 
 @attrs.frozen

@@ -33,6 +33,45 @@ class Namespace(Keyed):
 
 
 @attrs.frozen(kw_only=True)
+class NodeSpec:
+    """The networks of a node's pods, where kube-controller-manager gives them out."""
+
+    pod_cidr: str = field("", "", name="podCIDR")
+    pod_cidrs: tuple[str, ...] = field("", (), name="podCIDRs")
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class NodeAddress:
+    """One way to reach a node: `InternalIP`, `ExternalIP`, or a name."""
+
+    type: str = ""
+    address: str = ""
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class NodeStatus:
+    """What a kubelet says of its machine."""
+
+    addresses: tuple[NodeAddress, ...] = ()
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
+class Node(Keyed):
+    """A machine of the cluster."""
+
+    RESOURCE: ClassVar[Resource] = Resource(
+        "", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status", "proxy")
+    )
+    metadata: ObjectMeta
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+    wire: WireForm = received()
+
+
+@attrs.frozen(kw_only=True)
 class PriorityClass(Keyed):
     """The rank of pods, by its name."""
 

@@ -15,7 +15,7 @@ a restore of etcd, kube-apiserver accepts a resourceVersion from its future and 
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Final, Generic, Never, TypeVar
@@ -206,7 +206,7 @@ def _check_names(key: Key) -> None:
         DecodeError: The name or the namespace is no DNS-1123 subdomain.
     """
     for field, name in (("metadata.name", key.name), ("metadata.namespace", key.namespace)):
-        if not is_object_name(name) and (name or field == "metadata.name"):  # what is of the cluster has no namespace
+        if name and not is_object_name(name):  # what is of the cluster has no namespace; the client took the name
             raise DecodeError(f"expected a DNS-1123 subdomain, got {name!r}", field=field)
 
 
@@ -219,10 +219,11 @@ async def run_reflector(
     namespace: str | None = None,
     label_selector: str = "",
     brake: bool = False,
+    fatal: Collection[int] = (),
     rng: random.Random,
     backoff: Backoff = RECONNECT,
 ) -> Never:
-    """Fill `cache` and keep it true until cancelled; no failure of the API server ends this.
+    """Fill `cache` and keep it true until cancelled; no failure of the API server ends this, but one of `fatal`.
 
     Args:
         client: Where to list and watch.
@@ -233,8 +234,12 @@ async def run_reflector(
         namespace: None watches all.
         label_selector: As kubectl takes it.
         brake: Whether deletions that take more than half within seconds wait for a list to confirm them.
+        fatal: HTTP statuses that are raised, for a collection that the program can do without.
         rng: Spreads watch lengths and back-off.
         backoff: Delays after failures in a row.
+
+    Raises:
+        ApiError: One of `fatal`.
     """
     collection = _Collection(client, kind, namespace, label_selector)
     must_list = True
@@ -257,6 +262,8 @@ async def run_reflector(
                     stable = trio.current_time() - opened_at >= STABLE_SECONDS
                     unheard = 0 if watch.heard else unheard + 1
         except ApiError as error:
+            if error.code in fatal:
+                raise
             problem = error
             if must_list:
                 cache.refuse(error)

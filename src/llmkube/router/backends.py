@@ -2,11 +2,30 @@
 
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 
 from llmkube.base.http.message import Headers
+from llmkube.k8s.wire.reasons import Meaning, Reason
+
+NOT_READY: Final = "model_not_ready"
+"""Error code of the gateway for a model that does not answer now; the error has the `reason` too."""
+
+NOT_FOUND: Final = "model_not_found"
+"""Error code of the gateway for an unknown model."""
+
+_RESTARTS: Final = frozenset({Reason.ENGINE_EXITED, Reason.NOT_ANSWERING, Reason.RESTARTING})
+"""Reasons of a service whose engine has just ended by itself: the next one loads, or the reason changes."""
+
+
+def is_on_its_way(reason: str) -> bool:
+    """Return whether a service that is not ready loads, or will soon, by the reason of its condition.
+
+    It does not where it is stopped, failed or refused, or waits for memory, for which there is no bound.
+    """
+    found = Reason.of(reason)
+    return found is None or found.meaning is Meaning.PASSING or found in _RESTARTS
 
 
 class State(enum.Enum):

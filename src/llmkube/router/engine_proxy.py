@@ -1,6 +1,6 @@
 """The way into one engine from elsewhere; the engine itself listens on the loopback address alone.
 
-On a host, who comes from an allowed network needs no key, and all others show the engine's own. In a pod, everyone
+On a host, who comes from an admitted network needs no key, and all others show the engine's own. In a pod, everyone
 shows a key of the service's clients. This is the gateway's data path with one backend: it judges the head, shows the
 engine's key, if that asks for one, in the place of the client's, and passes the bytes.
 """
@@ -35,12 +35,12 @@ Wherever it stands in a path: an engine's server may drop `#…`, `;…` or what
 """
 
 
-def proxy_judge(api_key: str, allowed: Sequence[Network], client_keys: Collection[str] = ()) -> Judge:
+def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collection[str] = ()) -> Judge:
     """Return what lets requests in by their heads and by the address from which they come.
 
     Args:
         api_key: What a client from anywhere may show.
-        allowed: The networks whose requests need no key.
+        admits: Says whether the requests of an address need no key.
         client_keys: What else a client from anywhere may show.
     """
     digests = frozenset(map(digest_of_key, (api_key, *client_keys)))
@@ -48,13 +48,13 @@ def proxy_judge(api_key: str, allowed: Sequence[Network], client_keys: Collectio
     def judge(head: RequestHead, peer: str) -> Response | None:
         if (head.path in OPEN_PATHS and only_reads(head)) or shows_key(head, digests):
             return None
-        # A browser in an allowed network shows pages from everywhere, and asks for them from its own address.
+        # A browser in an admitted network shows pages from everywhere, and asks for them from its own address.
         foreign = is_foreign_origin(head.lines)
-        if not foreign and _CLOSED not in head.path.casefold() and _is_in(peer, allowed):
+        if not foreign and _CLOSED not in head.path.casefold() and admits(peer):
             return None
         return key_refusal(
-            f"this engine asks for a key from {peer or 'here'}; requests of the cluster's own networks need none "
-            "(llmkube agent --allow-from)"
+            f"this engine asks for a key from {peer or 'here'}; requests of the cluster's nodes and pods, of its own "
+            "host and of the networks of `llmkube agent --allow-from` need none"
         )
 
     return judge
@@ -124,7 +124,8 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
     return handle
 
 
-def _is_in(peer: str, networks: Sequence[Network]) -> bool:
+def is_in(peer: str, networks: Sequence[Network]) -> bool:
+    """Whether an address, as a socket names it, is in one of the networks."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

@@ -19,7 +19,7 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
-from llmkube.router.backends import Backend, ModelDirectory, UnavailableModel
+from llmkube.router.backends import NOT_FOUND, NOT_READY, Backend, ModelDirectory, UnavailableModel
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.model_field import BodyError, read_model, replace_model
@@ -239,7 +239,7 @@ async def _forward(
 
 
 def _no_such_model(model_id: str, directory: ModelDirectory) -> RefusedError:
-    return refused(404, f"no model {model_id!r}; {_there_is(directory.model_ids())}", "model_not_found")
+    return refused(404, f"no model {model_id!r}; {_there_is(directory.model_ids())}", NOT_FOUND)
 
 
 def _there_is(model_ids: Sequence[str]) -> str:
@@ -251,4 +251,4 @@ def _not_ready(model_id: str, state: UnavailableModel) -> RefusedError:
     seconds = state.retry_after_seconds
     # OpenAI's and Anthropic's clients read the second header: to ask again now would only be refused again.
     again = {"Retry-After": str(seconds)} if seconds is not None else {"X-Should-Retry": "false"}
-    return refused(503, message, "model_not_ready", again)
+    return refused(503, message, NOT_READY, again, reason=state.reason)

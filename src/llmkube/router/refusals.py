@@ -33,7 +33,7 @@ def kind_of(status: int) -> str:
     return _KINDS.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
-def refused(status: int, message: str, code: str, headers: Mapping[str, str] = NO_HEADERS) -> RefusedError:
-    """Return a refusal, to be raised."""
-    said = {"error": error_object(status, message, code)}
+def refused(status: int, message: str, code: str, headers: Mapping[str, str] = NO_HEADERS, **more: str) -> RefusedError:
+    """Return a refusal, to be raised; `more` are further members of the error."""
+    said = {"error": error_object(status, message, code) | more}
     return RefusedError(Response.json(status, said, headers=Headers.of(headers)), code)

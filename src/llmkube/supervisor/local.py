@@ -16,7 +16,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import HttpClient, open_http_client
-from llmkube.base.private_files import remove_temporary_files
+from llmkube.base.private_files import remove_temporary_files, write_private
 from llmkube.base.trusted_paths import open_file
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
@@ -35,6 +35,7 @@ from llmkube.supervisor.host_cordon import CordonFile
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.network import LocalNetwork, host_facts, machine_of
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
 from llmkube.supervisor.nouns.cordon import cordon_path
 from llmkube.supervisor.nouns.journal import Entry, FileJournal
 from llmkube.supervisor.nouns.ports import Ports
@@ -297,6 +298,7 @@ async def open_local_ports(
             memory=memory,
             learned=learned,
             client_keys=ClientKeys(partial(client.get, Secret)).find,
+            admit=partial(_write_networks, networks_path(settings.state_dir)),
             cordon=CordonFile(cordon_path(settings.state_dir)),
         )
 
@@ -319,6 +321,10 @@ def _clear_up(journal: FileJournal, settings: AgentSettings) -> dict[Key, Entry]
         if (stuck := stuck_engine_of(process)) is not None:
             notes.note(stuck)
     return left
+
+
+async def _write_networks(path: Path, admitted: AdmittedNetworks) -> None:
+    await trio.to_thread.run_sync(partial(write_private, path, admitted.dump(), lasting=False))
 
 
 def _utcnow() -> datetime.datetime:

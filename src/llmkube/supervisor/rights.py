@@ -6,7 +6,7 @@ from typing import Final
 import attrs
 
 from llmkube.k8s import events
-from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Secret, Service, ServiceAccount
+from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Node, Secret, Service, ServiceAccount
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases import host_monitor
@@ -27,6 +27,8 @@ PROGRAM: Final = Program(
         Permission(Endpoints, APPLY | {"get", "delete"}),
         # What an earlier agent on this host has left, and every ten minutes what another client has removed or changed.
         *(Permission(kind, frozenset({"list"})) for kind in (Service, EndpointSlice, Endpoints)),
+        # Their networks need no key; an agent of one namespace has what `agent join` wrote instead.
+        Permission(Node, FOLLOW),
         # Its own Lease, and the claims: created, taken over, given up; those of all hosts are followed.
         Permission(Lease, APPLY | {"delete"}, place="system"),
         *host_monitor.PERMISSIONS,

@@ -56,6 +56,8 @@ OWNED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"ports": [{"port": 80, "name": "h"}]},
         {"f:ports": {'k:{"port":80,"protocol":"TCP"}': {".": {}, "f:name": {}, "f:port": {}}}},
     ),
+    ({"scalar": {"a": 1}}, {"f:scalar": {}}),
+    ({"names": {"a": 1}}, {"f:names": {}}),
     ({"free": {"x": {"y": [1]}}}, {"f:free": {"f:x": {".": {}, "f:y": {}}}}),
 ]
 

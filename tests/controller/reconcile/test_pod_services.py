@@ -41,6 +41,8 @@ async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, re
         faults.refusals.clear()
         await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
         assert await hands.where() == "Creating/Creating"
+        [accepted] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Accepted"]
+        assert (accepted.status, accepted.reason) == ("True", "Accepted")
 
 
 @pytest.mark.parametrize("resource", ["deployments", "jobs"])

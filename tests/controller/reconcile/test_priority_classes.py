@@ -14,7 +14,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment
 
 BARE = attrs.evolve(SETTINGS, priority_class_prefix=None)
-SAFE, OUTRANKING = "llmkube-nonpreempting-high", "llmkube-high"
+SAFE, OUTRANKING = "llmkube-service-high", "llmkube-high"
 
 
 async def install(hands, *names):
@@ -38,12 +38,12 @@ async def said(hands):
     [((SAFE, OUTRANKING), SAFE), ((OUTRANKING,), OUTRANKING), (("llmkube-low",), None), ((), None)],
 )
 async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
-    """D14: of two, the one that displaces no other pods; without one the service says what is missing."""
+    """D14: of two, the one that displaces no ordinary pods; without one the service says what is missing."""
     async with open_pods(workloads=BARE) as hands:
         await install(hands, *there)
         await hands.bring_up(priority="high")
         assert await rank(hands) == named
-        assert ("there is no PriorityClass llmkube-nonpreempting-high" in await said(hands)) is (named is None)
+        assert ("there is no PriorityClass llmkube-service-high" in await said(hands)) is (named is None)
 
 
 async def test_a_class_that_comes_later_is_given_and_one_that_goes_is_left_out(autojump_clock):

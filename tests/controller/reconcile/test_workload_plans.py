@@ -29,6 +29,7 @@ from llmkube.k8s.workloads import (
     PersistentVolumeClaim,
     PodDisruptionBudget,
 )
+from virtual_clock import virtual_clock
 
 
 async def test_fields_without_effect_are_named(autojump_clock):
@@ -269,4 +270,4 @@ def test_any_spec_is_served_or_explained_and_can_be_taken_back(drawn: Sequence[t
             assert not errors(hands)
             nursery.cancel_scope.cancel()
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(main, clock=virtual_clock())

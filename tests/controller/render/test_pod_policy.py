@@ -256,7 +256,7 @@ def test_the_guides_and_examples_need_no_leave(path):
     for one in printed(path):
         if one["kind"] == "InferenceService":
             spec = {name: value for name, value in one["spec"].items() if name != "modelRef"}
-            assert refused(spec, priority_class_prefix="llmkube-nonpreempting-") == []
+            assert refused(spec, priority_class_prefix="llmkube-service-") == []
         elif one["kind"] == "Model":
             assert fetch_refusals(cluster_model(**{"source": "a/b", **one["spec"]}).spec, SETTINGS) == ()
 

@@ -381,7 +381,7 @@ async def test_what_a_predecessor_has_left_is_waited_for(autojump_clock):
         await hands.create_service()
         assert await hands.where() == "Pending/NameTaken"
         conditions = (await hands.cluster.service()).status.conditions
-        assert {one.type: one.status for one in conditions}["Accepted"] == "True"
+        assert {one.type: (one.status, one.reason) for one in conditions}["Accepted"] == ("True", "Accepted")
         await hands.client.patch(Deployment, CHAT, {"metadata": {"finalizers": None}})
         assert await hands.where() == "Creating/Creating"
 

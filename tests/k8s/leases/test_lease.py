@@ -22,6 +22,7 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.leases import lease
 from llmkube.k8s.leases.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS, LeaseLostError, hold_lease
 from llmkube.k8s.resource import Key
+from virtual_clock import virtual_clock
 
 KEY = Key("llmkube-system", "llmkube-controller")
 
@@ -346,7 +347,7 @@ async def _storm(steps):
 @given(STEPS)
 def test_never_two_and_in_the_end_one(steps):
     """Whatever fails for whom and for how long: no two bodies at a time, and one when everything works again."""
-    trio.run(_storm, steps, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(_storm, steps, clock=virtual_clock())
 
 
 CUT_OFF = [(0, "fine", 20), (0, "down", 60), (0, "fine", 30), (1, "down", 60), (2, "down", 60), (1, "fine", 60)]
@@ -355,7 +356,7 @@ CUT_OFF = [(0, "fine", 20), (0, "down", 60), (0, "fine", 30), (1, "down", 60), (
 @pytest.mark.parametrize("mutant", ["renewal without a look at the holder", "a hold longer than the Lease"])
 def test_mistakes_are_caught(monkeypatch, mutant):
     """The timelines above fail for an implementation that overwrites another holder or holds on too long."""
-    clock = trio.testing.MockClock(autojump_threshold=0)
+    clock = virtual_clock()
     if mutant == "a hold longer than the Lease":
         monkeypatch.setattr(lease, "HOLD_SECONDS", 2.0 * DURATION_SECONDS)
         timeline = functools.partial(_storm, CUT_OFF)

@@ -161,6 +161,16 @@ def test_words_about_an_older_spec_are_not_those_of_the_newest(reason):
         assert health.message == "waiting for the agent to look at it"
 
 
+def test_a_replacement_is_judged_once_the_agent_has_seen_the_edit():
+    """After a second edit, `UpToDate` about the first says nothing of what is asked for now."""
+    accepted = ACCEPTED | {"observedGeneration": 2}
+    for told in (NEWEST, NOT_REPLACED):
+        serves = edited(service("chat", accepted, LOADED, seen_by_one(told), phase="Ready"))
+        health = service_health(serves, model("chat", FETCHED))
+        assert (health.state, health.done, health.reason) == (WAITING, 1, "Pending")
+        assert health.message == "waiting for the agent to look at it"
+
+
 def test_a_wait_that_an_edit_leaves_as_it_is_keeps_its_words():
     """The agent has accepted the edit and says nothing new of the wait for memory: that is what it still waits for."""
     accepted = ACCEPTED | {"observedGeneration": 2}

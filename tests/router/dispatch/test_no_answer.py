@@ -17,6 +17,7 @@ CASES = {
     "none may be asked": ((Cause.CIRCUIT, Cause.KEY), 503, "no_backend_available", AGAIN),
     "all are left alone": ((Cause.CIRCUIT, Cause.CIRCUIT), 503, "no_backend_available", AGAIN),
     "one that is left alone says nothing": ((Cause.SERVER_ERROR, Cause.CIRCUIT), 502, "all_backends_failed", {}),
+    "not ready": ((Cause.NOT_READY,), 503, "no_backend_available", AGAIN),
     "errors": ((Cause.SERVER_ERROR,), 502, "all_backends_failed", {}),
     "no connection": ((Cause.CONNECT,), 502, "all_backends_failed", {}),
 }
@@ -47,6 +48,13 @@ def test_a_rule_that_fails_closed_is_named():
     assert (said.status, said.code) == (503, "fail_closed_runtime")
     assert "rule 'pii' fails closed" in said.message
     assert told([Failure(Cause.UNSUPPORTED, "no tools")], closing_rule="pii").message == "no tools"
+
+
+def test_a_client_does_not_ask_again_for_what_a_person_has_stopped():
+    """U4: unless another backend may answer by then."""
+    stopped, crashed = (Failure(Cause.NOT_READY, "", reason="Hung", stays=stays) for stays in (True, False))
+    assert told([stopped], closing_rule="pii").headers == {"X-Should-Retry": "false"}
+    assert told([stopped, crashed], closing_rule="pii").headers == AGAIN
 
 
 def test_a_client_is_never_told_to_come_again_at_once():

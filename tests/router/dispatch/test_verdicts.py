@@ -5,6 +5,8 @@ import pytest
 from llmkube.base.http.message import Headers
 from llmkube.router.dispatch.verdicts import Cause, error_in, judge, retry_after, status_of_error
 
+NOT_READY = {"message": "model 'chat' is not ready: it stalled while loading", "code": "model_not_ready"}
+
 
 @pytest.mark.parametrize(
     ("status", "error", "ours", "cause"),
@@ -20,6 +22,14 @@ from llmkube.router.dispatch.verdicts import Cause, error_in, judge, retry_after
         (503, {"message": "Loading model"}, True, Cause.LOADING),
         (503, {"message": "Loading model"}, False, Cause.SERVER_ERROR),
         (503, {"message": "no slot"}, True, Cause.SERVER_ERROR),
+        (503, NOT_READY | {"reason": "Loading"}, True, Cause.LOADING),
+        (503, NOT_READY | {"reason": "OfTomorrow"}, True, Cause.LOADING),
+        (503, NOT_READY, True, Cause.LOADING),  # of a gateway that gives no reason
+        (503, NOT_READY | {"reason": "LoadStalled"}, True, Cause.NOT_READY),  # whatever its message says of loading
+        (503, NOT_READY | {"reason": "ScaledToZero"}, False, Cause.SERVER_ERROR),
+        (404, {"message": "m", "code": "model_not_found"}, True, Cause.MISSING),
+        (404, {"message": "m", "code": "model_not_found"}, False, None),
+        (404, {"message": "m", "code": 404}, True, None),
         (500, {"code": "content_filter"}, False, None),
         (400, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}, False, None),
     ],

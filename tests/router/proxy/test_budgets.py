@@ -56,6 +56,20 @@ async def test_a_full_budget_refuses_with_a_time(autojump_clock):
         assert lab.audit[1]["outcome"] == "budget_exhausted"
 
 
+async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clock, monkeypatch):
+    """Once the most accounts are there, those whose window has passed are forgotten, and no new team shares one."""
+    monkeypatch.setattr("llmkube.router.budgets.meter.MOST_ACCOUNTS", 3)
+    took = answer(said=ANSWER | {"usage": {"prompt_tokens": 60, "completion_tokens": 30}})
+    async with open_lab(limited(scope="team", max_tokens=120), a=took) as lab:
+
+        async def statuses(*teams):
+            return [(await lab.ask(ASKED | SMALL, headers={"x-llmkube-team": team})).status for team in teams]
+
+        assert await statuses("a", "b", "c", "c") == [200, 200, 200, 429]
+        await trio.sleep(2 * 3600)
+        assert await statuses("d", "e", "e") == [200, 200, 429]
+
+
 async def test_what_an_answer_took_is_charged(autojump_clock):
     """By `usage`, by llama.cpp's `timings`, and as reserved where a backend says neither."""
     said = [{"usage": {"prompt_tokens": 3, "completion_tokens": 5}}, {"timings": {"prompt_n": 2, "predicted_n": 4}}, {}]

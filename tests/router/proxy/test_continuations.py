@@ -205,15 +205,20 @@ async def test_one_that_has_had_all_its_tokens_is_ended_without_another_engine(a
 # -- where it goes on -------------------------------------------------------------------------------------------------
 
 
-async def test_the_same_engine_is_waited_for(autojump_clock):
-    """It is asked once a second until it answers; the client hears comments, and its circuit counts one failure."""
+@pytest.mark.parametrize("result", ["loading", "not_ready"])
+async def test_the_same_engine_is_waited_for(autojump_clock, result):
+    """It is asked once a second until it answers; the client hears comments, and its circuit counts one failure.
+
+    So is one of which the gateway says that it crashes again and again.
+    """
     player = dying("a", place_of("a", 5))
     up_at = 12.5
     scripts = player.scripts
 
     async def script(connection):
         if len(player.asked) > 1 and trio.current_time() < up_at:
-            await connection.send_all(error(503, "Loading model"))
+            crashed = {"code": "model_not_ready", "reason": "CrashLoopBackOff"} if result == "not_ready" else {}
+            await connection.send_all(error(503, "Loading model", **crashed))
             return
         at = player.asked
         if trio.current_time() >= up_at:
@@ -226,7 +231,7 @@ async def test_the_same_engine_is_waited_for(autojump_clock):
         assert trio.current_time() == pytest.approx(13, abs=0.1)
         assert lab.router.handler.dispatcher.circuits.of("a").failures == 0
     assert (text_in(data), whole, data.count(b": the model is loading")) == (TEXT, True, 2)
-    assert [each["result"] for each in lab.audit[0]["attempts"]] == ["answered", "loading", "answered"]
+    assert [each["result"] for each in lab.audit[0]["attempts"]] == ["answered", result, "answered"]
 
 
 async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):

@@ -1,5 +1,4 @@
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -11,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.engine import child as owned
 from llmkube.supervisor.engine.child import AdoptError, Ending, SpawnError, adopt_child, open_child
@@ -47,7 +47,7 @@ def command(tmp_path, code, **env):
 
 
 def opened(tmp_path, code, grace_seconds=5.0, shutdown=None, **env):
-    cookie = secrets.token_hex(8)
+    cookie = new_cookie()
     ending = Ending(cookie, Grace(grace_seconds, grace_seconds), shutdown or Shutdown())
     return open_child(command(tmp_path, code, **env, **{COOKIE_VARIABLE: cookie}), ending, log_cap_bytes=1 << 20)
 
@@ -138,7 +138,7 @@ async def test_a_missing_program_is_named(tmp_path):
     """A program that does not exist is an error that names it, and no process."""
     missing = Command(("/no/such/engine",), {}, tmp_path / "work", tmp_path / "log")
     with pytest.raises(SpawnError, match="/no/such/engine"):
-        async with open_child(missing, Ending("none", Grace(1, 1), Shutdown()), log_cap_bytes=1):
+        async with open_child(missing, Ending(new_cookie(), Grace(1, 1), Shutdown()), log_cap_bytes=1):
             raise AssertionError("it started")
 
 
@@ -178,7 +178,7 @@ async def test_an_end_does_not_wait_for_a_look_or_a_note_that_hangs(tmp_path, mo
 
     monkeypatch.setattr(owned, "KILL_SECONDS", 0.2)
     monkeypatch.setattr(owned, "NOTE_SECONDS", 0.2)
-    ending, sampler = Ending("none", Grace(0.2, 0.2), Shutdown(), hang), Sampler(cookies=CookieScan(hang))
+    ending, sampler = Ending(new_cookie(), Grace(0.2, 0.2), Shutdown(), hang), Sampler(cookies=CookieScan(hang))
     code = "import time; print('up', flush=True); time.sleep(600)"
     with trio.fail_after(10):
         async with open_child(command(tmp_path, code), ending, log_cap_bytes=1 << 20, sampler=sampler) as child:
@@ -250,7 +250,7 @@ os._exit(0)
 
 async def left_behind(tmp_path, code):
     """A process whose agent has gone, as the journal knows it."""
-    cookie, log_path = secrets.token_hex(8), tmp_path / "log"
+    cookie, log_path = new_cookie(), tmp_path / "log"
     agent = await trio.run_process(
         [sys.executable, "-c", EARLIER_AGENT, log_path, code],
         env={**os.environ, COOKIE_VARIABLE: cookie},
@@ -350,7 +350,7 @@ async def test_a_process_of_the_same_pid_is_not_adopted(tmp_path):
     with trio.fail_after(20):
         async with opened(tmp_path, "import time; print('up', flush=True); time.sleep(600)") as other:
             await first_line(other)
-            record = EngineRecord("cookie", "127.0.0.1", 1, 0, other.pid, f"{other.started}0")
+            record = EngineRecord(new_cookie(), "127.0.0.1", 1, 0, other.pid, f"{other.started}0")
             with pytest.raises(AdoptError, match=str(other.pid)):
                 async with adopted(tmp_path, record):
                     raise AssertionError("adopted")

@@ -1,13 +1,13 @@
 """What engines may do with their streams, and what is left of one that has ended: none of it may hold anybody up."""
 
 import os
-import secrets
 import sys
 
 import psutil
 import pytest
 import trio
 
+from cookies import new_cookie
 from llmkube.supervisor.engine.child import Ending, open_child
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
 from llmkube.supervisor.nouns.lifecycle import Exit
@@ -19,7 +19,7 @@ MEBIBYTES = 64
 
 
 def opened(tmp_path, code):
-    cookie = secrets.token_hex(8)
+    cookie = new_cookie()
     environment = {"PATH": os.environ["PATH"], COOKIE_VARIABLE: cookie}
     command = Command((sys.executable, "-c", code), environment, tmp_path / "work", tmp_path / "log")
     return open_child(command, Ending(cookie, Grace(5.0, 5.0), Shutdown()), log_cap_bytes=1 << 30)

@@ -11,6 +11,7 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from cookies import new_cookie
 from llmkube.base.backoff import Backoff
 from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, keeping_awake
@@ -71,7 +72,8 @@ async def test_the_setting_decides(tmp_path, caffeinate, held):
     """An engine has its caffeinate, which ends with the agent, where the setting says so."""
     settings = AgentSettings("studio", tmp_path / "state", tmp_path / "store", sys.executable, keep_awake=held)
     argv = (sys.executable, "-c", "import time; time.sleep(600)")
-    command = Command(argv, {}, tmp_path / "work", tmp_path / "logs" / "ns" / "chat.log", cookie="0123")
+    log = tmp_path / "logs" / "ns" / "chat.log"
+    command = Command(argv, {}, tmp_path / "work", log, cookie=new_cookie())
     engines = LocalEngines(settings)
     assert (engines.awake is not None) is held
     if held:
@@ -94,23 +96,23 @@ from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from pathlib import Path
 
-async def main(folder, program):
+async def main(folder, program, cookie):
     engines = LocalEngines(AgentSettings("studio", folder / "state", folder / "store", sys.executable, keep_awake=True))
     engines.awake = partial(keep_awake.caffeinate, (program, "-w"))
     argv = (sys.executable, "-c", "import time; time.sleep(600)")
-    command = Command(argv, {}, folder / "work", folder / "logs" / "ns" / "chat.log", cookie="0123")
+    command = Command(argv, {}, folder / "work", folder / "logs" / "ns" / "chat.log", cookie=cookie)
     async with engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
         print(child.pid, flush=True)
         await trio.sleep_forever()
 
-trio.run(main, Path(sys.argv[1]), sys.argv[2])
+trio.run(main, Path(sys.argv[1]), *sys.argv[2:])
 """
 
 
 async def outlives_a_killed_agent(code, folder, caffeinate, *, seconds):
     """Whether caffeinate runs so long after its agent was killed, which leaves an engine."""
     agent = await trio.lowlevel.open_process(
-        [sys.executable, "-c", code, str(folder), str(caffeinate)], stdout=subprocess.PIPE
+        [sys.executable, "-c", code, str(folder), str(caffeinate), new_cookie()], stdout=subprocess.PIPE
     )
     engine = int(await agent.stdout.receive_some())
     try:

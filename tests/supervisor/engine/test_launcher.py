@@ -8,6 +8,7 @@ import psutil
 import pytest
 import trio
 
+from cookies import new_cookie
 from llmkube.supervisor.engine import child as owned
 from llmkube.supervisor.engine.launcher import EngineNotFoundError, EngineStuckError, LocalEngines, killed_at_once
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines
@@ -27,7 +28,7 @@ def engines(tmp_path):
 
 def command(tmp_path, name="chat"):
     work, log = tmp_path / "work" / "default" / name, tmp_path / "logs" / "default" / f"{name}.log"
-    return Command((sys.executable, "-c", STUBBORN), {}, work, log, cookie=f"cookie of {name}")
+    return Command((sys.executable, "-c", STUBBORN), {}, work, log, cookie=new_cookie())
 
 
 ASKED = """#!/bin/sh

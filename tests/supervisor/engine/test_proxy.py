@@ -8,6 +8,7 @@ import psutil
 import pytest
 import trio
 
+from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.engine import proxy
 from llmkube.supervisor.engine.cookie_scan import CookieScan
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 DEAF = (sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-COOKIE = f"test-of-proxies-{os.getpid()}"  # other workers play tests of this file meanwhile
+COOKIE = new_cookie()
 CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.0/16",))
 
 

@@ -53,7 +53,14 @@ async def test_figures_outlive_the_agent(tmp_path, nursery):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"format": 9, "figures": {}}', '{"format": 1, "figures": {"k": {"measured_bytes": -1}}}'],
+    [
+        "",
+        "[]",
+        "{",
+        '{"format": 9, "figures": {}}',
+        '{"format": 1, "figures": {"k": {"measured_bytes": -1}}}',
+        '{"format": 1, "figures": {"k": {"measured_bytes": 1.5}}}',
+    ],
 )
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text):
     """Nothing that lies in the file stops the agent."""

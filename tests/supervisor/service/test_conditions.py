@@ -3,6 +3,7 @@ import pytest
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import Service
+from llmkube.k8s.crd.meta import APIKeySecretRef
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.status import OF_SERVICE
@@ -84,3 +85,16 @@ def test_every_condition_that_agents_state_can_be_stated():
     facts = FACTS.with_plan(()).with_view(ServiceView(Reason.PENDING)).with_memory(Level.NORMAL, None, "")
     refused = facts.with_refusal(SERVICE, UserError("no"))
     assert tuple(one.type for one in service_conditions(refused)) == OF_SERVICE
+
+
+def test_a_service_that_pods_cannot_use_without_a_key_says_so():
+    """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
+    reach = attrs.evolve(FACTS.reach, closed="no list of nodes")
+    closed = FACTS.with_reach(reach)
+    message = "given; without a key, 401: no list of nodes"
+    assert {one.message for one in service_conditions(closed) if one.type == "Published"} == {message}
+    opened = closed.with_reach(FACTS.reach)
+    assert {one.message for one in service_conditions(opened) if one.type == "Published"} == {"given"}
+    spec = attrs.evolve(FACTS.wish.service.spec, api_key_secret_ref=APIKeySecretRef(name="keys"))
+    keyed = FACTS.with_wish(attrs.evolve(FACTS.wish, service=attrs.evolve(FACTS.wish.service, spec=spec)))
+    assert keyed.with_reach(reach).published is None

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -162,13 +162,13 @@ def test_s8_a_folder_that_every_user_may_write_to_is_not_believed(folder, source
 @contextmanager
 def swapping(path, *targets):
     """The other user puts links to these in the place of a file, in turn, as fast as the machine can."""
-    script = 'p="$1"; shift; while :; do for t; do ln -s "$t" "$p.new"; mv -Tf "$p.new" "$p"; done; done'
-    attacker = start_as_other(script, path, *targets)
+    swaps = 'p="$1"; shift; while :; do for t; do ln -s "$t" "$p.new"; mv -Tf "$p.new" "$p"; done; done'
+    attacker = start_as_other(f"trap exit TERM; {swaps}", path, *targets)
     try:
         yield
     finally:
-        attacker.kill()
-        attacker.wait()
+        attacker.terminate()  # the shell ends after the program that it runs: a killed one would leave that behind
+        attacker.wait(60)
 
 
 @needs_second_user
@@ -192,9 +192,10 @@ def test_s8_another_user_who_swaps_a_file_gets_nothing_of_others():
                     with pytest.raises((SourceNotAllowedError, WeightsNotFoundError)):
                         os.close(listed.open(models / name / "swapped.gguf"))
         his = LocalSources((models / "his",))  # the host's owner trusts him: he is served his own, and nothing else
-        seen = set()
+        seen, wanted, looks, ends = set(), {b"GGUF his", SourceNotAllowedError}, 0, time.monotonic() + 120
         with swapping(models / "his" / "swapped.gguf", models / "his" / "m.gguf", private / "secret.gguf"):
-            for _ in range(3000):
+            while (looks < 3000 or not wanted <= seen) and time.monotonic() < ends:
+                looks += 1
                 try:
                     descriptor = his.open(models / "his" / "swapped.gguf")
                 except (SourceNotAllowedError, WeightsNotFoundError) as error:
@@ -202,18 +203,15 @@ def test_s8_another_user_who_swaps_a_file_gets_nothing_of_others():
                 else:
                     seen.add(os.pread(descriptor, 99, 0))
                     os.close(descriptor)
-        assert b"GGUF his" in seen
-        assert SourceNotAllowedError in seen
+        assert wanted <= seen
         assert b"GGUF private" not in seen
 
 
 def wait_for(path):
-    over = threading.Event()
-    for _ in range(1000):
-        if path.is_symlink():
-            return
-        over.wait(0.01)
-    raise AssertionError(f"{path} has not come")
+    ends = time.monotonic() + 60
+    while not path.is_symlink():
+        assert time.monotonic() < ends, f"{path} has not come"
+        time.sleep(0.01)
 
 
 def test_a_file_that_is_replaced_between_look_and_open_is_not_read(folder, sources, monkeypatch):

@@ -98,8 +98,8 @@ def _retain(target: JsonObject, patch: Mapping[str, Any]) -> JsonObject:
     if not is_list(patch[_RETAIN]):
         raise StrategicPatchError(f"{_RETAIN} must be a list")
     kept = {name for name in patch[_RETAIN] if isinstance(name, str)}
-    for name in patch:
-        if not name.startswith("$") and name not in kept:
+    for name, value in patch.items():
+        if value is not None and not name.startswith("$") and name not in kept:
             raise StrategicPatchError(f"{_RETAIN} must contain every field that the patch sets; {name!r} is missing")
     return {name: value for name, value in target.items() if name in kept}
 
@@ -132,7 +132,7 @@ def _merge_lists(target: Sequence[Any], patch: Sequence[Any], schema: Schema) ->
         elif wanted in merged:
             merged[wanted][0] = _merge_maps(merged[wanted][0], item, schema.items or ANYTHING)
         else:
-            merged[wanted] = [_merge_maps({}, item, schema.items or ANYTHING)]
+            merged[wanted] = [copy(item)]  # as it is: kube-apiserver takes a directive in it for an unknown field
     return _ordered([item for items in merged.values() for item in items], patch, target, schema.patch_merge_key)
 
 

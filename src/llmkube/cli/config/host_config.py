@@ -42,8 +42,8 @@ class HostConfig:
     host_ip: str | None = setting(None, help="Address of this host at which the cluster reaches its engines.")
     allow_from: tuple[str, ...] = setting(
         (),
-        help="Network (CIDR) whose requests reach engines without a key, such as the cluster's of pods and of nodes; "
-        "repeatable. All other requests get 401.",
+        help="Network (CIDR) whose requests reach engines without a key, beside those that an agent admits by itself: "
+        "the cluster's nodes, their pod CIDRs, and this host; repeatable. All other requests get 401.",
     )
     s3_env_auth: bool = setting(
         False, help="Fetch s3:// sources of Models that name no Secret with the AWS keys of this program's environment."

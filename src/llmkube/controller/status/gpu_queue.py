@@ -1,7 +1,7 @@
 """Who is first in line for a GPU: by priority, then by age. Pure.
 
 The queue orders what people see; which pod gets the next GPU is the scheduler's decision, by the PriorityClasses that
-there are. The chart's own are as apart as these priorities only with `priorityClasses.outrankPods`.
+there are. The chart's own are in the order of these priorities.
 """
 
 from collections.abc import Iterable

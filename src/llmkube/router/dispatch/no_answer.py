@@ -38,11 +38,11 @@ def no_answer(failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule
         closing_rule: The name of the rule that decided, if that fails closed; "" otherwise.
         wait_seconds: Until the first circuit lets requests through again.
     """
-    tried = "; ".join(f"{each.backend}: {each.result}" for each in tries)
-    message = f"no backend answered ({tried})"
+    message = f"no backend answered ({'; '.join(map(str, tries))})"
     if all(each.cause is Cause.UNSUPPORTED for each in failures):
         return NoAnswer(400, "unsupported", failures[0].detail)
-    again = {"Retry-After": str(max(1, math.ceil(wait_seconds)))}
+    seconds, stays = max(1, math.ceil(wait_seconds)), all(each.stays for each in failures)
+    again = {"X-Should-Retry": "false"} if stays else {"Retry-After": str(seconds)}
     if closing_rule:
         return NoAnswer(503, "fail_closed_runtime", f"{message}, and rule {closing_rule!r} fails closed", again)
     last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
@@ -63,7 +63,7 @@ def no_answer(failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule
             return NoAnswer(429, "rate_limited", message, again)
         case Cause.LOADING:
             return NoAnswer(503, "model_loading", message, {"Retry-After": str(LOADING_RETRY_SECONDS)})
-        case Cause.CIRCUIT | Cause.KEY | Cause.MISSING:
+        case Cause.CIRCUIT | Cause.KEY | Cause.MISSING | Cause.NOT_READY:
             return NoAnswer(503, "no_backend_available", message, again)
         case _:
             return NoAnswer(502, "all_backends_failed", message)

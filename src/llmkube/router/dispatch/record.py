@@ -26,6 +26,7 @@ class Try:
         detail: More of it, for the operator.
         seconds: Until that was known.
         status: What the backend answered; 0 for nothing.
+        reason: Why a service is not ready; "" otherwise.
     """
 
     backend: str
@@ -33,6 +34,11 @@ class Try:
     detail: str
     seconds: float
     status: int
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Return it for clients: `chat: not_ready (ScaledToZero)`."""
+        return f"{self.backend}: {self.result}" + (f" ({self.reason})" if self.reason else "")
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -109,7 +115,8 @@ class Record:
         if failure is None:
             self.tries.append(Try(backend, "answered", "", seconds, status))
         else:
-            self.tries.append(Try(backend, failure.cause.value, failure.detail, seconds, failure.status))
+            cause, detail = failure.cause.value, failure.detail
+            self.tries.append(Try(backend, cause, detail, seconds, failure.status, failure.reason))
 
     @property
     def rule(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.http.message import Headers
+from llmkube.router.backends import NOT_FOUND, NOT_READY, is_on_its_way
 from llmkube.router.config.local_address import stays_here
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
@@ -38,6 +39,7 @@ class Cause(enum.Enum):
     CIRCUIT = "circuit_open"
     KEY = "no_key"
     MISSING = "not_available"
+    NOT_READY = "not_ready"
     UNSUPPORTED = "unsupported"
     QUEUE = "queue"
     FROZEN = "frozen"
@@ -57,6 +59,8 @@ class Failure:
             been; 0 for nothing.
         retry_after_seconds: After which time it wants to be asked again.
         is_own: Of a queue: whether more requests of the same tenant wait in it.
+        reason: Reason of the condition of a service that is not ready; "" of other failures.
+        stays: Whether such a service stays so until a person acts.
     """
 
     cause: Cause
@@ -64,6 +68,8 @@ class Failure:
     status: int = 0
     retry_after_seconds: float | None = None
     is_own: bool = False
+    reason: str = ""
+    stays: bool = False
 
     @property
     def counts(self) -> bool:
@@ -75,7 +81,8 @@ NO_BUDGET: Final = frozenset({Cause.BUDGET, Cause.BUDGET_STORE})
 """What no other backend mends."""
 
 _NO_FAULT: Final = NO_BUDGET | {
-    *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE)
+    *(Cause.CIRCUIT, Cause.KEY, Cause.MISSING, Cause.NOT_READY),
+    *(Cause.LOADING, Cause.RATE_LIMITED, Cause.UNSUPPORTED, Cause.QUEUE),
 }
 _CONTENT_CODES: Final = frozenset(
     {
@@ -153,7 +160,7 @@ def judge(status: int, headers: Headers, error: Mapping[str, Any] | None, *, our
         status: Of the answer.
         headers: Of the answer.
         error: What `error_in` found in it.
-        ours: Whether the backend is an engine of ours, which says 503 while it loads.
+        ours: Whether the backend is an engine of ours, which answers 503 while it loads, or a gateway.
     """
     if error is not None and is_content_refusal(error):
         return None
@@ -161,8 +168,15 @@ def judge(status: int, headers: Headers, error: Mapping[str, Any] | None, *, our
         return Failure(Cause.REDIRECT, f"it answers {status} and wants the request elsewhere", status)
     if status == 429:
         return Failure(Cause.RATE_LIMITED, "it answers 429", status, retry_after(headers) or 1.0)
-    if status == 503 and ours and error is not None and _is_loading(error):
-        return Failure(Cause.LOADING, "it loads its model", status)
+    if status == 503 and ours and error is not None:
+        reason = str(error.get("reason", "")) if error.get("code") == NOT_READY else ""
+        if reason and not is_on_its_way(reason):
+            stays = headers.get("x-should-retry") == "false"
+            return Failure(Cause.NOT_READY, str(error.get("message")), status, reason=reason, stays=stays)
+        if reason or _is_loading(error):
+            return Failure(Cause.LOADING, "it loads its model", status)
+    if status == 404 and ours and error is not None and error.get("code") == NOT_FOUND:
+        return Failure(Cause.MISSING, "its gateway serves no such model", status)
     if status >= 500 and ours and error is not None and _is_unsupported(error):
         return Failure(Cause.UNSUPPORTED, f"it answers {status}: {error.get('message')}", status)
     if status >= 500:
@@ -191,4 +205,5 @@ def _is_unsupported(error: Mapping[str, Any]) -> bool:
 
 
 def _is_loading(error: Mapping[str, Any]) -> bool:
-    return "loading" in str(error.get("message", "")).lower() or error.get("code") == "model_not_ready"
+    """Whether llama.cpp's server says that it loads, for which it has no code, or a gateway that gives no reason."""
+    return "loading" in str(error.get("message", "")).lower() or error.get("code") == NOT_READY

@@ -60,7 +60,7 @@ from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.reload import Reload
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.shared import Shared, alone
-from llmkube.router.proxy.standing import Standing
+from llmkube.router.proxy.standing import Standing, WhyNotReady, unknown_readiness
 from llmkube.router.proxy.unread_requests import UnreadRequests
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
@@ -110,6 +110,7 @@ async def open_router(
     write: Write | None = None,
     budgets_folder: Path | None = None,
     ask_engine: AskEngine | None = None,
+    why_not_ready: WhyNotReady = unknown_readiness,
     shared: Shared | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
@@ -124,6 +125,7 @@ async def open_router(
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
         ask_engine: Asks an engine of ours how it does, where the address of backends is a gateway's.
+        why_not_ready: Returns why the service of such a backend is not ready and does not load; "" otherwise.
         shared: What it has in common with others; their parent then probes the backends, and says how they stand.
 
     Raises:
@@ -155,7 +157,7 @@ async def open_router(
             parts=parts, prefixes=prefixes, watch=watch, probes=probes, accounts=accounts, audit=audit, write=write
         )
         live = LiveConfig(source, routing, change, checker_of, seen=seen)
-        standing = Standing(live, keys, circuits, audit, accounts)
+        standing = Standing(live, keys, circuits, why_not_ready, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         if shared is None:
             registry.register(

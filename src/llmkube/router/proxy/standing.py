@@ -1,6 +1,6 @@
 """Whether a router can answer, which of its backends it asks, and why not the others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import attrs
@@ -9,11 +9,20 @@ import trio
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import lets_clients_in
 from llmkube.router.budget_store.router_budgets import RouterBudgets
+from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.circuits import Circuits, State
 from llmkube.router.proxy.audit_log import AuditLog
 from llmkube.router.proxy.live_config import LiveConfig
 
 LEFT_ALONE: Final = "it failed, and is left alone for now"
+
+WhyNotReady = Callable[[Backend], str]
+"""Returns why the service of a backend is not ready and does not load; "" otherwise."""
+
+
+def unknown_readiness(_: Backend) -> str:
+    """Return "": without an agent in this process, only answers tell how an engine does."""
+    return ""
 
 
 @attrs.frozen(eq=False)
@@ -24,11 +33,13 @@ class BackendStanding:
         live: The config that counts.
         keys: Of backends.
         circuits: Which backends are left alone.
+        why_not_ready: Returns what the agent in this process knows of an engine of ours.
     """
 
     live: LiveConfig
     keys: BackendKeys
     circuits: Circuits
+    why_not_ready: WhyNotReady
 
     def why_not(self, name: str) -> str:
         """Return why a backend is not asked now, "" if it is."""
@@ -37,6 +48,8 @@ class BackendStanding:
             return backend.missing or "its address is not known"
         if backend.key_file and not self.keys.key_of(backend.key_file):
             return f"no key can be read from {backend.key_file}"
+        if not backend.provider and (why := self.why_not_ready(backend)):
+            return why
         circuit = self.circuits.of(name)
         if circuit.unwell:
             return next(iter(circuit.unwell.values()))

@@ -153,6 +153,7 @@ class HostLease:
         credential: What is wrong with this host's credential; told while it still counts.
         on_accepted: Told after each renewal.
         on_refused: Told when the API server does not know who asks.
+        closed: Why every request from elsewhere needs a key; empty while that is not so.
         cordon: Until when this host serves nothing; empty while it serves.
     """
 
@@ -170,6 +171,7 @@ class HostLease:
     credential: Callable[[], str] = lambda: ""
     on_accepted: Callable[[], None] = lambda: None
     on_refused: Callable[[], None] = lambda: None
+    closed: Callable[[], str] = lambda: ""
     cordon: Callable[[], str] = lambda: ""
     _engine: str = ""
     _version: str = ""  # of the Lease as we have read or written it last
@@ -206,7 +208,7 @@ class HostLease:
         before, seen = self.reach.value, await self.ports.look()
         if seen is None:
             return
-        now = settle(before if before.why else None, seen)
+        now = attrs.evolve(settle(before if before.why else None, seen), closed=self.closed())
         if now == before:
             return
         if now.problem and now.problem != before.problem:

@@ -30,6 +30,7 @@ from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
+from llmkube.supervisor.nouns.admitted_networks import networks_path
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.ports import Child, Command, Grace, Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
@@ -222,7 +223,8 @@ class LocalEngines:
             environment = self._environment({name: os.environ[name] for name in _PYTHON if name in os.environ})
             path, log_path = config_path(folder, cookie), folder / "logs" / "proxies.log"
             program = self.settings.engine_proxy
-            config = attrs.evolve(config, engine=(child.pid, child.started))
+            networks = str(networks_path(folder)) if self.settings.follows_nodes and not config.keys else ""
+            config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
             proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
             await stack.enter_async_context(proxy.running(shutdown))
 

@@ -50,6 +50,7 @@ class Reach:
         why: Why that one, in words.
         problem: What is wrong, in words; the rest is then what was right last.
         own: The addresses of this machine that others may reach.
+        closed: Why every request from elsewhere needs a key, in words; "" where that is not so.
         seen: Whether the addresses were read; before that nothing is known to be lost.
     """
 
@@ -59,6 +60,7 @@ class Reach:
     problem: str = ""
     own: frozenset[str] = frozenset()
     seen: bool = True
+    closed: str = ""
 
     def serves(self, engine_host: str) -> bool:
         """Whether an engine that listens there can be reached by those who should, as soon as there is a way to it."""

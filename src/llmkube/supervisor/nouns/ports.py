@@ -19,6 +19,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.supervisor.host.sample import HostMemory
 from llmkube.supervisor.memory.learned import Learned
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
@@ -235,6 +236,10 @@ async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: AS
     raise WorldError(f"{service.key}: no Secret can be read here")
 
 
+async def _tell_none(admitted: AdmittedNetworks) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 @attrs.frozen
 class Ports:
     """The outside world of one agent.
@@ -258,4 +263,5 @@ class Ports:
     memory: HostMemory | None = None  # without it memory is not watched, and every engine is admitted
     learned: Learned = attrs.field(factory=Learned)
     client_keys: Callable[[InferenceService], Awaitable[tuple[str, ...]]] = _no_secrets  # those that a service names
+    admit: Callable[[AdmittedNetworks], Awaitable[None]] = _tell_none  # has proxies let these in; raises OSError
     cordon: Callable[[], Cordon | None] = lambda: None  # what the host's owner has said; raises OSError or ValueError

@@ -18,6 +18,7 @@ class ProxyConfig:
         backend: Where its engine listens.
         api_key: What the engine asks for; a client that shows the same one is let in, too.
         allowed: The networks (CIDR) whose requests need no key.
+        networks: The file with those of the cluster's nodes, "" for none; with one, the host itself needs no key, too.
         keys: Keys of clients that let a request in as well.
         engine: The engine's pid, and what tells it from a later process (`processes.start_of`): the proxy ends with it.
     """
@@ -28,12 +29,14 @@ class ProxyConfig:
     allowed: tuple[str, ...] = ()
     keys: tuple[str, ...] = attrs.field(default=(), repr=False, kw_only=True)
     engine: tuple[int, str] = (0, "")
+    networks: str = attrs.field(default="", kw_only=True)
 
     def dump(self) -> str:
         """Return it as text for a private file."""
         data = attrs.asdict(self)
-        if not self.keys:
-            del data["keys"]  # as before there were any: an upgrade restarts no proxy
+        for absent in ("keys", "networks"):
+            if not data[absent]:
+                del data[absent]  # as before there were any: an upgrade restarts no proxy
         return json.dumps(data)
 
     @classmethod
@@ -49,6 +52,8 @@ class ProxyConfig:
             pid, started = data["engine"]
             allowed = tuple(map(str, data["allowed"]))
             keys = tuple(map(str, data.get("keys", ())))
-            return cls(listen, backend, str(data["api_key"]), allowed, (int(pid), str(started)), keys=keys)
+            networks = str(data.get("networks", ""))
+            engine = (int(pid), str(started))
+            return cls(listen, backend, str(data["api_key"]), allowed, engine, keys=keys, networks=networks)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the file of a proxy: {error!r}") from error

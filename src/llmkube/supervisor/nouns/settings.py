@@ -130,6 +130,11 @@ class AgentSettings:
         return self.advertise_address is not None or bool(self.api_server)
 
     @property
+    def follows_nodes(self) -> bool:
+        """Whether the networks of a cluster's nodes, and this host itself, need no key: not where nothing does."""
+        return bool(self.api_server) and not self.insecure_lan
+
+    @property
     def let_in(self) -> tuple[str, ...]:
         """The networks (CIDR) from which a proxy lets requests in without a key."""
         return EVERYWHERE if self.insecure_lan else self.allow_from

@@ -84,7 +84,8 @@ def _published(facts: Facts) -> Statement | None:
     problem = facts.publish_problem
     if problem.reason:
         return Statement(PUBLISHED, False, problem.reason, problem.message, facts.published)
-    return Statement(PUBLISHED, True, "Published", facts.reach.why, facts.published)
+    closed = f"; without a key, 401: {facts.closed}" if facts.closed else ""
+    return Statement(PUBLISHED, True, "Published", facts.reach.why + closed, facts.published)
 
 
 def _memory_pressure(facts: Facts) -> Statement | None:

@@ -144,6 +144,11 @@ class Facts:
             return Why(getattr(error, "reason", "") or "Refused", str(error))
         return Why()
 
+    @property
+    def closed(self) -> str:
+        """Why every request of a pod needs a key although the service gives out none; empty where that is not so."""
+        return "" if self.wish.service.spec.api_key_secret_ref is not None else self.reach.closed
+
     # -- the objects and the host -------------------------------------------------------------------------------------
 
     def with_wish(self, wish: Desired) -> "Facts":
@@ -292,7 +297,7 @@ def _observed(of: Object, value: T) -> Observed[T]:
 
 def _with_published(facts: Facts) -> Facts:
     """Note of which generation it is said whether the endpoint is published, where anything was ever wrong with it."""
-    said = facts.publish_problem.reason or facts.published is not None
+    said = facts.publish_problem.reason or facts.closed or facts.published is not None
     return attrs.evolve(facts, published=facts.wish.service.metadata.generation or 0 if said else None)
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
@@ -61,6 +62,7 @@ class JoinCluster:
         away: Whether nothing is there.
         silent: Whether it does not answer.
         servers: The URLs that it was asked at.
+        nodes: The Nodes of the cluster; None where they may not be listed.
     """
 
     store: Store = attrs.field(factory=Store)
@@ -69,6 +71,7 @@ class JoinCluster:
     away: bool = False
     silent: bool = False
     servers: list[str] = attrs.field(factory=list)
+    nodes: list[dict[str, Any]] | None = None
 
     @asynccontextmanager
     async def open_client(self, config=None):
@@ -106,6 +109,11 @@ class _Tokens(httpx.AsyncBaseTransport):
         if self.cluster.silent:
             await trio.sleep_forever()
         parts = request.url.path.strip("/").split("/")
+        if parts == ["api", "v1", "nodes"]:
+            if self.cluster.nodes is None:
+                return httpx.Response(403, json={"kind": "Status", "code": 403, "reason": "Forbidden"})
+            listed = {"metadata": {"resourceVersion": "1"}, "items": self.cluster.nodes}
+            return httpx.Response(200, json={"apiVersion": "v1", "kind": "NodeList", **listed})
         if parts[4:5] != ["serviceaccounts"] or parts[6:] != ["token"]:
             return await self.inner.handle_async_request(request)
         seconds = json.loads(await request.aread())["spec"]["expirationSeconds"]

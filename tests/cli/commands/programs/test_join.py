@@ -135,6 +135,7 @@ def test_a_missing_namespace_leaves_nothing_behind(run, cluster, tmp_path):
     assert list((tmp_path / "state").glob("host*")) == []
 
 
+NODES = ["10.0.0.1/32", "10.244.0.0/24"]
 GRANT = ("--name", "box", "--network", "10.0.0.7/32", "-n", "default", "--secret", "hf")
 
 
@@ -193,6 +194,24 @@ def test_networks_that_need_no_key_are_added_to_the_host_s_settings(run, cluster
     assert "10.1.0.0/16, 10.0.0.0/16 reach its engines without a key" in done.stderr
     assert run(*JOIN, "--allow-from", "fd00::/64").exit_code == 0
     assert tomllib.loads(settings.read_text())["agent"]["allow_from"][2:] == ["fd00::/64"]
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("place", [("-n", "default"), ("-A",)])
+def test_a_host_that_may_not_list_nodes_is_given_their_networks(run, cluster, tmp_path, by_token, place):
+    """By the administrator, who may: as they are now. A host of all namespaces follows them itself."""
+    spec, status = {"podCIDR": "10.244.0.0/24"}, {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}
+    cluster.nodes = [{"metadata": {"name": "n", "resourceVersion": "1"}, "spec": spec, "status": status}]
+    grant = ("--name", "box", "--network", "10.0.0.7/32", *place)
+    if by_token:
+        done = run("join", "--token-file", "-", input=run("join-token", *grant, state="").stdout)
+    else:
+        done = run("join", *grant)
+    assert done.exit_code == 0, done.output
+    settings = tmp_path / "state" / "config.toml"
+    found = tomllib.loads(settings.read_text())["agent"]["allow_from"] if settings.exists() else []
+    assert found == (NODES if "-n" in place else [])
+    assert ("requests from 10.0.0.1/32, 10.244.0.0/24 reach" in done.stderr) == bool(found)
 
 
 @pytest.mark.parametrize("command", ["join", "join-token"])

@@ -40,7 +40,7 @@ def test_what_people_run_is_told_its_image_priority_and_what_is_refused(tmp_path
     assert code == 1
     assert text.count("spec.priorityClassName") == 2
     assert "workloads.allow.priorityClasses" in text
-    assert "llmkube-high there, which displaces others; llmkube-nonpreempting-high here" in text
+    assert "llmkube-high there, which displaces ordinary pods; llmkube-service-high here" in text
     assert "ModelPool ai/pool\n  left alone: no program of ours swaps its members" in text
     assert "context: " not in text  # all of them say it
 

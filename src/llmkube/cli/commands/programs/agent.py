@@ -270,8 +270,6 @@ async def serve(
             )
             if settings.insecure_lan:
                 log.warning("every request is let in at published engines, from any address", why="--insecure-lan")
-            elif not settings.allow_from:
-                log.warning("no request reaches published engines without a key", why="no --allow-from names a network")
             await trio.sleep_forever()
         if stop.why == "SIGTERM" and config.on_exit == "keep":
             log.info("the engines stay for the next agent", services=len(view.services()))

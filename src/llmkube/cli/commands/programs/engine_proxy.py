@@ -5,13 +5,18 @@ python -m llmkube.cli.commands.programs.engine_proxy FILE
 It ends with the engine. Where that listened, another user of the machine may listen next; he is asked nothing.
 """
 
+import contextlib
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Final, Never
 
+import attrs
 import structlog
 import trio
 
+from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
@@ -19,16 +24,61 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.cli.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
-from llmkube.router.engine_proxy import proxy_handler, proxy_judge
+from llmkube.router.engine_proxy import is_in, proxy_handler, proxy_judge
 from llmkube.supervisor.host import processes
+from llmkube.supervisor.network import own_addresses
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
 from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH, ProxyConfig
-from llmkube.weights.address_policy import parse_networks
+from llmkube.weights.address_policy import Network, parse_networks
 
 log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+"""How often to look which networks are admitted, and which addresses this host has."""
+
+_LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
+_MAX_PEERS: Final = 1024
+
+
+@attrs.define(eq=False)
+class Admission:
+    """The networks that are admitted now: those in the configuration, this host's own, and those of the nodes."""
+
+    config: ProxyConfig
+    _nodes: tuple[str, ...] = ()
+    _networks: tuple[Network, ...] = ()
+    _found: Callable[[str], bool] = attrs.field(default=lambda _: False)
+
+    def admits(self, peer: str) -> bool:
+        """Whether requests of an address need no key."""
+        return self._found(peer)
+
+    def look(self) -> None:
+        """See what counts now; blocks. What cannot be read stays as it was."""
+        own: tuple[str, ...] = ()
+        if self.config.networks:
+            with contextlib.suppress(OSError, ValueError):  # the agent has not heard of nodes yet
+                self._nodes = AdmittedNetworks.load(Path(self.config.networks).read_text("utf-8")).nodes
+            try:
+                own = (*_LOOPBACK, self.config.listen[0], *own_addresses())
+            except OSError:  # no descriptor is left for the question
+                return
+        networks = parse_networks((*self.config.allowed, *own, *self._nodes))
+        if networks != self._networks:
+            self._networks = networks
+            self._found = lru_cache(_MAX_PEERS)(partial(is_in, networks=networks))  # a cluster may have thousands
+
+    async def run(self) -> Never:
+        """Never return: look again and again."""
+        while True:
+            await wait_tick(LOOK_SECONDS)
+            await trio.to_thread.run_sync(self.look)
 
 
 async def serve(config: ProxyConfig, stop: Stop) -> None:
     """Let requests in until the stop or the engine's end; answers that are under way then get their time."""
+    admission = Admission(config)
+    await trio.to_thread.run_sync(admission.look)
     listeners = await open_listeners(*config.listen)
     async with (
         open_sockets() as sockets,
@@ -36,9 +86,11 @@ async def serve(config: ProxyConfig, stop: Stop) -> None:
         open_service_nursery() as servers,
     ):
         handler = proxy_handler(config.backend, config.api_key, client, count_path=IN_FLIGHT_PATH)
-        judge = proxy_judge(config.api_key, parse_networks(config.allowed), config.keys)
+        judge = proxy_judge(config.api_key, admission.admits, config.keys)
         with stop.here():
             await servers.start(partial(run_server, handler, sockets.listen(listeners), judge=judge))
+            if config.networks:
+                servers.start_soon(admission.run)
             settle_heap()
             await _wait_end(*config.engine)
 

@@ -5,13 +5,13 @@ import datetime
 import secrets as random_secrets
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import click
 import trio
 
-from llmkube.base.errors import UserError
+from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.cli.commands.programs.host_identity import (
     Identity,
     account_of,
@@ -37,13 +37,17 @@ from llmkube.cli.state_location import check_state_dir, local_state_dir
 from llmkube.cli.state_lock import holder_of
 from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig
+from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
+from llmkube.supervisor.nouns.admitted_networks import networks_of
 from llmkube.supervisor.nouns.join_record import JoinRecord
 from llmkube.weights.address_policy import parse_networks
+
+T = TypeVar("T")
 
 _NOT_WITH_A_TOKEN: Final = (
     "kubeconfig",
@@ -97,7 +101,8 @@ def join(
         cluster, record = given.decided(name or host_id(lasting_host_name(folder)), folder)
         tls = portable(cluster.tls, cluster.context)
         machine = None if given.overwrite else _machine(folder)
-        own = _run(_granted, cluster, record, machine, TOKEN_SECONDS)
+        own, of_nodes = _run(_granted, cluster, record, machine, TOKEN_SECONDS)
+        allow_from += of_nodes
         identity = Identity(record=record, tls=tls, token=own)
     _keep(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
 
@@ -116,7 +121,8 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     allow_from = _checked_networks(given.allow_from)
     cluster, record = given.decided(name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
     tls = portable(cluster.tls, cluster.context)
-    token = _run(_granted, cluster, record, None if given.overwrite else "", JOIN_SECONDS)
+    token, of_nodes = _run(_granted, cluster, record, None if given.overwrite else "", JOIN_SECONDS)
+    allow_from += of_nodes
     identity = Identity(record=record, tls=tls, token=token)
     click.echo(encode_join_token(JoinToken(identity=identity, allow_from=allow_from)))
     own = read_token(token)
@@ -180,7 +186,7 @@ def _machine(folder: Path) -> str:
         return machine_of(folder)
 
 
-def _run(ask: Callable[..., Awaitable[str]], *args: Any) -> str:
+def _run(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Ask an API server.
 
     Raises:
@@ -194,8 +200,12 @@ def _run(ask: Callable[..., Awaitable[str]], *args: Any) -> str:
         ) from error
 
 
-async def _granted(cluster: ClusterConfig, record: JoinRecord, machine: str | None, seconds: int) -> str:
+async def _granted(
+    cluster: ClusterConfig, record: JoinRecord, machine: str | None, seconds: int
+) -> tuple[str, tuple[str, ...]]:
     """Make the host's account and roles with an administrator's rights, and return a token of it.
+
+    Also the networks of the cluster's nodes as they are now, where the host may not list nodes itself.
 
     Args:
         cluster: The administrator's.
@@ -208,7 +218,11 @@ async def _granted(cluster: ClusterConfig, record: JoinRecord, machine: str | No
             await check_name_is_free(client, record, machine)
         with answering():
             await establish(client, record)
-            return await request_token(client, record.lease_namespace, account_of(record.host), seconds)
+            of_nodes: tuple[str, ...] = ()
+            if record.namespace:
+                with contextlib.suppress(LLMKubeError):  # then --allow-from names all
+                    of_nodes, _ = networks_of((await client.list(Node)).items)
+            return await request_token(client, record.lease_namespace, account_of(record.host), seconds), of_nodes
 
 
 async def _exchanged(token: JoinToken, server: str | None, machine: str | None) -> Identity:

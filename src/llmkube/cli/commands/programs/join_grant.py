@@ -50,8 +50,9 @@ _GRANTS: Final[tuple[Decorator, ...]] = (
         "allow_from",
         multiple=True,
         metavar="CIDR",
-        help="Network whose requests reach the host's engines without a key, such as the cluster's of pods and of "
-        "nodes; repeatable. Added to allow_from in the host's config.toml.",
+        help="Network whose requests reach the host's engines without a key; repeatable. Added to allow_from in the "
+        "host's config.toml, with those of the cluster's nodes as they are now for a host of one namespace: it may not "
+        "list nodes.",
     ),
     click.option("--overwrite", is_flag=True, help="Take the name although a living host of another machine has it."),
 )

@@ -141,8 +141,8 @@ def _pods(subject: str, body: Body, model: Body) -> Iterator[Finding]:
         yield Finding(
             subject,
             CHANGES,
-            f"priority: PriorityClass llmkube-{level} there, which displaces others; "
-            f"llmkube-nonpreempting-{level} here",
+            f"priority: PriorityClass llmkube-{level} there, which displaces ordinary pods; "
+            f"llmkube-service-{level} here, which does not",
             keep="the chart's priorityClasses.outrankPods: true",
         )
     if spec.get("multiNode"):

@@ -86,8 +86,8 @@ def service(name):
 
 
 @asynccontextmanager
-async def open_host(tmp_path, services=("chat",)):
-    """Hold it; the gateway answers requests to services by itself."""
+async def open_host(tmp_path, services=("chat",), gateway=None, **settings):
+    """Hold it; the gateway answers requests to services by itself, unless there is another one."""
     there = {Key("ml", name): service(name) for name in services}
     front = MemoryListener()
     async with open_cluster(routers_elsewhere=True) as cluster, trio.open_nursery() as nursery:
@@ -98,18 +98,19 @@ async def open_host(tmp_path, services=("chat",)):
             connect=front.connect,
             utcnow=utcnow,
             rng=random.Random(1),
+            **settings,
         )
         host = RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None)
         made = Host(cluster.client, host, front, tmp_path)
 
-        async def gateway(exchange):
+        async def answer_all(exchange):
             made.asked.append(exchange.body)
             choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
             answer = {"object": "chat.completion", "choices": [choice]}
             await exchange.respond(Response.json(200, answer))
 
         await nursery.start(host.run, random.Random(2))
-        handler = routers_handler(host.find, gateway)
+        handler = routers_handler(host.find, gateway or answer_all)
         await nursery.start(lambda *, task_status: run_server(handler, [front], task_status=task_status))
         yield made
         nursery.cancel_scope.cancel()

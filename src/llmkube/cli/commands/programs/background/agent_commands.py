@@ -21,6 +21,7 @@ from llmkube.cli.commands.programs.background.agent_jobs import (
     kept_flags,
 )
 from llmkube.cli.commands.programs.background.agent_status import (
+    admitted_sentence,
     chosen_folder,
     installed_job,
     lan_sentence,
@@ -53,12 +54,15 @@ from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.state_lock import holder_of, up_on, wait_gone
 from llmkube.cli.target_cluster import find_config
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
+from llmkube.supervisor.nouns.admitted_networks import networks_path
 from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
 from llmkube.supervisor.power.powermetrics import sudoers_rule
 
 POLL_SECONDS: Final = 0.25
 _LAN_SECONDS: Final = 15.0
 """The agent tries four machines, three seconds each."""
+_ADMITTED_SECONDS: Final = 5.0
+"""The agent lists the cluster's nodes once it has started."""
 _LINES: Final = 10
 
 _seconds_option = click.option(
@@ -225,6 +229,8 @@ def _begin(state_dir: Path | None, seconds: float) -> None:
 
 
 async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> None:
+    folder = config.state_dir
+    assert folder is not None, "load() decides it"
     for file in agent_job_files(user):
         if file.exists() and file != job.file:
             other = launchd_of(user, label=AGENT_LABEL, daemon=is_daemon(file), exit_seconds=job.exit_seconds)
@@ -232,15 +238,19 @@ async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> No
             await trio.to_thread.run_sync(remove_plist, file)
     launchd = launchd_of(user, label=AGENT_LABEL, daemon=job.daemon, exit_seconds=job.exit_seconds)
     await launchd.unload()  # before its file changes: what runs ends by the old one's terms
+    admitted = _changed_at(networks_path(folder))
     await trio.to_thread.run_sync(write_plist, job)
     await launchd.load(str(job.file))
     click.echo(f"{job.file} is loaded")
-    assert config.state_dir is not None, "load() decides it"
-    health = await _wait_healthy(launchd, config.state_dir, config.port, job.log, seconds)
+    health = await _wait_healthy(launchd, folder, config.port, job.log, seconds)
     click.echo(f"http://127.0.0.1:{config.port}/healthz  {health}" if config.port else "the agent runs")
     click.echo(f"log: {job.log}")
+    with trio.move_on_after(_ADMITTED_SECONDS):
+        while _changed_at(networks_path(folder)) == admitted:  # noqa: ASYNC110 - another program writes it
+            await trio.sleep(POLL_SECONDS)
+        click.echo(f"without a key its engines answer: {admitted_sentence(folder)}")
     if not job.daemon:
-        await _tell_of_the_lan(config.state_dir)
+        await _tell_of_the_lan(folder)
 
 
 async def _tell_of_the_lan(folder: Path) -> None:
@@ -277,6 +287,10 @@ async def _wait_healthy(job: Launchd, folder: Path, port: int, log: Path, second
     place = f"on port {port}" if port else f"on {folder}"
     words = last_lines(log, min(began, log.stat().st_size) if log.exists() else 0, _LINES)
     raise CommandError(f"the agent does not answer {place}: {ended}\n{words}".rstrip(), ExitCode.TIMED_OUT)
+
+
+def _changed_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def _kept(user: User, given: set[str]) -> Kept:

@@ -29,6 +29,7 @@ from llmkube.cli.state_location import check_state_dir, local_state_dir
 from llmkube.cli.state_lock import holder_of
 from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, show_in_place
 from llmkube.supervisor.host.processes import start_of
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
 
 _IDLE = "does not run"
 _INDENT = 12
@@ -85,6 +86,14 @@ def lan_sentence(folder: Path) -> str:
     return "this job reaches machines of its own network" if found == REACHED else ""
 
 
+def admitted_sentence(folder: Path) -> str:
+    """Return who reaches this host's engines without a key; empty if that is not known."""
+    try:
+        return AdmittedNetworks.load(networks_path(folder).read_text("utf-8")).summary
+    except (OSError, ValueError):
+        return ""
+
+
 async def _stay(look: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
     if is_terminal():
 
@@ -129,6 +138,7 @@ async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
     if pid is None and failed.count:
         said["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"
     said["network"] = lan_sentence(folder)
+    said["no key"] = admitted_sentence(folder) if pid is not None else ""
     said["python"] = (interpreter_news(folder) or "") if known is not None else ""
     return {word: value for word, value in said.items() if value}
 

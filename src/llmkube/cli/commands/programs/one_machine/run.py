@@ -37,7 +37,7 @@ from llmkube.cli.commands.programs.lan_gateway.listen_options import Listen
 from llmkube.cli.commands.programs.memory_options import memory_settings
 from llmkube.cli.commands.programs.one_machine.first_answer import Outcome, Place, Visit
 from llmkube.cli.commands.programs.one_machine.model_directory import AgentDirectory
-from llmkube.cli.commands.programs.router_host.engine_health import engine_asker
+from llmkube.cli.commands.programs.router_host.engine_health import engine_asker, readiness_of
 from llmkube.cli.commands.programs.router_host.gateway_router import GatewayRouter
 from llmkube.cli.commands.programs.router_host.hosted_router import HostedSettings
 from llmkube.cli.commands.programs.router_host.router_host import RouterHost
@@ -187,6 +187,7 @@ class _Up:
                         utcnow=ports.utcnow,
                         rng=self.rng,
                         ask_engine=engine_asker(directory, http),
+                        why_not_ready=readiness_of(directory),
                     )
                     routers = RouterHost(shared, followed.services.get, followed.model_of)
                     registry.register(routers)

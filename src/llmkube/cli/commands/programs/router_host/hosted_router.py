@@ -39,6 +39,7 @@ from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.dispatch.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.proxy.standing import WhyNotReady, unknown_readiness
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks: how late an edit, a key or the state of a backend may be seen."""
@@ -66,6 +67,7 @@ class HostedSettings:
         utcnow: The wall clock.
         rng: Draws for weights, pauses and names of requests.
         ask_engine: Asks the engine of a service how it does, past the gateway; None asks the gateway.
+        why_not_ready: Returns why the service of a backend is not ready and does not load; "" otherwise.
     """
 
     client: Client
@@ -75,6 +77,7 @@ class HostedSettings:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     ask_engine: AskEngine | None = None
+    why_not_ready: WhyNotReady = unknown_readiness
 
 
 @attrs.define(eq=False)
@@ -125,6 +128,7 @@ class HostedRouter:
             connect=settings.connect,
             budgets_folder=self.folder / _BUDGETS,
             ask_engine=settings.ask_engine,
+            why_not_ready=settings.why_not_ready,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
             while True:
