@@ -45,6 +45,16 @@ async def test_it_gives_way_and_comes_back(autojump_clock, runtime):
         await world.until(world.ready_addresses, 1, "other", seconds=600)
 
 
+async def test_the_runtime_in_the_status_is_the_one_that_the_host_has_chosen(autojump_clock):
+    """The API server writes llamacpp into a spec without a runtime; weights in mlx get mlx-lm."""
+    async with mac() as world:
+        prepare(world)
+        await world.apply("other", source=OTHER, weights="mlx")
+        await world.until(world.phase, "Ready", "other")
+        await world.until(world.service, lambda seen: seen["status"].get("runtime") == "mlx-lm", "other")
+        assert (await world.service("other"))["spec"]["runtime"] == "llamacpp"
+
+
 async def test_what_is_too_large_is_never_started(autojump_clock):
     """The estimate of its headers counts as llama.cpp's does: no process, and the figures in the condition."""
     async with mac() as world:

@@ -48,12 +48,15 @@ def test_the_reason_is_the_agents_where_it_knows_more():
 
 
 def test_the_engine_that_serves_is_shown_and_not_the_one_that_is_asked_for():
-    """With its build and its weights' format as far as they are known; without an engine, the runtime asked for."""
+    """With its build and its weights' format as far as they are known; without an engine, the runtime by its status."""
     ready = service("chat", phase="Ready", engine={"runtime": "mlx-lm", "build": "0.30.1", "weightsFormat": "mlx"})
     assert output.service_wide_cells(ready, None)[1] == "mlx-lm 0.30.1 (mlx)"
     old = service("chat", phase="Ready", engine={"runtime": "ollama"})
     assert output.service_wide_cells(old, None)[1] == "ollama"
-    assert output.service_wide_cells(service("chat", phase="Pending"), None)[1] == "llamacpp"
+    in_pods = service("chat", phase="Ready", runtime="vllm")
+    assert output.service_wide_cells(in_pods, None)[1] == "vllm"
+    chosen_by_its_host, new = service("chat", phase="Pending"), service("chat")
+    assert [output.service_wide_cells(each, None)[1] for each in (chosen_by_its_host, new)] == ["", "llamacpp"]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

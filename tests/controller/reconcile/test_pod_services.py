@@ -325,6 +325,17 @@ async def test_a_bad_edit_leaves_the_pods_alone(autojump_clock):
         assert (conditions["Accepted"].status, conditions["Accepted"].reason) == ("False", "Invalid")
         assert conditions["Degraded"].status == "True"
         assert await hands.json(Deployment) == before
+        assert (await hands.cluster.columns(InferenceService, "chat"))["Runtime"] == "llamacpp"
+
+
+async def test_the_runtime_of_pods_is_a_column(autojump_clock):
+    """The default where the spec names none, the pods' own name of an alias, and another one once it is rolled out."""
+    async with open_pods() as hands:
+        await hands.bring_up()
+        assert (await hands.cluster.columns(InferenceService, "chat"))["Runtime"] == "llamacpp"
+        await hands.create_service(runtime="llama-server")
+        assert await hands.where() == "Ready/InferenceReady"
+        assert (await hands.cluster.columns(InferenceService, "chat"))["Runtime"] == "llamacpp"
 
 
 async def test_deleting_a_service_takes_its_objects_along(autojump_clock):

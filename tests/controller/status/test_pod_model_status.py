@@ -72,7 +72,7 @@ def remembered(**more):
     ("seen", "phase", "reason", "words"),
     [
         (Seen(), "Pending", "Pending", "waiting for the Job"),
-        (Seen(job=job_of()), "Pending", "Pending", "waits for its pod to start; if it does not, `kubectl describe job"),
+        (Seen(job=job_of()), "Pending", "Pending", "waits for its pod to start; `kubectl describe job"),
         (Seen(job=job_of(), pods=(fetch_pod(None),)), "Downloading", "DownloadStarted", "fetches it"),
         (Seen(job=job_of("Complete"), pods=(fetch_pod(),)), "Ready", "ModelReady", "4.5 GiB"),
         (Seen(job=job_of(), pods=(fetch_pod(),)), "Downloading", "DownloadStarted", "fetches it"),

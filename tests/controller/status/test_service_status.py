@@ -401,6 +401,7 @@ desiredReplicas: 1
 endpoint: http://chat.ml.svc.cluster.local:8080/v1/chat/completions
 modelReady: true
 mode: chat
+runtime: llamacpp
 effectivePriority: 100000
 conditions:
 - type: Available

@@ -111,6 +111,7 @@ EXTRA: Final = (
     "ModelRouter spec.policy.auth.jwt.jwksSecretRef",  # keys of an issuer that pods do not reach
     "ModelRouter spec.policy.budgetStore",  # without it several pods admit several times what a budget allows
     "InferenceService status.engine",  # without it nobody could tell what serves from what is asked for
+    "InferenceService status.runtime",  # without it a column shows what was asked for
     "InferenceService spec.apiKeySecretRef",  # without it clients outside the cluster have no keys of their own
 )
 """How fields begin that the original does not have."""

@@ -165,8 +165,11 @@ def context_in_effect(service: InferenceService, model: Model | None) -> int | N
 
 
 def served_by(service: InferenceService) -> str:
-    """Return the engine that serves on a host, with build and format of its weights; else the runtime asked for."""
-    return str(service.status.engine) if service.status.engine is not None else service.spec.runtime
+    """Return the engine that serves on a host, with build and format of its weights; else the runtime."""
+    status = service.status
+    if status.engine is not None:
+        return str(status.engine)
+    return status.runtime or ("" if status.phase else service.spec.runtime)  # the controller has not seen it yet
 
 
 def model_row(model: Model, now: datetime.datetime) -> tuple[str, ...]:

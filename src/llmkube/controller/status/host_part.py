@@ -72,7 +72,7 @@ def judge_host_part(
 def unknown_host_part(service: InferenceService) -> HostPart:
     """Return what there is to say while the controller cannot list what hosts publish."""
     desired = 0 if service.spec.suspend else service.spec.replicas
-    message = "the controller cannot list what hosts publish; its /readyz says why"
+    message = "the controller cannot list what hosts publish; see its /readyz"
     return HostPart(Replicas(desired, running=0, ready=0), Verdict("Pending", Reason.PENDING, message))
 
 

@@ -39,7 +39,7 @@ def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
     if not hosts.serving(accelerator):
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
-        return Verdict("Pending", "Pending", "waiting for a host to fetch it, which happens once a service uses it")
+        return Verdict("Pending", "Pending", "waiting for a host to fetch it once a service uses it")
     if model.spec.source.startswith(_LOCAL_PREFIXES):
         return Verdict("Copying", "CopyStarted", fetched.message)
     return Verdict("Downloading", "DownloadStarted", fetched.message)
@@ -62,14 +62,12 @@ def judge_quantization(model: Model, found: str) -> Statement:
     """
     wanted = model.spec.quantization or ""
     if not wanted or not found:
-        unread = f"spec.quantization is {wanted}; the header of the file was not read"
+        unread = f"spec.quantization is {wanted}; no header was read"
         message = unread if wanted else "spec.quantization is unset"
         return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message=message)
     if _plain(wanted) == _plain(found):
         return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
-    message = (
-        f"spec.quantization is {wanted}, but the file's header says {found}: correct the field, or name another file"
-    )
+    message = f"spec.quantization is {wanted}, but the header says {found}: correct it, or name another file"
     return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
 
 

@@ -148,7 +148,7 @@ def _judge_job(model: Model, seen: Seen) -> Verdict:
         return Verdict("Downloading", "DownloadStarted", f"Job {job.key.name} fetches it{share}")
     # A Job whose pods a quota forbids, or lack a ConfigMap, says that in Events alone, and those are not read.
     name = job.key.name
-    message = f"Job {name} waits for its pod to start; if it does not, `kubectl describe job {name}` says why"
+    message = f"Job {name} waits for its pod to start; `kubectl describe job {name}` shows why"
     return Verdict("Pending", "Pending", message)
 
 

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.render.labels import pod_selector
+from llmkube.controller.render.labels import RUNTIME_LABEL, pod_selector
 from llmkube.controller.render.routing import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.host_part import HostPart, both, judge_both
@@ -185,12 +185,20 @@ def derive_pod_status(
         "endpoint": _endpoint(service, facts.plan, settings),
         "modelReady": facts.model is not None and facts.model.phase == "Ready",
         "mode": resolve_mode(service.spec),
+        "runtime": _runtime(service, facts),
         "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
         **({"queuePosition": position} if queued else {}),
         **_scheduling(facts, verdict),
         **_gateway(service, facts),
         "conditions": settle(statements, service.status.conditions, generation=service.metadata.generation, now=now),
     }
+
+
+def _runtime(service: InferenceService, facts: ServiceFacts) -> str:
+    """Return what the Deployment runs, also after a refused edit, else what is planned or asked for."""
+    if facts.deployment is not None and (runs := facts.deployment.metadata.labels.get(RUNTIME_LABEL)):
+        return runs
+    return facts.plan.runtime if facts.plan is not None else service.spec.runtime
 
 
 def wanted_gpus(plan: ContainerPlan) -> str:

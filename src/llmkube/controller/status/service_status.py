@@ -36,7 +36,7 @@ from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, HOST_ENGINES, resolve_runtime
 from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
@@ -175,9 +175,21 @@ def derive_service_status(
         "endpoint": _endpoint(service, settings),
         "modelReady": model is not None and judge_model(model, hosts).phase == "Ready",
         "mode": resolve_mode(service.spec),
+        **({"runtime": runtime} if (runtime := _runtime(service, model)) else {}),
         "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
         "conditions": settle(statements, service.status.conditions, generation=generation, now=now),
     }
+
+
+def _runtime(service: InferenceService, model: Model | None) -> str:
+    """Return what serves, by its agent, else what is asked for; "" where the host chooses an engine built on MLX."""
+    if service.status.engine is not None:
+        return service.status.engine.runtime
+    asked = service.spec.runtime
+    if model is None:
+        return asked
+    taken = resolve_runtime(asked, model.spec.format, model.spec.hardware.accelerator)
+    return asked if taken == asked else ""
 
 
 def resolve_mode(spec: InferenceServiceSpec) -> str:

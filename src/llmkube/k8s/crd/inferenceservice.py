@@ -251,6 +251,7 @@ class InferenceServiceStatus:
     waiting_for: str = field("What the service waits for.", "")
     scheduling_status: str = field("Why it does not run, as one word.", "")
     scheduling_message: str = field("Why it does not run, as a sentence.", "")
+    runtime: str = field("Runtime that serves, or is to; not set while a host has yet to choose one.", "")
     acceleration: AccelerationStatus | None = field("How much of the model the accelerator took; never set.")
     engine: ServingEngine | None = field("Engine that serves on a host, from its agent; not set while none does.")
     gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
@@ -279,8 +280,7 @@ class InferenceService(Keyed):
         Column("Desired", ".status.desiredReplicas", "integer"),
         Column("Reason", '.status.conditions[?(@.type=="Available")].reason'),
         Column("Endpoint", ".status.endpoint"),
-        Column("Runtime", ".spec.runtime", wide=True),
-        Column("Engine", ".status.engine.runtime", wide=True),
+        Column("Runtime", ".status.runtime", wide=True),
         Column("Build", ".status.engine.build", wide=True),
         Column("Priority", ".spec.priority", wide=True),
         Column("Queue", ".status.queuePosition", "integer", wide=True),

@@ -224,7 +224,12 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
 SERVER: Final = HostRuntime(
     name=RUNTIME,
     further_names=("llama-server",),
-    program=Program("llama-server", "--llama-server", "install one (brew install llama.cpp), or name it with --llama-server", describe),
+    program=Program(
+        "llama-server",
+        "--llama-server",
+        "install one (brew install llama.cpp), or name it with --llama-server",
+        describe,
+    ),
     check=check,
     plan=plan,
     questions=Questions(
