@@ -99,7 +99,7 @@ async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program
                 assert await ask(url, **{"X-LLMKube-Task-Complexity": "complex"}) == (200, "from the cloud")
                 assert provider.keys == [f"Bearer {CANARY}"]
                 await kubectl.run("delete", "isvc/demo")
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     while (said := await ask(url, **pii))[0] != 503:  # noqa: ASYNC110 (nothing tells)
                         await trio.sleep(0.2)
                 assert "127.0.0.1" not in said[1]

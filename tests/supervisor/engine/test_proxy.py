@@ -21,7 +21,10 @@ from waiting import until
 pytestmark = pytest.mark.e2e
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
-DEAF = (sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
+DEAF = (
+    *SLEEPER[:2],
+    f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEPER[2]}",
+)
 COOKIE = new_cookie()
 CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.0/16",))
 
@@ -43,7 +46,7 @@ def new_proxy(folder, config=CONFIG, program=SLEEPER):
 
 async def running():
     """Return the one process that carries the cookie, once it is there."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             found = [each for each in await CookieScan().carriers(proxy_cookie(COOKIE)) if each.is_running()]
             if found:
@@ -68,10 +71,10 @@ async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_p
         assert ProxyConfig.load(config_path(tmp_path, COOKIE).read_text()) == CONFIG
         assert "key" not in " ".join(first.cmdline()).split("/")
         first.kill()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while (second := await running()).pid == first.pid:  # noqa: ASYNC110 - the kernel tells of no start
                 await trio.sleep(0.02)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await until(lambda: ended(second))
     assert not config_path(tmp_path, COOKIE).exists()
 
@@ -87,7 +90,7 @@ async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path):
         assert (await running()).pid == first.pid
     other = ProxyConfig(CONFIG.listen, CONFIG.backend, "key", ())
     async with new_proxy(tmp_path, other).running(Shutdown()):
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await until(lambda: ended(first))
         assert (await running()).pid != first.pid
 
@@ -98,7 +101,7 @@ async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(proxy, "END_SECONDS", 0.2)
     async with new_proxy(tmp_path, program=DEAF).running(Shutdown()):
         deaf = await running()
-        await trio.sleep(0.3)  # until it ignores TERM
+        await until(lambda: "deaf" in (tmp_path / "proxies.log").read_text())
     assert not await CookieScan().carriers(proxy_cookie(COOKIE))
     assert ended(deaf)
 
@@ -110,7 +113,7 @@ async def test_what_cannot_be_started_is_tried_again(tmp_path):
     async with new_proxy(tmp_path, program=(str(program),)).running(Shutdown()):
         await trio.sleep(0.1)
         program.symlink_to("/bin/cat")  # which ends at once with its settings, again and again
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await until((tmp_path / "proxies.log").read_bytes)
         program.unlink()
         program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
