@@ -211,7 +211,7 @@ async def test_without_their_parent_no_worker_is_left(tmp_path):
         workers = list(lab.workers().values())
         workers[0].suspend()
         lab.program.process.kill()
-        gone, left = await trio.to_thread.run_sync(partial(psutil.wait_procs, workers, timeout=10))
+        gone, left = await trio.to_thread.run_sync(partial(psutil.wait_procs, workers, timeout=60))
         assert (len(gone), left) == (2, [])
 
 

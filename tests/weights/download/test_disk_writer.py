@@ -131,7 +131,7 @@ async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypa
         calls.append(len(data))
         if len(calls) == 3:
             entered.set()
-            assert leave.wait(30)
+            assert leave.wait(60)
         real(self, data)
 
     monkeypatch.setattr(type(partial), held, slow)

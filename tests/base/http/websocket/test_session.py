@@ -96,8 +96,8 @@ async def test_fragments_and_pings_among_them():
     def talk(connection):
         connection.send([b"one ", b"and ", b"a half"])
         connection.send(["zw", "€", "i"])
-        answered.append(connection.ping(b"one").wait(10))
-        answered.append(connection.ping(b"two").wait(10))
+        answered.append(connection.ping(b"one").wait(60))
+        answered.append(connection.ping(b"two").wait(60))
 
     with serving(talk) as port:
         async with connected(port) as websocket:
