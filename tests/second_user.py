@@ -36,4 +36,4 @@ def start_as_other(script: str, *args: object) -> "subprocess.Popen[bytes]":
 
 def run_as_other(script: str, *args: object) -> None:
     """Run a shell script as the other user to its end."""
-    assert start_as_other(script, *args).wait(timeout=30) == 0
+    assert start_as_other(script, *args).wait(timeout=60) == 0

@@ -19,7 +19,7 @@ async def open_http(handle, state_dir, *, token=None):
     user = yaml.safe_load(handle.kubeconfig.read_text())["users"][0]["user"]
     context = ssl.create_default_context(cafile=str(state_dir / "ca" / "ca.crt"))
     headers = {"authorization": f"Bearer {token if token is not None else user['token']}"}
-    async with httpx.AsyncClient(base_url=handle.url, verify=context, headers=headers, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=handle.url, verify=context, headers=headers, timeout=60) as http:
         yield http
 
 
@@ -61,7 +61,7 @@ async def test_metrics_take_the_token(tmp_path):
 
 async def test_plain_http_is_not_spoken(tmp_path):
     """A client without TLS gets no answer."""
-    async with open_api_server(tmp_path, port=0) as handle, httpx.AsyncClient(timeout=10) as http:
+    async with open_api_server(tmp_path, port=0) as handle, httpx.AsyncClient(timeout=60) as http:
         with pytest.raises(httpx.TransportError):
             await http.get(handle.url.replace("https", "http") + "/healthz")
 

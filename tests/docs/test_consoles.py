@@ -18,7 +18,7 @@ from e2e.kubectl_tool import needs_kubectl
 from e2e.up_process import FREE_PORTS, engines_in, environment, open_up
 
 NOT_RUN = re.compile(r"not run: \S.*")
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 600.0
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

@@ -28,7 +28,7 @@ def said(text):
 
 async def until(condition):
     """Return when something is so."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             found = condition()
             if await found if inspect.isawaitable(found) else found:
@@ -131,7 +131,7 @@ class Lab:
 
     async def connect(self, wanted=None, key=""):
         """Open a connection; to this worker, if one is wanted."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while True:
                 stream = await trio.open_tcp_stream("127.0.0.1", self.port)
                 found = await self._acceptor(stream.socket.getsockname()[1])

@@ -11,6 +11,7 @@ import trio
 
 import llmkube
 from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_program, open_up
+from free_ports import free_port
 from lengths import SOAK
 from llmkube.base.http.client import open_http_client
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
@@ -121,9 +122,7 @@ async def open_engines(folder, names, **settings):
     async with trio.open_nursery() as nursery:
         engines, backends = {}, {}
         for name in names:
-            probe = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            port = probe[0].socket.getsockname()[1]
-            await probe[0].aclose()
+            port = free_port()
             engines[name] = Engine(folder / f"{name}.log", port)
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"

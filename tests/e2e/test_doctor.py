@@ -14,6 +14,7 @@ from cli.commands.doctor.limited_api import TOKEN, open_limited_api
 from e2e.addresses import own_address
 from e2e.test_downloads import small_disk
 from e2e.up_process import FREE_PORTS, open_program, open_up, run_program
+from free_ports import free_port
 from llmkube.supervisor.nouns.journal import FileJournal
 from supervisor.nouns.entries import ENGINE, entry
 from waiting import until
@@ -223,9 +224,7 @@ async def test_listeners_without_a_key_are_named(tmp_path):
         "#!/usr/bin/env python3\nimport socket, sys, time\nport = int(sys.argv[sys.argv.index('--port') + 1])\n"
         "with socket.create_server(('0.0.0.0', port)):\n    print('up', flush=True); time.sleep(600)\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     async with trio.open_nursery() as nursery:
         words = [sys.executable, str(engine), "--host", EVERYONE, "--port", str(port)]
         process = await nursery.start(partial(trio.run_process, words, check=False))

@@ -75,7 +75,7 @@ async def in_background(tool: Kubectl, *args: str):
 
     async def next_line() -> str:
         nonlocal pending
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while b"\n" not in pending:
                 chunk = await process.stdout.receive_some()
                 assert chunk, f"kubectl ended: {pending.decode()}"

@@ -96,7 +96,7 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
             port = words[words.index("--port") + 1]
             assert (await http.request("GET", f"http://127.0.0.1:{port}/v1/models/status")).status == 401
         process.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert await process.wait() == 0, log.read_text()
     assert "the model is unloaded, and its memory is back" in log.read_text()
     assert servers_below(tmp_path) == []
@@ -129,11 +129,11 @@ async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, envi
             assert (folder / "config.json").exists()
             assert (await other("POST", "/v1/chat/completions", ASK)).status == 200
             process.send_signal(signal.SIGTERM)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 assert await process.wait() == 0, log.read_text()
         assert list(tmp_path.glob("llmkube-omlx-*")) == [living]
         neighbour.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await neighbour.wait()
     assert servers_below(tmp_path) == []
 
@@ -155,7 +155,7 @@ async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ,
             await ready(ask, log)
             assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
             process.send_signal(signal.SIGTERM)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 assert await process.wait() == 0, log.read_text()
             assert footprints_here([second.pid])[second.pid] < omlx_program.SIZE
             assert await answers(environ)
@@ -184,7 +184,7 @@ async def test_what_a_killed_engine_has_left_is_unloaded_alone(folder, environ, 
 async def unloads(folder, environ, tmp_path):
     """Have unloaded what is left."""
     async with engine(folder, environ, tmp_path, UNLOAD_LEFT) as (process, _, log):
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert await process.wait() == 0, log.read_text()
 
 
@@ -194,7 +194,7 @@ async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_pat
         await ready(ask, log)
         (tmp_path / "lies").touch()
         process.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert await process.wait() == 1, log.read_text()
         assert (
             f"oMLX was told to unload the model, and process {server.pid} holds it still; quit oMLX" in log.read_text()
@@ -211,7 +211,7 @@ async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, 
         assert f"add the folder above {folder} to its model folders" in log.read_text()
         assert len(servers_below(tmp_path)) == 2
         process.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert await process.wait() == 0, log.read_text()
         assert servers_below(tmp_path) == [server.pid]
 

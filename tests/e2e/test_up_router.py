@@ -107,7 +107,7 @@ async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program
                 await kubectl.run("wait", "isvc/demo", "--for=condition=Available", "--timeout=60s")
                 assert await ask(url, **pii) == (200, ANSWER)
                 await kubectl.run("delete", "isvc/demo")
-                with trio.fail_after(30):
+                with trio.fail_after(60):
                     while (said := await ask(url, **pii))[0] != 503:  # noqa: ASYNC110 (nothing tells)
                         await trio.sleep(0.2)
                 assert "127.0.0.1" not in said[1]

@@ -113,7 +113,7 @@ async def cluster(url, ca, identity=None, **tls):
         identity=identity or BearerToken("s3cret"),
         headers=(("Impersonate-User", "jane"),),
     )
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_client(config) as client:
             yield client
 

@@ -132,7 +132,7 @@ async def adopted_end(wait_first, kqueue=None):
                 await until(lambda: told or os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
                 await trio.sleep(0.3)
             process.wait()
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 await until(lambda: told)
         return before, told[0]
     finally:
@@ -180,5 +180,5 @@ async def test_a_wait_that_is_cancelled_can_be_repeated(kqueue):
     with trio.move_on_after(0.1):
         await processes.wait_child(process, kqueue)
     process.kill()
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         assert (await processes.wait_child(process, kqueue))[0] == -signal.SIGKILL

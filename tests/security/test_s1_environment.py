@@ -53,7 +53,7 @@ async def play(tmp_path, libomp, env):
     work, log = tmp_path / "work" / "default" / "chat", tmp_path / "logs" / "default" / "chat.log"
     command = Command((sys.executable, "-c", ENGINE, str(libomp)), env, work, log, cookie=new_cookie())
     async with LocalEngines(settings).open_child(command, Shutdown(), Grace(0.2, 0.2)):
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await until(lambda: log.exists() and "up" in log.read_text())
     written = tmp_path / WRITTEN
     return written.read_text() if written.exists() else ""

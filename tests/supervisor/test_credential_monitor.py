@@ -75,7 +75,7 @@ def test_a_token_that_is_not_renewed_still_counts(tmp_path, logs):
 
 async def noted(path, text):
     """Return once the file holds this; None for no file. It is written by a thread."""
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while (path.read_text() if path.exists() else None) != text:  # noqa: ASYNC110 - a file tells no event
             await trio.sleep(0.01)
 
@@ -106,7 +106,7 @@ async def test_a_disk_that_takes_no_file_ends_nothing(tmp_path, logs):
     value = Mailbox(HostCredential(CredentialState.REFUSED, "refused"))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_credential_note, value, path)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while not logs:  # noqa: ASYNC110 - a log tells no event
                 await trio.sleep(0.01)
         path.parent.mkdir()

@@ -150,7 +150,7 @@ async def open_client(state_dir: Path, url: str) -> AsyncGenerator[httpx.AsyncCl
     user: dict[str, Any] = yaml.safe_load((state_dir / "kubeconfig").read_text())["users"][0]["user"]
     context = ssl.create_default_context(cafile=str(state_dir / "ca" / "ca.crt"))
     headers = {"authorization": f"Bearer {user['token']}"}
-    async with httpx.AsyncClient(base_url=url, verify=context, headers=headers, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=url, verify=context, headers=headers, timeout=60) as http:
         yield http
 
 

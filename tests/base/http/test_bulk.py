@@ -32,7 +32,7 @@ async def test_every_byte_comes_in_order(sockets, size):
 
     async with listener, trio.open_nursery() as nursery:
         nursery.start_soon(send)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with await sockets.connect("127.0.0.1", listener.socket.getsockname()[1]) as stream:
                 assert await receive_all_into(stream, memoryview(bytearray(size))) == DATA
 
@@ -40,7 +40,7 @@ async def test_every_byte_comes_in_order(sockets, size):
 async def test_a_reset_is_no_end(sockets):
     """A connection that is lost is an error in Trio's words, and not the end of a body."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with await sockets.connect("127.0.0.1", listener.socket.getsockname()[1]) as stream:
             server = await listener.accept()
             server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -53,7 +53,7 @@ async def test_a_reset_is_no_end(sockets):
 async def test_a_peer_that_always_has_more_lets_others_run(sockets):
     """Receiving what is there already is a checkpoint now and then: a deadline that has passed is noticed."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with await sockets.connect("127.0.0.1", listener.socket.getsockname()[1]) as stream:
             server = await listener.accept()
             await server.send_all(DATA[:1000])

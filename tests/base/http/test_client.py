@@ -275,7 +275,7 @@ async def test_a_stream_left_early_closes_its_connection(way):
         peer_saw_end.set()
 
     peer = Peer(endless)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(peer.run)
             try:
@@ -305,7 +305,7 @@ async def test_a_cancelled_wait_for_the_head_closes_its_connection():
         peer_saw_end.set()
 
     peer = Peer(silent)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(peer.run)
             with caller:
@@ -325,7 +325,7 @@ async def test_pieces_arrive_as_they_are_sent():
             await send(b"two")
 
     listener = MemoryListener()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client(listener.connect) as client:
             await nursery.start(run_server, handler, [listener])
             async with client.open_stream("GET", URL) as answer:
@@ -362,7 +362,7 @@ async def test_late_words_on_an_idle_connection_are_not_an_answer():
         await stream.send_all(OK + late if len(opened) == 1 else OK)
         await trio.sleep_forever()
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client() as client:
             listeners = await nursery.start(trio.serve_tcp, serve, 0)
             url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/"

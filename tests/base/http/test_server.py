@@ -154,7 +154,7 @@ async def test_chunks_leave_before_the_next_is_made():
             await send(b"second")
 
     client, server = trio.testing.memory_stream_pair()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_connection, handler, server)
             await client.send_all(LAST)
@@ -177,7 +177,7 @@ async def test_a_client_that_leaves_cancels_its_handler(leave):
             cancelled.set()
 
     client, server = trio.testing.memory_stream_pair()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_connection, handler, server)
             await client.send_all(GET)
@@ -200,7 +200,7 @@ async def test_a_client_that_leaves_during_a_stream_cancels_its_handler():
             raise
 
     client, server = trio.testing.memory_stream_pair()
-    with structlog.testing.capture_logs() as logs, trio.fail_after(5):
+    with structlog.testing.capture_logs() as logs, trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_connection, handler, server)
             await client.send_all(GET)
@@ -265,7 +265,7 @@ async def test_early_requests_wait_up_to_a_bound():
 
     client, inner = trio.testing.memory_stream_pair()
     server = Counted(inner)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(serve_connection, handler, server, SMALL)
             await client.send_all(GET * 20 + LAST)
@@ -410,7 +410,7 @@ async def test_a_request_that_comes_while_its_connection_is_ended_is_not_begun(e
         end(connection)  # the data is there, and the task that waited for it has not run yet
 
     client.send_stream.send_all_hook = pump_and_end
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.run)
             await trio.testing.wait_all_tasks_blocked()

@@ -275,7 +275,7 @@ async def test_real_sockets_carry_large_bodies_both_ways():
             for start in range(0, len(payload), 100_000):
                 await send(exchange.request.body[start : start + 100_000])
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client() as client:
             listeners = await open_listeners("127.0.0.1", 0)
             port = listeners[0].socket.getsockname()[1]
@@ -303,7 +303,7 @@ async def test_tls_listeners_are_served(tmp_path, sockets):
             finally:
                 cancelled.set()
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             (plain,) = await open_listeners("127.0.0.1", 0)
             port = plain.socket.getsockname()[1]

@@ -37,7 +37,7 @@ async def test_the_next_connection_resumes_the_session(contexts, version):
     async def serve(transport):
         await echo(trio.SSLStream(transport, server_context, server_side=True, https_compatible=True), seen)
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
             port = listener.socket.getsockname()[1]
@@ -62,7 +62,7 @@ async def test_a_session_is_for_one_server(contexts):
     async def serve(transport):  # both would take each other's sessions: they have the same keys
         await echo(trio.SSLStream(transport, server_context, server_side=True, https_compatible=True), seen)
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             ports = []
             for _ in range(2):
@@ -89,7 +89,7 @@ async def test_a_large_body_is_decrypted_into_a_buffer(contexts, sockets, room):
             for at in range(0, len(data), 50_001):
                 await stream.send_all(data[at : at + 50_001])
 
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             [listener] = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
             buffer = memoryview(bytearray(room))
@@ -168,7 +168,7 @@ async def test_an_answer_of_tls_itself_does_not_disturb_a_task_that_sends(contex
     server_context.verify_mode = ssl.CERT_OPTIONAL
     mine, theirs = trio.testing.memory_stream_pair()
     server, received = trio.SSLStream(theirs, server_context, server_side=True), []
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.do_handshake)
             client = await TlsDialer(client_context, connect=always(mine))("localhost", 1)

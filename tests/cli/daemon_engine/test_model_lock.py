@@ -51,7 +51,7 @@ async def test_who_comes_while_it_is_unloaded_waits(tmp_path):
             nursery.start_soon(late.share)
             await trio.sleep(0.5)
             assert len(nursery.child_tasks) == 1
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while nursery.child_tasks:  # noqa: ASYNC110
                 await trio.sleep(0.02)
         async with opened(MODEL) as another:
@@ -111,7 +111,7 @@ async def test_a_step_that_its_task_has_left_touches_no_other_file(tmp_path, mon
 
     def slow(fd, how):
         at_it.set()
-        go_on.wait(10)
+        go_on.wait(60)
         seen.append((fd, os.fstat(fd).st_ino))
         done.set()
         return True
@@ -120,13 +120,13 @@ async def test_a_step_that_its_task_has_left_touches_no_other_file(tmp_path, mon
     other = tmp_path / "other"
     async with locks_in(str(tmp_path))(MODEL) as lock, trio.open_nursery() as nursery:
         nursery.start_soon(lock.alone)
-        await trio.to_thread.run_sync(at_it.wait, 10)
+        await trio.to_thread.run_sync(at_it.wait, 60)
         nursery.cancel_scope.cancel(reason="the front ends")
     with other.open("w") as file:
         (path,) = (tmp_path / "daemon-models").iterdir()
         assert file.fileno() != lock.file.fd
         go_on.set()
-        assert await trio.to_thread.run_sync(done.wait, 10)
+        assert await trio.to_thread.run_sync(done.wait, 60)
         assert seen == [(lock.file.fd, path.stat().st_ino)]
     with pytest.raises(ModelLockError):
         await lock.clear()

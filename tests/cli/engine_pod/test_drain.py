@@ -142,7 +142,7 @@ async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypat
         port, hooks = engine.getsockname()[1], free_port()
         client = socket.create_connection(("127.0.0.1", port))
         accepted, _ = engine.accept()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery, open_http_client() as http:
                 await nursery.start(run_drain, Watched(port, port), hooks)
                 url, answered = f"http://127.0.0.1:{hooks}{PATH}", trio.Event()
@@ -171,7 +171,7 @@ async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place
         port, hooks = engine.getsockname()[1], free_port()
         busy = socket.create_connection(("127.0.0.1", port))
         accepted, _ = engine.accept()
-        with contextlib.ExitStack() as stack, trio.fail_after(30):
+        with contextlib.ExitStack() as stack, trio.fail_after(60):
             async with trio.open_nursery() as nursery, open_http_client() as http:
                 await nursery.start(run_drain, Watched(port, port), hooks)
                 for _ in range(300):
@@ -208,7 +208,7 @@ async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
 
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client() as http:
             await nursery.start(run_server, handle, [listener])
             watched = Watched(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)

@@ -129,7 +129,7 @@ def test_one_thing_is_asked_for_at_a_time(run, words):
 async def test_the_gauge_tells_how_far_it_is_and_nothing_else():
     """Over a real socket: a controller reads the percentage of all files, other paths are 404, and no name is told."""
     gauge = Gauge(files=2)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery, open_http_client() as http:
             port = await nursery.start(run_gauge, gauge, 0)
 

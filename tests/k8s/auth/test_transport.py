@@ -116,7 +116,7 @@ async def tls_port(ca, localhost, tmp_path, nursery):
 
 async def ask(config, tls_port):
     config = ClusterConfig(server=f"https://127.0.0.1:{tls_port}", **config)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with open_client(config) as client:
             return await client.get_json("/whoami")
 

@@ -165,7 +165,7 @@ async def test_settlements_wait_for_the_server(server, tmp_path, monkeypatch):
             go_on.set()
             await until(lambda: "ok" in [line["outcome"] for line in held.audit])
         await until(lambda: not held.router.ready()[1])
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             status = 0
             while status != 200:
                 await trio.sleep(0.05)

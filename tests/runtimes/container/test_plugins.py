@@ -87,7 +87,7 @@ async def test_the_example_serves(tmp_path):
     run = functools.partial(
         trio.run_process, command, stdout=subprocess.PIPE, check=False, env={"PYTHONPATH": str(EXAMPLE / "src")}
     )
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             process = await nursery.start(run)
             assert await process.stdout.receive_some() == f"listening on {port}\n".encode()

@@ -288,7 +288,7 @@ def test_the_hook_gives_ollama_its_model_by_every_name(tmp_path, of, spec, calls
     (tmp_path / "ollama").chmod(0o755)
     hook = plan(of, runtime="ollama", **spec).render_hook(MountPaths(model="/models/$(A) b.gguf"))
     environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(hook, env=environment, check=True, timeout=30)
+    subprocess.run(hook, env=environment, check=True, timeout=60)
     said = (tmp_path / "calls").read_text().replace(str(tmp_path), "HOME")
     assert said.splitlines() == calls
     if "create" in said:

@@ -27,7 +27,7 @@ def opened(tmp_path, code):
 
 async def test_a_child_that_reads_its_input_finds_none(tmp_path):
     """A question on standard input is answered with its end at once, so nothing waits there for a person."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with opened(tmp_path, "import sys; print('read', len(sys.stdin.read()))") as child:
             assert await child.wait() == Exit(0)
             assert await child.last_lines(1) == ("read 0",)
@@ -45,7 +45,7 @@ async def test_output_that_nobody_reads_stalls_no_child(tmp_path):
 @pytest.mark.ci
 async def test_a_child_outlives_the_thread_that_has_started_it(tmp_path):
     """A child is bound to no worker thread of ours: those end after ten idle seconds, and would take it along."""
-    with trio.fail_after(40):
+    with trio.fail_after(60):
         async with opened(tmp_path, "import time; time.sleep(600)") as child:
             await trio.sleep(12)
             assert psutil.Process(child.pid).is_running()
@@ -53,7 +53,7 @@ async def test_a_child_outlives_the_thread_that_has_started_it(tmp_path):
 
 async def test_a_child_that_has_ended_leaves_no_zombie(tmp_path):
     """Once its exit is known there is no process of its pid any more, not even a dead one."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with opened(tmp_path, "pass") as child:
             await child.wait()
             assert not psutil.pid_exists(child.pid)

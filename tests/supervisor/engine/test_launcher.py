@@ -50,7 +50,7 @@ async def test_an_engine_inherits_no_secret_and_looks_for_no_tool(tmp_path, monk
     local = engines(tmp_path)
     local.settings = attrs.evolve(local.settings, variables={"OMLX_PORT": "8001"})
     async with local.open_child(wanted, Shutdown(), Grace(0.2, 0.2)):
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             await until(lambda: wanted.log_path.exists() and "}" in wanted.log_path.read_text())
     found = json.loads(wanted.log_path.read_text())
     assert (found["OMP_TOOL"], found["OMP_NUM_THREADS"]) == ("disabled", "2")
@@ -133,7 +133,7 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
     first, stubborn = engines(tmp_path), command(tmp_path)
     monkeypatch.setattr(processes, "send_group", stuck)
     monkeypatch.setattr(processes, "send", lambda process, number: signals.append(number))
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with first.open_child(stubborn, Shutdown(), Grace(0.2, 0.2)) as child:
             await until(lambda: "up" in stubborn.log_path.read_text())
     assert signal.SIGKILL in signals

@@ -21,31 +21,33 @@ from waiting import until
 pytestmark = pytest.mark.e2e
 
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
-DEAF = (sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-COOKIE = new_cookie()
+DEAF = (
+    *SLEEPER[:2],
+    f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); {SLEEPER[2]}",
+)
 CONFIG = ProxyConfig(("192.0.2.1", 4711), ("127.0.0.1", 4712), "key", ("10.42.0.0/16",))
 
 
 @pytest.fixture
-async def quick(monkeypatch):
-    """Wait less, and leave no process behind."""
+async def cookie(monkeypatch):
+    """The engine's; its proxy is started again sooner, and no process stays behind."""
     monkeypatch.setattr(proxy, "AGAIN_SECONDS", 0.01)
-    yield
-    for left in await CookieScan().carriers(proxy_cookie(COOKIE)):
+    yield (cookie := new_cookie())
+    for left in await CookieScan().carriers(proxy_cookie(cookie)):
         left.kill()
 
 
-def new_proxy(folder, config=CONFIG, program=SLEEPER):
+def new_proxy(folder, cookie, config=CONFIG, program=SLEEPER):
     environment = {"PATH": os.environ["PATH"]}
-    path = config_path(folder, COOKIE)
-    return EngineProxy(program, config, COOKIE, path, folder / "proxies.log", environment, CookieScan())
+    path = config_path(folder, cookie)
+    return EngineProxy(program, config, cookie, path, folder / "proxies.log", environment, CookieScan())
 
 
-async def running():
+async def running(cookie):
     """Return the one process that carries the cookie, once it is there."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
-            found = [each for each in await CookieScan().carriers(proxy_cookie(COOKIE)) if each.is_running()]
+            found = [each for each in await CookieScan().carriers(proxy_cookie(cookie)) if each.is_running()]
             if found:
                 (process,) = found
                 return process
@@ -60,69 +62,64 @@ def ended(process):
         return True
 
 
-@pytest.mark.usefixtures("quick")
-async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_path):
+async def test_a_proxy_that_ends_is_started_again_and_ends_with_its_engine(tmp_path, cookie):
     """Kill -9 of a proxy brings another one; leaving the block leaves neither process nor settings."""
-    async with new_proxy(tmp_path).running(Shutdown()):
-        first = await running()
-        assert ProxyConfig.load(config_path(tmp_path, COOKIE).read_text()) == CONFIG
+    async with new_proxy(tmp_path, cookie).running(Shutdown()):
+        first = await running(cookie)
+        assert ProxyConfig.load(config_path(tmp_path, cookie).read_text()) == CONFIG
         assert "key" not in " ".join(first.cmdline()).split("/")
         first.kill()
-        with trio.fail_after(20):
-            while (second := await running()).pid == first.pid:  # noqa: ASYNC110 - the kernel tells of no start
+        with trio.fail_after(60):
+            while (second := await running(cookie)).pid == first.pid:  # noqa: ASYNC110 - the kernel tells of no start
                 await trio.sleep(0.02)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         await until(lambda: ended(second))
-    assert not config_path(tmp_path, COOKIE).exists()
+    assert not config_path(tmp_path, cookie).exists()
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of the process that is left
-async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path):
+async def test_the_next_agent_goes_on_with_the_same_proxy(tmp_path, cookie):
     """A proxy that stays is the next agent's; one with other settings is ended first, for it has the port."""
-    async with new_proxy(tmp_path).running(Shutdown(keep=True)):
-        first = await running()
-    async with new_proxy(tmp_path).running(Shutdown(keep=True)):
+    async with new_proxy(tmp_path, cookie).running(Shutdown(keep=True)):
+        first = await running(cookie)
+    async with new_proxy(tmp_path, cookie).running(Shutdown(keep=True)):
         await trio.sleep(0.3)
-        assert (await running()).pid == first.pid
+        assert (await running(cookie)).pid == first.pid
     other = ProxyConfig(CONFIG.listen, CONFIG.backend, "key", ())
-    async with new_proxy(tmp_path, other).running(Shutdown()):
-        with trio.fail_after(20):
+    async with new_proxy(tmp_path, cookie, other).running(Shutdown()):
+        with trio.fail_after(60):
             await until(lambda: ended(first))
-        assert (await running()).pid != first.pid
+        assert (await running(cookie)).pid != first.pid
 
 
-@pytest.mark.usefixtures("quick")
-async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch):
+async def test_a_proxy_that_does_not_end_is_killed(tmp_path, monkeypatch, cookie):
     """One that ignores TERM gets KILL after its time."""
     monkeypatch.setattr(proxy, "END_SECONDS", 0.2)
-    async with new_proxy(tmp_path, program=DEAF).running(Shutdown()):
-        deaf = await running()
-        await trio.sleep(0.3)  # until it ignores TERM
-    assert not await CookieScan().carriers(proxy_cookie(COOKIE))
+    async with new_proxy(tmp_path, cookie, program=DEAF).running(Shutdown()):
+        deaf = await running(cookie)
+        await until(lambda: "deaf" in (tmp_path / "proxies.log").read_text())
+    assert not await CookieScan().carriers(proxy_cookie(cookie))
     assert ended(deaf)
 
 
-@pytest.mark.usefixtures("quick")
-async def test_what_cannot_be_started_is_tried_again(tmp_path):
+async def test_what_cannot_be_started_is_tried_again(tmp_path, cookie):
     """A missing program is no end of the engine: the next try finds it."""
     program = tmp_path / "program"
-    async with new_proxy(tmp_path, program=(str(program),)).running(Shutdown()):
+    async with new_proxy(tmp_path, cookie, program=(str(program),)).running(Shutdown()):
         await trio.sleep(0.1)
         program.symlink_to("/bin/cat")  # which ends at once with its settings, again and again
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await until((tmp_path / "proxies.log").read_bytes)
         program.unlink()
         program.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import time; time.sleep(600)'\n")
         program.chmod(0o755)
-        os.kill((await running()).pid, signal.SIGKILL)
+        os.kill((await running(cookie)).pid, signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("quick")
-async def test_without_descriptors_nothing_is_given_up(tmp_path):
+async def test_without_descriptors_nothing_is_given_up(tmp_path, cookie):
     """While this host can open nothing, the engine goes on; its proxy is started when something can be opened again."""
     with no_descriptors():
-        proxy_of_engine = new_proxy(tmp_path)
+        proxy_of_engine = new_proxy(tmp_path, cookie)
         async with trio.open_nursery() as nursery:
 
             async def live():

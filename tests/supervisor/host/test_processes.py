@@ -10,12 +10,16 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, carriers, is_gone, listens, send_group, start_of
 
-SOUGHT = f"sought-{os.getpid()}"
-"""What this worker's own processes carry: the other workers' carry theirs at the same time."""
+
+@pytest.fixture
+def sought():
+    """What the processes of the test carry: those of other tests may live meanwhile, and those of the one before."""
+    return new_cookie()
 
 
 @contextmanager
@@ -72,10 +76,10 @@ def test_without_descriptors_nobody_is_said_to_be_gone():
     assert is_gone(process.pid)
 
 
-def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch):
+def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch, sought):
     """Without a descriptor the look is an error, also when it fails at one of the processes only."""
-    with running(**{COOKIE_VARIABLE: SOUGHT}) as process:
-        assert [each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]] == [process.pid]
+    with running(**{COOKIE_VARIABLE: sought}) as process:
+        assert [each.pid for each in carriers(COOKIE_VARIABLE)[sought]] == [process.pid]
         with no_descriptors(), pytest.raises(OSError, match="Too many open files"):
             carriers(COOKIE_VARIABLE)
 
@@ -88,7 +92,7 @@ def test_a_look_for_cookies_that_could_not_be_made_finds_not_nobody(monkeypatch)
             carriers(COOKIE_VARIABLE)
 
 
-def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch):
+def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch, sought):
     """Psutil 7.2 raises SystemError on macOS for one that is reaped while it is read: the others are found even so."""
     monkeypatch.setattr(processes, "sys", SimpleNamespace(platform="darwin"))
     real = psutil.Process.environ
@@ -98,10 +102,10 @@ def test_a_process_that_is_reaped_during_the_look_is_left_out(monkeypatch):
             raise SystemError("<built-in function proc_environ> returned a result with an exception set")
         return real(process)
 
-    with running(**{COOKIE_VARIABLE: SOUGHT}) as process, running(**{COOKIE_VARIABLE: SOUGHT}) as gone:
+    with running(**{COOKIE_VARIABLE: sought}) as process, running(**{COOKIE_VARIABLE: sought}) as gone:
         monkeypatch.setattr(psutil.Process, "environ", environ)
-        assert [each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]] == [process.pid]
-        assert [each.pid for each in processes.marked(COOKIE_VARIABLE, SOUGHT)] == [process.pid]
+        assert [each.pid for each in carriers(COOKIE_VARIABLE)[sought]] == [process.pid]
+        assert [each.pid for each in processes.marked(COOKIE_VARIABLE, sought)] == [process.pid]
         assert process.pid in processes.families([os.getpid()])[os.getpid()]
 
 
@@ -114,9 +118,9 @@ sys.stdin.read()
 
 
 @contextmanager
-def wrapped(monkeypatch, *, tells=False, terminal=None):
+def wrapped(monkeypatch, sought, *, tells=False, terminal=None):
     """A wrapper whose environment this Mac hides, like that of `/bin/sh`, and below it a program with our mark."""
-    argv = [sys.executable, "-c", WRAPPER, SOUGHT]
+    argv = [sys.executable, "-c", WRAPPER, sought]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     real = psutil.Process.environ
 
@@ -134,15 +138,15 @@ def wrapped(monkeypatch, *, tells=False, terminal=None):
             os.killpg(wrapper.pid, signal.SIGKILL)
 
 
-def test_a_wrapper_that_hides_its_environment_is_found_by_its_session(monkeypatch):
+def test_a_wrapper_that_hides_its_environment_is_found_by_its_session(monkeypatch, sought):
     """It is ours, whichever mark is looked for: its own is not seen on a Mac."""
-    with wrapped(monkeypatch) as (wrapper, engine):
-        assert {each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]} == {wrapper, engine}
-        assert {each.pid for each in processes.marked(COOKIE_VARIABLE, SOUGHT)} == {wrapper, engine}
+    with wrapped(monkeypatch, sought) as (wrapper, engine):
+        assert {each.pid for each in carriers(COOKIE_VARIABLE)[sought]} == {wrapper, engine}
+        assert {each.pid for each in processes.marked(COOKIE_VARIABLE, sought)} == {wrapper, engine}
 
 
 @pytest.mark.parametrize("theirs", [{"tells": True}, {"terminal": "/dev/ttys001"}])
-def test_a_leader_that_is_not_ours_is_left_alone(monkeypatch, theirs):
+def test_a_leader_that_is_not_ours_is_left_alone(monkeypatch, theirs, sought):
     """Who shows an environment without our mark is a stranger, and so is the shell of a terminal."""
-    with wrapped(monkeypatch, **theirs) as (_, engine):
-        assert {each.pid for each in carriers(COOKIE_VARIABLE)[SOUGHT]} == {engine}
+    with wrapped(monkeypatch, sought, **theirs) as (_, engine):
+        assert {each.pid for each in carriers(COOKIE_VARIABLE)[sought]} == {engine}

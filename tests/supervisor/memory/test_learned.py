@@ -42,7 +42,7 @@ async def test_figures_outlive_the_agent(tmp_path, nursery):
     learned = Learned(path, trio.CapacityLimiter(1))
     nursery.start_soon(learned.run)
     learned.note("k", Figure(500))
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while not path.exists():  # noqa: ASYNC110 - a thread writes it
             await trio.sleep(0.01)
     again = Learned(path, trio.CapacityLimiter(1))

@@ -111,7 +111,7 @@ def script(tmp_path, body):
 
 
 async def until(true):
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not true():  # noqa: ASYNC110 - what another process has done by now comes without an event
             await trio.sleep(0.01)
 

@@ -62,7 +62,7 @@ async def test_the_engine_s_own_command_line_is_told_to_unload_until_it_has(tmp_
     """In the service's log, with the agent's state directory, without a key; again after a failure alone."""
     monkeypatch.setattr(leftover, "AGAIN", Backoff(0.05, 0.05))
     context, launch = staged(tmp_path, SECOND_TIME)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         await leftover.unload_left(context, launch)
     said = [json.loads(line) for line in context.log_path.read_text().splitlines() if line.startswith("[[")]
     assert said == [[["/opt/ollama", "--model", "/models/one.gguf", "", "--unload-left"], str(tmp_path)]] * 2
@@ -73,7 +73,7 @@ async def test_the_engine_s_own_command_line_is_told_to_unload_until_it_has(tmp_
 async def test_cancelled_it_ends_its_program_in_order(tmp_path):
     """The next engine starts when that has gone."""
     context, launch = staged(tmp_path, TOLD_TO_END)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leftover.unload_left, context, launch)
             while not (context.log_path.exists() and "up" in context.log_path.read_text()):  # noqa: ASYNC110

@@ -71,7 +71,7 @@ def digest_of_file(partial):
 async def test_what_comes_is_written_and_hashed(partial, run_sync):
     """In threads, in one for all, or in none: file, digest and the sum of what was counted are those of what came."""
     ring, counts = RingBuffer(RING_BYTES), []
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fill, ring)
             assert await writer_of(partial, ring, counted=counts.append, run_sync=run_sync).run() is None
@@ -91,7 +91,7 @@ async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
 
     monkeypatch.setattr(partial_module.os, "pwrite", fill_up)
     ring = RingBuffer(RING_BYTES)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
 
             async def receive():
@@ -113,7 +113,7 @@ async def test_what_counts_may_refuse(partial):
         raise FetchError("enough")
 
     ring = RingBuffer(RING_BYTES)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fill, ring)
             failure = await writer_of(partial, ring, counted=counted).run()
@@ -131,7 +131,7 @@ async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypa
         calls.append(len(data))
         if len(calls) == 3:
             entered.set()
-            assert leave.wait(30)
+            assert leave.wait(60)
         real(self, data)
 
     monkeypatch.setattr(type(partial), held, slow)
@@ -142,7 +142,7 @@ async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypa
             await writer_of(partial, ring).run()
         done.set()
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             scope = trio.CancelScope()
             nursery.start_soon(fill, ring)
@@ -170,7 +170,7 @@ async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial
 
     monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
     ring = RingBuffer(RING_BYTES)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fill, ring)
             await writer_of(partial, ring).run()

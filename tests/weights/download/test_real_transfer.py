@@ -77,7 +77,7 @@ async def test_over_real_sockets_and_threads(tmp_path, nursery):
     port = listener.socket.getsockname()[1]
     source = parse_source(f"http://127.0.0.1:{port}/model.gguf")
     limiter = trio.CapacityLimiter(4)
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_real(tmp_path) as downloader:
             store = downloader._store
             get = partial(fetch, source, store, progress=lambda _: None, limiter=limiter, downloader=downloader)
@@ -128,7 +128,7 @@ async def test_tls_goes_by_name_and_the_dial_by_address(tmp_path, nursery, certi
     client = ssl.create_default_context(cafile=str(certificate) if trusted else None)
     transport = open_transport_with(resolve=resolve, dial=dial, ssl_context=client)
     source = parse_source(f"https://{host}/model.gguf")
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_real(tmp_path, open_transport=transport) as downloader:
             get = partial(downloader.fetch, source, sha256=SHA256, policy=AddressPolicy(), progress=lambda _: None)
             if host == "files.example" and trusted:

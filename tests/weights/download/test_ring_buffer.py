@@ -111,7 +111,7 @@ async def test_a_side_that_is_stopped_is_told(from_thread):
     ring = RingBuffer(2)
     (await ring.room())[:] = b"ab"
     ring.filling.move(2)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
 
             async def wait():

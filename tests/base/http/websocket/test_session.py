@@ -49,7 +49,7 @@ def serving(handler, **options):
 async def connected(port, bounds=None, *, connect=dial, protocols=(), host="127.0.0.1"):
     """A WebSocket to a server of this machine, within a time that no test needs."""
     upgrade = partial(HttpClient(connect).upgrade, f"http://{host}:{port}/chat")
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with open_websocket(upgrade, protocols, bounds or Bounds()) as websocket:
             yield websocket
 
@@ -96,8 +96,8 @@ async def test_fragments_and_pings_among_them():
     def talk(connection):
         connection.send([b"one ", b"and ", b"a half"])
         connection.send(["zw", "€", "i"])
-        answered.append(connection.ping(b"one").wait(10))
-        answered.append(connection.ping(b"two").wait(10))
+        answered.append(connection.ping(b"one").wait(60))
+        answered.append(connection.ping(b"two").wait(60))
 
     with serving(talk) as port:
         async with connected(port) as websocket:
@@ -457,7 +457,7 @@ async def test_after_a_cancelled_send_nothing_is_sent():
     peer.client.send_stream.send_all_hook = deliver
     with pytest.raises(trio.ClosedResourceError):
         await websocket.send(b"y")
-    with trio.fail_after(1):
+    with trio.fail_after(60):
         await websocket.aclose()
     assert await peer.is_gone()
 

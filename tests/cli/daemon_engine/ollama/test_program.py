@@ -88,14 +88,14 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
         async def is_ready():
             return (await http.request("GET", f"http://127.0.0.1:{port}/health")).status == 200
 
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not await is_ready():  # noqa: ASYNC110
                 await trio.sleep(0.01)
         assert list(fake.store.values()) == [blob_of(WEIGHTS)]
         assert fake.calls.count("/api/blobs") == 2  # asked for, and sent
         assert len(fake.holders()) == 1
         stop.request_nowait("a test")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await until(lambda: ended)
     assert ended == [True]
     assert fake.holders() == []
@@ -162,7 +162,7 @@ async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
     path.chmod(0o755)
     async with open_http_client() as client:
         program = OllamaProgram(str(path), DaemonApi(client, URL), 1, {"PATH": os.environ["PATH"]})
-        with trio.fail_after(30), pytest.raises(NoDaemonError, match="has ended with 7"):
+        with trio.fail_after(60), pytest.raises(NoDaemonError, match="has ended with 7"):
             async with program.started():
                 raise AssertionError("it has ended")
 

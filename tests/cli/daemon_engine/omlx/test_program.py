@@ -62,7 +62,7 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
 
         port = await nursery.start(run)
         front = f"http://127.0.0.1:{port}"
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while (await http.request("GET", f"{front}/health")).status != 200:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         for asked in (ASK, json.dumps(json.loads(ASK) | {"stream": True}).encode()):
@@ -78,7 +78,7 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
         assert (answer.status, b"oMLX refuses requests of this host with 401" in answer.body) == (502, True)
         fake.key = ""
         stop.request_nowait("a test")
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await until(lambda: ended)
     assert ended == [True]
     assert fake.holding() == 0

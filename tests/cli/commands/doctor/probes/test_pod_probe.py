@@ -88,7 +88,7 @@ async def outcome(client, state_of, monkeypatch, address="127.0.0.1"):
     monkeypatch.setattr(pod_probe, "POLL_SECONDS", 0.05)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(run_kubelet, client, state_of))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             found = await try_from_pod(client, "default", IMAGE, address)
         nursery.cancel_scope.cancel()
     return found

@@ -1,13 +1,13 @@
 """What is read of engines, listeners and ends."""
 
 import os
-import socket
 
 import attrs
 import pytest
 import trio
 
 from cli.commands.doctor.places import installation
+from free_ports import free_port
 from llmkube.cli.commands.doctor.probes.program_probes import (
     last_ends,
     listed_devices,
@@ -109,9 +109,7 @@ async def test_ports_of_zero_are_not_wanted(tmp_path):
 
 async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
     """The port is then no other program's to take."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     here = installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1)
     assert (await ports(here)).ports == (Port("--port", port, silent=True),)
 

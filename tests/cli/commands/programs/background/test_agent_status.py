@@ -38,7 +38,7 @@ def end(process):
     """Press Ctrl-C; return what the program says and its code."""
     process.send_signal(signal.SIGINT)
     said = process.stderr.read()
-    return said, process.wait(timeout=30)
+    return said, process.wait(timeout=60)
 
 
 @pytest.fixture
