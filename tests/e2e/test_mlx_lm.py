@@ -1,31 +1,49 @@
-"""The real `mlx_lm.server` as an engine of `llmkube up`, on the processor: a folder of two random layers, made here.
+"""`mlx_lm.server` as an engine of `llmkube up`, on the processor: a folder of two random layers, made here.
 
-It runs where `LLMKUBE_TEST_MLX_SERVER` names the program, or PATH has one: `pip install mlx-lm 'mlx[cpu]'` on Linux.
+The real one is run where `LLMKUBE_TEST_MLX_SERVER` names the program, or PATH has one: `pip install mlx-lm 'mlx[cpu]'`
+on Linux. A stand-in, `mlx_lm_program`, is run everywhere.
 """
 
 import json
 import os
 import shutil
 import signal
+from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
 
+from e2e import mlx_lm_program
 from e2e.one_machine import open_up_with
-from e2e.separate_programs import chat
-from e2e.up_process import command_line, engines_in
+from e2e.separate_programs import chat, eventually
+from e2e.up_process import command_line, engines_in, environment
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.runtimes.process import mlx_entry
 from mlx_folder import whole_folder
 
 SERVER = os.environ.get("LLMKUBE_TEST_MLX_SERVER") or shutil.which("mlx_lm.server")
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.ci,
-    pytest.mark.skipif(SERVER is None, reason="no mlx_lm.server: pip install mlx-lm 'mlx[cpu]'"),
-]
+pytestmark = pytest.mark.e2e
+
+REAL = pytest.param(
+    SERVER,
+    marks=[
+        pytest.mark.ci,
+        pytest.mark.skipif(SERVER is None, reason="no mlx_lm.server: pip install mlx-lm 'mlx[cpu]'"),
+    ],
+    id="real",
+)
+
+
+@pytest.fixture(params=[pytest.param(None, id="stand-in"), REAL])
+def server(request, tmp_path):
+    """The path of an `mlx_lm.server`."""
+    return request.param or str(mlx_lm_program.install(tmp_path / "python"))
 
 
 def documents(name, source):
@@ -58,10 +76,10 @@ async def statuses(url, headers):
         ]
 
 
-async def test_a_folder_is_served_and_its_port_asks_for_a_key(tmp_path):
+async def test_a_folder_is_served_and_its_port_asks_for_a_key(server, tmp_path):
     """The gateway answers with the folder's model; a stranger at the engine's port gets 401; nothing stays."""
     whole_folder(tmp_path / "tiny")
-    flags = ("--mlx-server", SERVER)
+    flags = ("--mlx-server", server)
     async with open_up_with(tmp_path, *flags, documents=documents("tiny", tmp_path / "tiny")) as up:
         loaded = await up.wait_loaded("tiny", "Loaded")
         assert "loaded in" in loaded.message
@@ -80,12 +98,72 @@ async def test_a_folder_is_served_and_its_port_asks_for_a_key(tmp_path):
         assert await chat(up.gateway, "tiny")
 
 
-async def test_a_folder_that_cannot_be_loaded_is_told_with_the_servers_words(tmp_path):
+async def test_a_folder_that_cannot_be_loaded_is_told_with_the_servers_words(server, tmp_path):
     """An architecture that mlx_lm does not know ends the attempt with its own words, and not after a stall."""
     folder = whole_folder(tmp_path / "odd")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "of_tomorrow"}))
-    async with open_up_with(tmp_path, "--mlx-server", SERVER, documents=documents("odd", folder)) as up:
+    async with open_up_with(tmp_path, "--mlx-server", server, documents=documents("odd", folder)) as up:
         told = await up.wait_condition(InferenceService, "odd", "Loaded", lambda found: "of_tomorrow" in found.message)
         assert "it cannot load or compute the model" in told.message
         assert "check the Model's spec.source" in told.message
+
+
+@asynccontextmanager
+async def open_entry(tmp_path, *ours, changed=("", "")):
+    """Run `mlx_entry` by the stand-in's Python before a folder; yields the process, its URL and what it has said."""
+    python = mlx_lm_program.install(tmp_path / "python").parent / "python"
+    (module,) = (tmp_path / "python").glob("lib/*/*/mlx_lm/server.py")
+    module.write_text(module.read_text().replace(*changed))
+    port, log = str(free_port()), tmp_path / "log"
+    theirs = ("--model", whole_folder(tmp_path / "tiny"), "--host", "127.0.0.1", "--port", port)
+    async with trio.open_nursery() as nursery:
+        with log.open("wb") as err:
+            command = [python, mlx_entry.__file__, "--llmkube-alias", "tiny", *ours, *theirs]
+            options = {"env": environment(tmp_path), "stderr": err, "check": False}
+            process = await nursery.start(partial(trio.run_process, command, **options))
+        try:
+            yield process, f"http://127.0.0.1:{port}", log
+        finally:
+            process.kill()
+
+
+async def answer(url, body=b""):
+    """What is answered to a POST of the body, or to a GET."""
+    async with open_http_client() as http:
+        return await http.request("POST" if body else "GET", url, headers=Headers.of({}), body=body)
+
+
+async def test_without_a_file_of_keys_everybody_is_answered_by_the_one_model(tmp_path):
+    """What a question names beside the model that was loaded is not loaded for it; its tokens are counted."""
+
+    async def status():
+        assert process.returncode is None, log.read_text()
+        try:
+            return (await answer(f"{url}/health")).status
+        except HttpError:
+            return None  # it does not listen yet
+
+    asked = json.dumps({"model": "/etc", "adapters": "/adapters", "draft_model": "org/draft"}).encode()
+    async with open_entry(tmp_path) as (process, url, log):
+        await eventually(status, lambda found: found == 200)
+        said = json.loads((await answer(f"{url}/v1/chat/completions", asked)).body)
+        assert said["choices"][0]["message"]["content"] == f"{tmp_path}/tiny None default_model"
+        assert b"\nllmkube:tokens_predicted_total 3\n" in (await answer(f"{url}/metrics")).body
+        assert json.loads((await answer(f"{url}/v1/models")).body)["data"][0]["id"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("keys", "changed", "said"),
+    [
+        ("", ("", ""), "the file of keys is empty: nothing would be asked for"),
+        ("key", ("def generation_available", "def is_alive"), "it has no ResponseGenerator.generation_available"),
+    ],
+)
+async def test_nothing_is_served_unguarded(tmp_path, keys, changed, said):
+    """A file without keys, and an mlx_lm that the entry does not fit, end it with the reason before it listens."""
+    (tmp_path / "keys").write_text(keys)
+    async with open_entry(tmp_path, "--llmkube-keys", tmp_path / "keys", changed=changed) as (process, _, log):
+        assert await process.wait() == 1
+        assert said in log.read_text()
+        assert "Starting httpd" not in log.read_text()
