@@ -10,7 +10,7 @@ from llmkube.supervisor.nouns.settings import EVERYWHERE
 
 def node(*addresses, pods=(), name="n"):
     said = [{"type": "InternalIP", "address": each} if isinstance(each, str) else dict(each) for each in addresses]
-    spec = {"podCIDR": pods[0], "podCIDRs": list(pods)} if pods else {}
+    spec = {"podCIDR": pods[0], "podCIDRs": list(pods)} if pods else {}  # as kube-apiserver keeps them
     return decode(Node, {"metadata": {"name": name}, "spec": spec, "status": {"addresses": said}})
 
 

@@ -102,7 +102,7 @@ def networks_of(nodes: Iterable[Node]) -> tuple[tuple[str, ...], tuple[str, ...]
 def _values(node: Node) -> Iterator[tuple[str, str]]:
     addresses = (each.address for each in node.status.addresses if each.type in _ADDRESS_TYPES)
     yield from (("status.addresses", text) for text in islice(addresses, MAX_ADDRESSES))
-    yield from (("spec.podCIDRs", text) for text in {node.spec.pod_cidr, *node.spec.pod_cidrs} if text)
+    yield from (("spec.podCIDRs", text) for text in node.spec.pod_cidrs)
 
 
 def _checked(text: str, *, address: bool) -> Network:

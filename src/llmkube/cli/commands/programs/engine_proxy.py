@@ -33,7 +33,7 @@ from llmkube.weights.address_policy import Network, parse_networks
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 5.0
 """How often to look which networks are admitted, and which addresses this host has."""
 
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
