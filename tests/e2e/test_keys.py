@@ -108,8 +108,8 @@ async def test_s4_the_engines_own_port_asks_for_a_key_and_answers_no_page(tmp_pa
     assert not keys_in(state)
 
 
-async def test_s5_only_allowed_networks_reach_a_published_engine_without_a_key(tmp_path, address):
-    """From an allowed network an answer comes, `/slots` excepted; without one, 401; nothing else listens outside."""
+async def test_s5_the_host_itself_reaches_a_published_engine_without_a_key(tmp_path, address):
+    """Its own host gets answers although no network is named, `/slots` excepted; nothing else listens outside."""
     async with open_cluster(tmp_path) as cluster:
         async with cluster.open_agent(address) as agent:
             await cluster.apply_demo()

@@ -36,7 +36,6 @@ class Namespace(Keyed):
 class NodeSpec:
     """The networks of a node's pods, where kube-controller-manager gives them out."""
 
-    pod_cidr: str = field("", "", name="podCIDR")
     pod_cidrs: tuple[str, ...] = field("", (), name="podCIDRs")
     wire: WireForm = received()
 

@@ -52,9 +52,12 @@ def proxy_judge(api_key: str, admits: Callable[[str], bool], client_keys: Collec
         foreign = is_foreign_origin(head.lines)
         if not foreign and _CLOSED not in head.path.casefold() and admits(peer):
             return None
+        asked = f"this engine asks for a key from {peer or 'here'}"
+        if client_keys:
+            return key_refusal(asked)
         return key_refusal(
-            f"this engine asks for a key from {peer or 'here'}; requests of the cluster's nodes and pods, of its own "
-            "host and of the networks of `llmkube agent --allow-from` need none"
+            f"{asked}; requests of the cluster's nodes and pods, of its own host and of the networks of "
+            "`llmkube agent --allow-from` need none"
         )
 
     return judge

@@ -3,7 +3,7 @@
 ```
  run_agent
  └ shielded support      what a dying service still needs; a deadline begins when the stop does
-   ├ applier, repeats, reflectors, networks, host_lease, claims, events, pressure
+   ├ applier, repeats, reflectors, nodes, host_lease, claims, events, pressure
    └ services nursery    cancelled first; the support closes after the last service has gone
      ├ run_service "chat"      life scope
      └ run_service "embed"     life scope
@@ -29,7 +29,7 @@ from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
-from llmkube.supervisor.cluster.node_networks import NodeNetworks
+from llmkube.supervisor.cluster.node_monitor import NodeMonitor
 from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.credential_monitor import CredentialMonitor
 from llmkube.supervisor.engine.child import KILL_SECONDS
@@ -169,7 +169,7 @@ async def _run_shielded(
     hosts = claims.hosts
     wakes = Mailbox(0.0)
     credential = CredentialMonitor(settings.token_file)
-    networks = NodeNetworks(client, settings, ports.admit, ports.rng)
+    nodes = NodeMonitor(client, settings, ports.admit, ports.rng)
     host_lease = HostLease(
         client,
         settings,
@@ -185,7 +185,7 @@ async def _run_shielded(
         credential=lambda: credential.value.value.advice,
         on_accepted=credential.accept,
         on_refused=credential.refuse,
-        closed=lambda: networks.closed,
+        closed=lambda: nodes.closed,
         cordon=lambda: services.cordon.end,
     )
     # Cancellation would reach the applier together with the services that still have to write through it. So the
@@ -208,7 +208,7 @@ async def _run_shielded(
             ):
                 outer.start_soon(_run_afresh, follow, wakes)
             if settings.api_server:
-                outer.start_soon(_run_afresh, networks.run, wakes)
+                outer.start_soon(_run_afresh, nodes.run, wakes)
             outer.start_soon(hosts.run_expiry)
             outer.start_soon(claims.run)
             outer.start_soon(host_lease.run)

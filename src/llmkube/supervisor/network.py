@@ -10,10 +10,10 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
-import psutil
 import trio
 
 from llmkube.base.private_files import write_private
+from llmkube.supervisor.host.interfaces import interface_addresses
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.nouns.host_addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
 from llmkube.supervisor.nouns.ports import HostFacts
@@ -94,8 +94,7 @@ def own_addresses() -> frozenset[str]:
     Raises:
         OSError: It cannot be asked: no descriptor is left for the question.
     """
-    interfaces, families = psutil.net_if_addrs().values(), {socket.AF_INET, socket.AF_INET6}
-    return usable(entry.address for entries in interfaces for entry in entries if entry.family in families)
+    return usable(interface_addresses())
 
 
 def host_facts() -> HostFacts:

@@ -1,118 +1,54 @@
-"""Nodes come, go and are refused, and the admitted networks follow."""
-
-import random
-from pathlib import Path
+"""Which networks a cluster's nodes open, and what an odd or hostile Node does not."""
 
 import pytest
-import structlog.testing
-import trio
 
-from k8s.scripted import ScriptedServer, event, html, ok, status, watching
-from llmkube.supervisor.cluster.node_networks import REFUSED_SECONDS, NodeNetworks
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
-from llmkube.supervisor.nouns.settings import EVERYWHERE, AgentSettings
-
-GIVEN = ("10.9.0.0/16",)
+from llmkube.k8s.builtins import Node
+from llmkube.k8s.codec import decode
+from llmkube.supervisor.cluster.node_networks import MAX_ADDRESSES, networks_of
 
 
-def node(name, version, address, pods=""):
-    metadata = {"name": name, "resourceVersion": str(version), "uid": f"uid-{name}"}
-    spec = {"podCIDR": pods, "podCIDRs": [pods]} if pods else {}
-    addresses = [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}]
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": {"addresses": addresses}}
+def node(*addresses, pods=(), name="n"):
+    said = [{"type": "InternalIP", "address": each} if isinstance(each, str) else dict(each) for each in addresses]
+    spec = {"podCIDR": pods[0], "podCIDRs": list(pods)} if pods else {}  # as kube-apiserver keeps them
+    return decode(Node, {"metadata": {"name": name}, "spec": spec, "status": {"addresses": said}})
 
 
-def listing(version, *items):
-    return ok(
-        {"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": str(version)}, "items": list(items)}
-    )
+@pytest.mark.parametrize(
+    ("found", "networks"),
+    [
+        (node(), ()),
+        (node("192.168.77.1", pods=["10.244.0.0/24"]), ("10.244.0.0/24", "192.168.77.1/32")),
+        (node("fd00::1", pods=["10.1.2.0/24", "fd01::/64"]), ("10.1.2.0/24", "fd00::1/128", "fd01::/64")),
+        (node({"type": "ExternalIP", "address": "203.0.113.7"}), ("203.0.113.7/32",)),
+        (node({"type": "Hostname", "address": "192.168.77.1"}), ()),
+        (node({"type": "InternalDNS", "address": "n.example"}), ()),
+        (node(pods=["10.244.0.0/16"]), ("10.244.0.0/16",)),
+    ],
+)
+def test_a_node_opens_its_addresses_and_the_networks_of_its_pods(found, networks):
+    """Names open nothing."""
+    assert networks_of([found]) == (networks, ())
 
 
-async def follow(*answers, until=100.0, publish=None, **changes):
-    """Follow for so many virtual seconds; return what was published, what was logged, and the server."""
-    settings = AgentSettings("h", Path("/s"), Path("/s"), "x", api_server="https://k", allow_from=GIVEN, **changes)
-    published, server = [], ScriptedServer(*answers)
-
-    async def keep(admitted):
-        await trio.lowlevel.checkpoint()
-        published.append(admitted)
-
-    networks = NodeNetworks(server.client(), settings, publish or keep, random.Random(7))
-    with structlog.testing.capture_logs() as logs, trio.move_on_after(until):
-        await networks.run()
-    return published, logs, server, networks
-
-
-async def test_the_networks_follow_the_nodes(autojump_clock):
-    """Listed nodes, one that is added, one that is gone; what changes nothing is published and told once."""
-    published, logs, _, _ = await follow(
-        listing(10, node("a", 1, "10.0.0.1", "10.244.0.0/24")),
-        watching(
-            event("MODIFIED", node("a", 11, "10.0.0.1", "10.244.0.0/24")),
-            event("ADDED", node("b", 12, "10.0.0.9", "0.0.0.0/0")),
-            5.0,
-            event("DELETED", node("a", 13, "10.0.0.1")),
-            None,
-        ),
-        until=50,
-    )
-    assert published[-2:] == [
-        AdmittedNetworks(GIVEN, ("10.0.0.1/32", "10.0.0.9/32", "10.244.0.0/24")),
-        AdmittedNetworks(GIVEN, ("10.0.0.9/32",)),
-    ]
-    told = [each["problem"] for each in logs if each["event"] == "network of a node not admitted"]
-    assert told == ["node b: spec.podCIDRs: '0.0.0.0/0' is no address that a node may have"]
-    assert len([each for each in logs if each["event"] == "networks admitted"]) == len(published)
+@pytest.mark.parametrize(
+    "found",
+    [
+        *(node(each) for each in ("0.0.0.0", "::", "127.0.0.1", "224.0.0.1", "fe80::1", "fe80::1%eth0", "10.0.0.0/8")),
+        *(node(each) for each in ("", "host", "0.0.0.0/0", "1", "10.0.0.256")),
+        *(node(pods=[each]) for each in ("0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8", "10.244.0.0/15")),
+        *(node(pods=[each]) for each in ("::/0", "2000::/3", "fd00::/47", "::/96", "127.0.0.0/16", "224.0.0.0/16")),
+        *(node(pods=[each]) for each in ("10.244.0.1/24", "all", "10.244.0.0/33")),
+    ],
+)
+def test_what_no_node_has_opens_nothing_and_is_told(found):
+    """The value and the node are named; what else the node has counts."""
+    networks, (refused,) = networks_of([found, node("10.0.0.1", name="m")])
+    assert networks == ("10.0.0.1/32",)
+    assert refused.startswith("node n: ")
 
 
-@pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (404, "NotFound"), (404, "")])
-async def test_where_nodes_may_not_be_listed_the_given_networks_count(autojump_clock, code, reason):
-    """It is told once, tried again, and over when it was granted."""
-    refused, again = (status(code, reason, "nodes is forbidden") if reason else html(code) for _ in range(2))
-    published, logs, server, _ = await follow(
-        refused, again, listing(10, node("a", 1, "10.0.0.1")), watching(None), until=2.5 * REFUSED_SECONDS
-    )
-    assert [each.nodes for each in published] == [(), ("10.0.0.1/32",)]
-    assert {each.given for each in published} == {GIVEN}
-    assert "no list of nodes" in published[0].problem
-    assert published[1].problem == ""
-    assert len([each for each in logs if each["event"] == "networks admitted"]) == 2
-    assert [round(call.at - server.calls[0].at) for call in server.calls[:3]] == [0, 60, 120]
-
-
-async def test_what_was_published_stays_until_the_api_server_answers(autojump_clock):
-    """An API server in trouble cuts off no pod."""
-    published, _, _, networks = await follow(status(500, "InternalError"), until=20)
-    assert (published, networks.closed) == ([], "")
-
-
-async def test_nodes_that_were_listed_count_when_they_may_not_be_listed_any_more(autojump_clock):
-    """The watch ends with 403."""
-    published, _, _, _ = await follow(
-        listing(10, node("a", 1, "10.0.0.1")), status(403, "Forbidden"), status(403, "Forbidden"), until=1000
-    )
-    assert published == [AdmittedNetworks(GIVEN, ("10.0.0.1/32",))]
-
-
-async def test_a_cluster_without_nodes_opens_the_given_networks(autojump_clock):
-    """An empty list is an answer."""
-    published, (logged,), _, networks = await follow(listing(10), watching(None), until=5)
-    assert published == [AdmittedNetworks(GIVEN)]
-    assert (networks.closed, logged["log_level"]) == ("", "info")
-
-
-async def test_insecure_lan_admits_every_address(autojump_clock):
-    """No node is asked for."""
-    published, _, server, _ = await follow(until=5, insecure_lan=True)
-    assert (published, server.calls) == ([AdmittedNetworks(EVERYWHERE)], [])
-
-
-async def test_a_disk_that_takes_nothing_is_told(autojump_clock):
-    """Proxies keep what they have, and the agent goes on."""
-
-    async def full(_):
-        await trio.lowlevel.checkpoint()
-        raise OSError(28, "No space left on device")
-
-    _, logs, _, _ = await follow(listing(10, node("a", 1, "10.0.0.1")), watching(None), until=5, publish=full)
-    assert [each["log_level"] for each in logs] == ["info", "warning"]
+def test_a_node_with_many_addresses_opens_a_few_and_adjacent_networks_are_joined():
+    """A kubelet writes its own addresses; a hundred nodes of one cluster need few lines."""
+    networks, _ = networks_of([node(*(f"10.0.0.{each}" for each in range(256)))])
+    assert networks == (f"10.0.0.0/{32 - MAX_ADDRESSES.bit_length() + 1}",)
+    assert networks_of([node(pods=[f"10.244.{each}.0/24"]) for each in range(4)]) == (("10.244.0.0/22",), ())

@@ -29,3 +29,10 @@ def test_keys_of_clients_are_kept_and_seen_by_no_log():
     assert ProxyConfig.load(config.dump()) == config
     assert "client-key" not in repr(config)
     assert "keys" not in json.loads(CONFIG.dump())
+
+
+def test_an_engine_of_no_cluster_has_the_config_of_older_versions():
+    """So that their proxies go on; one that follows nodes is another, and keeps the file's path."""
+    config = attrs.evolve(CONFIG, networks="/state/admitted-networks.json")
+    assert ProxyConfig.load(config.dump()) == config
+    assert "networks" not in json.loads(CONFIG.dump())

@@ -1,107 +1,51 @@
-"""Follow the cluster's nodes, and have published engines answer their networks without a key."""
+"""The networks of a cluster's nodes and of their pods, as its Nodes say. Pure."""
 
-import random
-from collections.abc import Awaitable, Callable
-from typing import Final, Never
+import ipaddress
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
 
-import attrs
-import structlog
-import trio
-
-from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Node
-from llmkube.k8s.client import Client
-from llmkube.k8s.errors import ApiError
-from llmkube.k8s.reflector import Cache, run_reflector
-from llmkube.k8s.resource import Key
-from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_of
-from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.nouns.host_addresses import is_usable
+from llmkube.weights.address_policy import Network
 
-log = structlog.get_logger(__name__)
+WIDEST: Final = {4: 16, 6: 48}
+"""The shortest prefix of a pod CIDR that is admitted, by IP version; kube-controller-manager gives /24 and /64."""
 
-REFUSED_SECONDS: Final = 60.0
-"""How long after a refusal nodes are listed again: an administrator may have granted it."""
+MAX_ADDRESSES: Final = 32
+"""Addresses that count of one node: its kubelet writes them."""
 
-_REFUSALS: Final = (403, 404)
-"""This host may not list nodes, or the API server has none."""
+_ADDRESS_TYPES: Final = frozenset({"InternalIP", "ExternalIP"})
 
 
-@attrs.define(eq=False)
-class NodeNetworks:
-    """The networks that are admitted now.
+def networks_of(nodes: Iterable[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the networks of nodes, joined where they are adjacent, and a sentence for each value that is refused.
 
-    Attributes:
-        client: The API server.
-        settings: The agent's.
-        publish: Makes them count for proxies.
-        rng: Spreads the pauses of the watch.
-        admitted: The newest; None until the API server has listed the nodes, or refused to.
+    A value that is no address or network, or a network of far more than one node's pods, admits nothing.
     """
-
-    client: Client
-    settings: AgentSettings
-    publish: Callable[[AdmittedNetworks], Awaitable[None]]
-    rng: random.Random
-    admitted: AdmittedNetworks | None = None
-    _nodes: Cache[Node] = attrs.field(factory=Cache)
-    _news: Mailbox[str] = attrs.field(factory=lambda: Mailbox(""))  # why the nodes cannot be listed
-    _refused: frozenset[str] = frozenset()
-
-    @property
-    def closed(self) -> str:
-        """Why every request from elsewhere needs a key; "" where that is not so, or not known."""
-        return self.admitted.closed if self.admitted is not None else ""
-
-    async def run(self) -> None:
-        """Never return: publish the networks whenever they are others.
-
-        What an earlier agent has published counts until the API server answers.
-        """
-        if self.settings.insecure_lan:
-            await self._set(AdmittedNetworks(self.settings.let_in))
-            await trio.sleep_forever()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow)
-            nursery.start_soon(self._note_first_list)
-            version = 0
-            while True:
-                await self._news.wait_newer(version)
-                version = self._news.version
-                await self._set(self._known())
-
-    async def _follow(self) -> Never:
-        while True:
+    found: dict[int, list[Any]] = {4: [], 6: []}
+    refused = []
+    for node in nodes:
+        for field, text in _values(node):
             try:
-                await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
-            except ApiError as error:
-                self._news.put_nowait(f"no list of nodes ({error})")
-            await trio.sleep(REFUSED_SECONDS)
+                network = _checked(text, address=field.startswith("status"))
+                found[network.version].append(network)
+            except ValueError as error:
+                refused.append(f"node {node.metadata.name}: {field}: {error}")
+    joined = (str(one) for version in (4, 6) for one in ipaddress.collapse_addresses(found[version]))
+    return tuple(joined), tuple(sorted(refused))
 
-    async def _note_first_list(self) -> None:
-        await self._nodes.synced.wait()
-        self._news.put_nowait("")  # also of no nodes
 
-    def _on_node(self, _key: Key) -> None:
-        self._news.put_nowait("")
+def _values(node: Node) -> Iterator[tuple[str, str]]:
+    addresses = (each.address for each in node.status.addresses if each.type in _ADDRESS_TYPES)
+    yield from (("status.addresses", text) for text in islice(addresses, MAX_ADDRESSES))
+    yield from (("spec.podCIDRs", text) for text in node.spec.pod_cidrs)
 
-    def _known(self) -> AdmittedNetworks:
-        """Nodes that were listed once count on when they may not be listed any more."""
-        if not self._nodes.synced.is_set():
-            return AdmittedNetworks(self.settings.allow_from, problem=self._news.value)
-        networks, refused = networks_of(self._nodes.values())
-        for each in refused:
-            if each not in self._refused:
-                log.warning("network of a node not admitted", problem=each)
-        self._refused = frozenset(refused)
-        return AdmittedNetworks(self.settings.allow_from, networks)
 
-    async def _set(self, now: AdmittedNetworks) -> None:
-        if now == self.admitted:
-            return
-        self.admitted = now
-        say = log.warning if now.closed else log.info
-        say("networks admitted", admitted=now.summary)
-        try:
-            await self.publish(now)
-        except OSError as error:
-            log.warning("the admitted networks cannot be written; proxies keep the last", error=str(error))
+def _checked(text: str, *, address: bool) -> Network:
+    network = ipaddress.ip_network(text)
+    if not is_usable(str(network.network_address)) or (address and network.num_addresses > 1):
+        raise ValueError(f"{text!r} is no address that a node may have")
+    if network.prefixlen < WIDEST[network.version]:
+        raise ValueError(f"{text!r} is wider than /{WIDEST[network.version]}")
+    return network

@@ -7,6 +7,7 @@
     processes, process_trees             which process is which, and what a tree of them holds
     exit_events                          how macOS tells that a process ends
     tcp_listeners                        which ports have a listener, and at which a client waits
+    interfaces                           the addresses of this machine
     this_machine                         picks the readers of this platform
 
 A reader reports and decides nothing: what follows from a figure is the business of `supervisor/memory`.

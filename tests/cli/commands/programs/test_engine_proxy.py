@@ -17,7 +17,7 @@ STRANGER = "192.0.2.9"
 def own(monkeypatch):
     """The addresses that this host has now."""
     found = {"192.0.2.2"}
-    monkeypatch.setattr(engine_proxy, "own_addresses", lambda: frozenset(found))
+    monkeypatch.setattr(engine_proxy, "interface_addresses", lambda: [*found, "fe80::1%eth0", "127.0.0.1"])
     return found
 
 
@@ -81,5 +81,5 @@ def test_a_host_that_cannot_be_asked_for_its_addresses_keeps_what_counted(config
     def full():
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(engine_proxy, "own_addresses", full)
+    monkeypatch.setattr(engine_proxy, "interface_addresses", full)
     assert admitted(admission, "192.0.2.2", STRANGER) == [True, False]

@@ -200,7 +200,7 @@ def test_networks_that_need_no_key_are_added_to_the_host_s_settings(run, cluster
 @pytest.mark.parametrize("place", [("-n", "default"), ("-A",)])
 def test_a_host_that_may_not_list_nodes_is_given_their_networks(run, cluster, tmp_path, by_token, place):
     """By the administrator, who may: as they are now. A host of all namespaces follows them itself."""
-    spec, status = {"podCIDR": "10.244.0.0/24"}, {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}
+    spec, status = {"podCIDRs": ["10.244.0.0/24"]}, {"addresses": [{"type": "InternalIP", "address": "10.0.0.1"}]}
     cluster.nodes = [{"metadata": {"name": "n", "resourceVersion": "1"}, "spec": spec, "status": status}]
     grant = ("--name", "box", "--network", "10.0.0.7/32", *place)
     if by_token:

@@ -26,14 +26,15 @@ from llmkube.base.log import configure_logging
 from llmkube.cli.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
 from llmkube.router.engine_proxy import is_in, proxy_handler, proxy_judge
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.network import own_addresses
+from llmkube.supervisor.host.interfaces import interface_addresses
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.nouns.host_addresses import usable
 from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH, ProxyConfig
 from llmkube.weights.address_policy import Network, parse_networks
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 2.0
+LOOK_SECONDS: Final = 5.0
 """How often to look which networks are admitted, and which addresses this host has."""
 
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
@@ -60,7 +61,7 @@ class Admission:
             with contextlib.suppress(OSError, ValueError):  # the agent has not heard of nodes yet
                 self._nodes = AdmittedNetworks.load(Path(self.config.networks).read_text("utf-8")).nodes
             try:
-                own = (*_LOOPBACK, self.config.listen[0], *own_addresses())
+                own = (*_LOOPBACK, self.config.listen[0], *usable(interface_addresses()))
             except OSError:  # no descriptor is left for the question
                 return
         networks = parse_networks((*self.config.allowed, *own, *self._nodes))

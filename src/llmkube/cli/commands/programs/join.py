@@ -41,9 +41,9 @@ from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
+from llmkube.supervisor.cluster.node_networks import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
-from llmkube.supervisor.nouns.admitted_networks import networks_of
 from llmkube.supervisor.nouns.join_record import JoinRecord
 from llmkube.weights.address_policy import parse_networks
 

@@ -1,0 +1,108 @@
+"""Follow the cluster's nodes, and have published engines answer their networks without a key."""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Final, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.builtins import Node
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ApiError
+from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.node_networks import networks_of
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+log = structlog.get_logger(__name__)
+
+REFUSED_SECONDS: Final = 60.0
+"""How long after a refusal nodes are listed again: an administrator may have granted it."""
+
+_REFUSALS: Final = (403, 404)
+"""This host may not list nodes, or the API server has none."""
+
+
+@attrs.define(eq=False)
+class NodeMonitor:
+    """The networks that are admitted now.
+
+    Attributes:
+        client: The API server.
+        settings: The agent's.
+        publish: Makes them count for proxies.
+        rng: Spreads the pauses of the watch.
+        admitted: The newest; None until the API server has listed the nodes, or refused to.
+    """
+
+    client: Client
+    settings: AgentSettings
+    publish: Callable[[AdmittedNetworks], Awaitable[None]]
+    rng: random.Random
+    admitted: AdmittedNetworks | None = None
+    _nodes: Cache[Node] = attrs.field(factory=Cache)
+    _news: Mailbox[str] = attrs.field(factory=lambda: Mailbox(""))  # why the nodes cannot be listed
+    _refused: frozenset[str] = frozenset()
+
+    @property
+    def closed(self) -> str:
+        """Why every request from elsewhere needs a key; "" where that is not so, or not known."""
+        return self.admitted.closed if self.admitted is not None else ""
+
+    async def run(self) -> None:
+        """Never return: publish the networks whenever they are others.
+
+        What an earlier agent has published counts until the API server answers.
+        """
+        if self.settings.insecure_lan:
+            await self._set(AdmittedNetworks(self.settings.let_in))
+            await trio.sleep_forever()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow)
+            nursery.start_soon(self._note_first_list)
+            version = 0
+            while True:
+                await self._news.wait_newer(version)
+                version = self._news.version
+                await self._set(self._known())
+
+    async def _follow(self) -> Never:
+        while True:
+            try:
+                await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
+            except ApiError as error:
+                self._news.put_nowait(f"no list of nodes ({error})")
+            await trio.sleep(REFUSED_SECONDS)
+
+    async def _note_first_list(self) -> None:
+        await self._nodes.synced.wait()
+        self._news.put_nowait("")  # also of no nodes
+
+    def _on_node(self, _key: Key) -> None:
+        self._news.put_nowait("")
+
+    def _known(self) -> AdmittedNetworks:
+        """Nodes that were listed once count on when they may not be listed any more."""
+        if not self._nodes.synced.is_set():
+            return AdmittedNetworks(self.settings.allow_from, problem=self._news.value)
+        networks, refused = networks_of(self._nodes.values())
+        for each in refused:
+            if each not in self._refused:
+                log.warning("network of a node not admitted", problem=each)
+        self._refused = frozenset(refused)
+        return AdmittedNetworks(self.settings.allow_from, networks)
+
+    async def _set(self, now: AdmittedNetworks) -> None:
+        if now == self.admitted:
+            return
+        self.admitted = now
+        say = log.warning if now.closed else log.info
+        say("networks admitted", admitted=now.summary)
+        try:
+            await self.publish(now)
+        except OSError as error:
+            log.warning("the admitted networks cannot be written; proxies keep the last", error=str(error))

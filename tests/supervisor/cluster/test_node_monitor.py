@@ -1,0 +1,118 @@
+"""Nodes come, go and are refused, and the admitted networks follow."""
+
+import random
+from pathlib import Path
+
+import pytest
+import structlog.testing
+import trio
+
+from k8s.scripted import ScriptedServer, event, html, ok, status, watching
+from llmkube.supervisor.cluster.node_monitor import REFUSED_SECONDS, NodeMonitor
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.nouns.settings import EVERYWHERE, AgentSettings
+
+GIVEN = ("10.9.0.0/16",)
+
+
+def node(name, version, address, pods=""):
+    metadata = {"name": name, "resourceVersion": str(version), "uid": f"uid-{name}"}
+    spec = {"podCIDR": pods, "podCIDRs": [pods]} if pods else {}
+    addresses = [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}]
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec, "status": {"addresses": addresses}}
+
+
+def listing(version, *items):
+    return ok(
+        {"apiVersion": "v1", "kind": "NodeList", "metadata": {"resourceVersion": str(version)}, "items": list(items)}
+    )
+
+
+async def follow(*answers, until=100.0, publish=None, **changes):
+    """Follow for so many virtual seconds; return what was published, what was logged, and the server."""
+    settings = AgentSettings("h", Path("/s"), Path("/s"), "x", api_server="https://k", allow_from=GIVEN, **changes)
+    published, server = [], ScriptedServer(*answers)
+
+    async def keep(admitted):
+        await trio.lowlevel.checkpoint()
+        published.append(admitted)
+
+    networks = NodeMonitor(server.client(), settings, publish or keep, random.Random(7))
+    with structlog.testing.capture_logs() as logs, trio.move_on_after(until):
+        await networks.run()
+    return published, logs, server, networks
+
+
+async def test_the_networks_follow_the_nodes(autojump_clock):
+    """Listed nodes, one that is added, one that is gone; what changes nothing is published and told once."""
+    published, logs, _, _ = await follow(
+        listing(10, node("a", 1, "10.0.0.1", "10.244.0.0/24")),
+        watching(
+            event("MODIFIED", node("a", 11, "10.0.0.1", "10.244.0.0/24")),
+            event("ADDED", node("b", 12, "10.0.0.9", "0.0.0.0/0")),
+            5.0,
+            event("DELETED", node("a", 13, "10.0.0.1")),
+            None,
+        ),
+        until=50,
+    )
+    assert published[-2:] == [
+        AdmittedNetworks(GIVEN, ("10.0.0.1/32", "10.0.0.9/32", "10.244.0.0/24")),
+        AdmittedNetworks(GIVEN, ("10.0.0.9/32",)),
+    ]
+    told = [each["problem"] for each in logs if each["event"] == "network of a node not admitted"]
+    assert told == ["node b: spec.podCIDRs: '0.0.0.0/0' is no address that a node may have"]
+    assert len([each for each in logs if each["event"] == "networks admitted"]) == len(published)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(403, "Forbidden"), (404, "NotFound"), (404, "")])
+async def test_where_nodes_may_not_be_listed_the_given_networks_count(autojump_clock, code, reason):
+    """It is told once, tried again, and over when it was granted."""
+    refused, again = (status(code, reason, "nodes is forbidden") if reason else html(code) for _ in range(2))
+    published, logs, server, _ = await follow(
+        refused, again, listing(10, node("a", 1, "10.0.0.1")), watching(None), until=2.5 * REFUSED_SECONDS
+    )
+    assert [each.nodes for each in published] == [(), ("10.0.0.1/32",)]
+    assert {each.given for each in published} == {GIVEN}
+    assert "no list of nodes" in published[0].problem
+    assert published[1].problem == ""
+    assert len([each for each in logs if each["event"] == "networks admitted"]) == 2
+    assert [round(call.at - server.calls[0].at) for call in server.calls[:3]] == [0, 60, 120]
+
+
+async def test_what_was_published_stays_until_the_api_server_answers(autojump_clock):
+    """An API server in trouble cuts off no pod."""
+    published, _, _, networks = await follow(status(500, "InternalError"), until=20)
+    assert (published, networks.closed) == ([], "")
+
+
+async def test_nodes_that_were_listed_count_when_they_may_not_be_listed_any_more(autojump_clock):
+    """The watch ends with 403."""
+    published, _, _, _ = await follow(
+        listing(10, node("a", 1, "10.0.0.1")), status(403, "Forbidden"), status(403, "Forbidden"), until=1000
+    )
+    assert published == [AdmittedNetworks(GIVEN, ("10.0.0.1/32",))]
+
+
+async def test_a_cluster_without_nodes_opens_the_given_networks(autojump_clock):
+    """An empty list is an answer."""
+    published, (logged,), _, networks = await follow(listing(10), watching(None), until=5)
+    assert published == [AdmittedNetworks(GIVEN)]
+    assert (networks.closed, logged["log_level"]) == ("", "info")
+
+
+async def test_insecure_lan_admits_every_address(autojump_clock):
+    """No node is asked for."""
+    published, _, server, _ = await follow(until=5, insecure_lan=True)
+    assert (published, server.calls) == ([AdmittedNetworks(EVERYWHERE)], [])
+
+
+async def test_a_disk_that_takes_nothing_is_told(autojump_clock):
+    """Proxies keep what they have, and the agent goes on."""
+
+    async def full(_):
+        await trio.lowlevel.checkpoint()
+        raise OSError(28, "No space left on device")
+
+    _, logs, _, _ = await follow(listing(10, node("a", 1, "10.0.0.1")), watching(None), until=5, publish=full)
+    assert [each["log_level"] for each in logs] == ["info", "warning"]
