@@ -18,7 +18,7 @@ from llmkube.supervisor.host.processes import COOKIE_VARIABLE, carriers, is_gone
 
 @pytest.fixture
 def sought():
-    """Return the cookie of this test's processes; other workers have theirs, and those of the last test may still end."""
+    """Return the cookie of this test's processes; those of other workers, and of the test before, have others."""
     return new_cookie()
 
 
