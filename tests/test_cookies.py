@@ -28,7 +28,7 @@ def test_a_cookie_that_is_written_out_is_found(line):
 
 
 def test_every_cookie_of_a_process_is_a_new_one():
-    """What `sim` starts are no processes, and its dice make the cookies."""
+    """`sim` starts no processes, and draws its cookies."""
     tests = Path(__file__).parent
     files = [path for path in tests.rglob("*.py") if path != Path(__file__) and tests / "sim" not in path.parents]
     assert files

@@ -3,7 +3,7 @@
 from math import inf
 
 import trio
-from trio.testing import MockClock, active_thread_count, wait_all_threads_completed  # noqa: TID251 (mended here)
+from trio.testing import MockClock, active_thread_count, wait_all_threads_completed  # noqa: TID251 (wrapped here)
 
 
 def virtual_clock() -> MockClock:

@@ -18,7 +18,7 @@ from llmkube.supervisor.host.processes import COOKIE_VARIABLE, carriers, is_gone
 
 @pytest.fixture
 def sought():
-    """What the processes of the test carry: those of other tests may live meanwhile, and those of the one before."""
+    """Return the cookie of this test's processes; those of other workers, and of the test before, have others."""
     return new_cookie()
 
 
