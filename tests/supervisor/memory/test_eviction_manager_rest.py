@@ -1,14 +1,16 @@
 """How often memory is decided on while nothing happens."""
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import attrs
 import pytest
 import trio
 
+from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.eviction_manager import CALM_SECONDS, MEASURE_SECONDS, EvictionManager
 from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.memory.reservation import Need
 
 GIB = 1 << 30
 CALM = Sample(32 * GIB, 16 * GIB, Level.NORMAL)
@@ -31,16 +33,21 @@ class Memory:
 
     async def footprint(self, pids):
         await trio.lowlevel.checkpoint()
-        return {}
+        return dict.fromkeys(pids, GIB)
 
 
 @asynccontextmanager
-async def watched():
+async def watched(*, engine=False):
     """A host's memory, and when something was decided about it; nothing has happened for a minute."""
-    memory, decided_at = Memory(), []
-    pressure = EvictionManager(memory, Ledger(), lambda *_: decided_at.append(trio.current_time()))
-    async with trio.open_nursery() as nursery:
+    memory, decided_at, ledger = Memory(), [], Ledger()
+    pressure = EvictionManager(memory, ledger, lambda *_: decided_at.append(trio.current_time()))
+    async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
         nursery.start_soon(pressure.run)
+        if engine:
+            admitted = ledger.admitted(Key("ns", "chat"), Need(GIB), scope=trio.CancelScope(), say=print)
+            allocation = await stack.enter_async_context(admitted)
+            ledger.started(allocation, 7)
+            ledger.loaded(allocation)
         await trio.sleep(60)
         memory.looks = 0
         decided_at.clear()
@@ -48,12 +55,14 @@ async def watched():
         nursery.cancel_scope.cancel()
 
 
-async def test_at_rest_memory_is_looked_at_but_seldom_decided_on(autojump_clock):
-    """While nothing changes there is a look every five seconds, and a decision every thirty."""
-    async with watched() as (memory, decided_at):
+@pytest.mark.parametrize("engine", [False, True])
+async def test_at_rest_memory_is_looked_at_but_seldom_decided_on(engine, autojump_clock):
+    """While nothing changes there is a look every five seconds, and a decision every thirty, and after each measurement."""
+    async with watched(engine=engine) as (memory, decided_at):
         await trio.sleep(300)
-        assert memory.looks == pytest.approx(300 / CALM_SECONDS, abs=1)
-        assert len(decided_at) == pytest.approx(300 / MEASURE_SECONDS, abs=1)
+        measured = 300 / MEASURE_SECONDS if engine else 0
+        assert memory.looks == pytest.approx(300 / CALM_SECONDS + measured, abs=1)
+        assert len(decided_at) == pytest.approx(300 / MEASURE_SECONDS + measured, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Follow the cluster's nodes, and have published engines answer their networks without a key."""
+"""Watch the cluster's Nodes and publish their networks, which published engines answer without a key."""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -21,22 +21,22 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 log = structlog.get_logger(__name__)
 
 REFUSED_SECONDS: Final = 60.0
-"""How long after a refusal nodes are listed again: an administrator may have granted it."""
+"""Pause before Nodes are listed again after a refusal: an administrator may have granted the right."""
 
 _REFUSALS: Final = (403, 404)
-"""This host may not list nodes, or the API server has none."""
+"""Statuses of an API server that forbids this host to list Nodes, or does not serve them."""
 
 
 @attrs.define(eq=False)
 class NodeMonitor:
-    """The networks that are admitted now.
+    """Keeps the admitted networks up to date.
 
     Attributes:
         client: The API server.
         settings: The agent's.
-        publish: Makes them count for proxies.
+        publish: Writes the networks for the proxies.
         rng: Spreads the pauses of the watch.
-        admitted: The newest; None until the API server has listed the nodes, or refused to.
+        admitted: The newest networks; None until the API server has listed the nodes, or refused to.
     """
 
     client: Client
@@ -50,13 +50,13 @@ class NodeMonitor:
 
     @property
     def closed(self) -> str:
-        """Why every request from elsewhere needs a key; "" where that is not so, or not known."""
+        """Reason why every request from another host needs a key; "" if some need none, or it is not known yet."""
         return self.admitted.closed if self.admitted is not None else ""
 
     async def run(self) -> None:
-        """Never return: publish the networks whenever they are others.
+        """Publish the networks whenever they change; never return.
 
-        What an earlier agent has published counts until the API server answers.
+        The networks that an earlier agent published stay in effect until the API server answers.
         """
         if self.settings.insecure_lan:
             await self._set(AdmittedNetworks(self.settings.let_in))
@@ -86,7 +86,7 @@ class NodeMonitor:
         self._news.put_nowait("")
 
     def _known(self) -> AdmittedNetworks:
-        """Nodes that were listed once count on when they may not be listed any more."""
+        """Return the networks; Nodes that were listed stay admitted if listing is forbidden later."""
         if not self._nodes.synced.is_set():
             return AdmittedNetworks(self.settings.allow_from, problem=self._news.value)
         networks, refused = networks_of(self._nodes.values())

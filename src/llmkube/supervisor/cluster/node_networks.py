@@ -1,4 +1,4 @@
-"""The networks of a cluster's nodes and of their pods, as its Nodes say. Pure."""
+"""Addresses and pod CIDRs of Nodes. Pure."""
 
 import ipaddress
 from collections.abc import Iterable, Iterator
@@ -13,15 +13,15 @@ WIDEST: Final = {4: 16, 6: 48}
 """The shortest prefix of a pod CIDR that is admitted, by IP version; kube-controller-manager gives /24 and /64."""
 
 MAX_ADDRESSES: Final = 32
-"""Addresses that count of one node: its kubelet writes them."""
+"""Addresses that are read from one Node, whose status its kubelet writes."""
 
 _ADDRESS_TYPES: Final = frozenset({"InternalIP", "ExternalIP"})
 
 
 def networks_of(nodes: Iterable[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the networks of nodes, joined where they are adjacent, and a sentence for each value that is refused.
+    """Return the networks of nodes, adjacent ones merged, and an error message for each rejected value.
 
-    A value that is no address or network, or a network of far more than one node's pods, admits nothing.
+    A value is rejected if it is not an address or network, or wider than the pods of one node need.
     """
     found: dict[int, list[Any]] = {4: [], 6: []}
     refused = []

@@ -1,6 +1,6 @@
-"""The networks whose requests published engines answer without a key: `--allow-from`, and those of the cluster's nodes.
+"""Networks whose requests published engines answer without a key: `--allow-from` and the cluster's nodes.
 
-An agent writes them into a file of its state directory, which its proxies, and `llmkube agent status`, read. Pure.
+The agent writes them to a file in its state directory; its proxies and `llmkube agent status` read it. Pure.
 """
 
 import json
@@ -14,12 +14,12 @@ _MAX_SHOWN: Final = 8
 
 @attrs.frozen
 class AdmittedNetworks:
-    """The networks (CIDR) whose requests need no key, beside this host's own.
+    """Networks (CIDR) whose requests need no key, in addition to the host's own addresses.
 
     Attributes:
-        given: Those of `--allow-from`.
-        nodes: The addresses of the cluster's nodes and their pod CIDRs.
-        problem: Why the nodes are not known; "" where they are.
+        given: Networks of `--allow-from`.
+        nodes: Addresses and pod CIDRs of the cluster's nodes.
+        problem: Reason why the nodes are unknown; "" if they are known.
     """
 
     given: tuple[str, ...] = ()
@@ -28,14 +28,14 @@ class AdmittedNetworks:
 
     @property
     def closed(self) -> str:
-        """Why every request from elsewhere needs a key; "" where some need none."""
+        """Reason why every request from another host needs a key; "" if some need none."""
         if self.given or self.nodes:
             return ""
         return f"{self.problem or 'no nodes'}, and no --allow-from"
 
     @property
     def summary(self) -> str:
-        """For people: who needs no key."""
+        """Description of the networks for people."""
         if "0.0.0.0/0" in self.given:
             return "every address"
         parts = ["this host"]
@@ -52,7 +52,7 @@ class AdmittedNetworks:
         """Read what `dump` wrote.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is not such a file.
         """
         try:
             said: dict[str, Any] = json.loads(text)
@@ -62,7 +62,7 @@ class AdmittedNetworks:
 
 
 def networks_path(state_dir: Path) -> Path:
-    """Return the file; it outlives the agent, as its engines may."""
+    """Return the path of the file. It stays when the agent ends, since engines may continue."""
     return state_dir / "admitted-networks.json"
 
 

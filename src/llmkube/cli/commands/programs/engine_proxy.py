@@ -35,7 +35,7 @@ from llmkube.weights.address_policy import Network, parse_networks
 log = structlog.get_logger()
 
 LOOK_SECONDS: Final = 5.0
-"""How often to look which networks are admitted, and which addresses this host has."""
+"""Interval between two reads of the admitted networks and of this host's addresses."""
 
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 _MAX_PEERS: Final = 1024
@@ -43,7 +43,7 @@ _MAX_PEERS: Final = 1024
 
 @attrs.define(eq=False)
 class Admission:
-    """The networks that are admitted now: those in the configuration, this host's own, and those of the nodes."""
+    """Admitted networks: those of the configuration, this host's own addresses, and those of the nodes."""
 
     config: ProxyConfig
     _nodes: tuple[str, ...] = ()
@@ -51,26 +51,26 @@ class Admission:
     _found: Callable[[str], bool] = attrs.field(default=lambda _: False)
 
     def admits(self, peer: str) -> bool:
-        """Whether requests of an address need no key."""
+        """Return whether requests from an address need no key."""
         return self._found(peer)
 
     def look(self) -> None:
-        """See what counts now; blocks. What cannot be read stays as it was."""
+        """Read the networks; blocks. A part that cannot be read keeps its previous value."""
         own: tuple[str, ...] = ()
         if self.config.networks:
-            with contextlib.suppress(OSError, ValueError):  # the agent has not heard of nodes yet
+            with contextlib.suppress(OSError, ValueError):  # the agent has not listed nodes yet
                 self._nodes = AdmittedNetworks.load(Path(self.config.networks).read_text("utf-8")).nodes
             try:
                 own = (*_LOOPBACK, self.config.listen[0], *usable(interface_addresses()))
-            except OSError:  # no descriptor is left for the question
+            except OSError:  # out of file descriptors
                 return
         networks = parse_networks((*self.config.allowed, *own, *self._nodes))
         if networks != self._networks:
             self._networks = networks
-            self._found = lru_cache(_MAX_PEERS)(partial(is_in, networks=networks))  # a cluster may have thousands
+            self._found = lru_cache(_MAX_PEERS)(partial(is_in, networks=networks))  # there may be thousands
 
     async def run(self) -> Never:
-        """Never return: look again and again."""
+        """Read the networks at every interval; never return."""
         while True:
             await wait_tick(LOOK_SECONDS)
             await trio.to_thread.run_sync(self.look)
