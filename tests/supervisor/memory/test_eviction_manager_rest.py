@@ -57,7 +57,7 @@ async def watched(*, engine=False):
 
 @pytest.mark.parametrize("engine", [False, True])
 async def test_at_rest_memory_is_looked_at_but_seldom_decided_on(engine, autojump_clock):
-    """While nothing changes there is a look every five seconds, and a decision every thirty, and after each measurement."""
+    """Without changes memory is read every five seconds; decisions follow every thirty and after measurements."""
     async with watched(engine=engine) as (memory, decided_at):
         await trio.sleep(300)
         measured = 300 / MEASURE_SECONDS if engine else 0
