@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from cookies import new_cookie
 from llmkube.runtimes.process import exits
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.power import powermetrics
@@ -52,7 +53,7 @@ def memory_of_metal_ignored(patch):
 def leaders_by_their_environment_alone(patch):
     """A wrapper whose environment macOS hides is nobody's."""
     patch.setattr(processes, "session_of", lambda process: process.pid)
-    return lambda: test_processes.test_a_wrapper_that_hides_its_environment_is_found_by_its_session(patch)
+    return lambda: test_processes.test_a_wrapper_that_hides_its_environment_is_found_by_its_session(patch, new_cookie())
 
 
 def wrapper_of_no_record(patch):
@@ -72,7 +73,7 @@ def system_error_of_psutil(patch):
             return ""
 
     patch.setattr(processes, "_mark", mark)
-    return lambda: test_processes.test_a_process_that_is_reaped_during_the_look_is_left_out(patch)
+    return lambda: test_processes.test_a_process_that_is_reaped_during_the_look_is_left_out(patch, new_cookie())
 
 
 def statvfs_alone(patch):

@@ -116,7 +116,7 @@ class Record:
             self.tries.append(Try(backend, "answered", "", seconds, status))
         else:
             cause, detail = failure.cause.value, failure.detail
-            self.tries.append(Try(backend, cause, detail, seconds, failure.status, failure.reason))
+            self.tries.append(Try(backend, cause, detail, seconds, failure.status, reason=failure.reason))
 
     @property
     def rule(self) -> str:
