@@ -156,7 +156,7 @@ async def test_an_edit_breaks_no_answer_of_the_bundled_engine(node: Node, namesp
         await node.kubectl("delete", "pod", "-n", namespace, last, "--wait=false")
     for each in found:
         assert each["broken"] == [], each
-        assert each["whole"] > 10, each
+        assert each["whole"], each
 
 
 async def test_an_image_that_tells_nothing_is_held_by_its_connections(node: Node, namespace: str):

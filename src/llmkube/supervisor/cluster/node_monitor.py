@@ -75,7 +75,7 @@ class NodeMonitor:
             try:
                 await run_reflector(self.client, Node, self._nodes, self._on_node, rng=self.rng, fatal=_REFUSALS)
             except ApiError as error:
-                self._news.put_nowait(f"no list of nodes ({error})")
+                self._news.put_nowait(f"no list of nodes (HTTP {error.code})")
             await trio.sleep(REFUSED_SECONDS)
 
     async def _note_first_list(self) -> None:
