@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import sys
 from functools import partial
 
 import pytest
@@ -345,3 +346,36 @@ async def test_a_port_that_macos_would_share_is_taken(monkeypatch):
         with pytest.raises(PortTakenError, match=f"--port: cannot listen on 127.0.0.1:{port}: another program"):
             await open_listeners("127.0.0.1", port, field="--port")
     assert await open_listeners("127.0.0.1", port, field="--port") == []
+
+
+INTERRUPTED = """
+import trio
+from llmkube.base.http import server
+from llmkube.base.http.listen import open_listeners
+
+class Interrupted(server.Service):
+    @property
+    def idle(self):
+        raise KeyboardInterrupt
+
+    @idle.setter
+    def idle(self, value):
+        pass
+
+async def main():
+    server.Service = Interrupted
+    await server.run_server(None, await open_listeners("127.0.0.1", 0))
+
+try:
+    trio.run(main)
+except* KeyboardInterrupt:
+    print("ended")
+"""
+
+
+@pytest.mark.e2e
+async def test_an_interrupt_while_a_server_starts_ends_it():
+    """Ctrl-C between the starts of its tasks leaves none that waits for connections for ever, behind a shield."""
+    with trio.fail_after(60):
+        ran = await trio.run_process([sys.executable, "-c", INTERRUPTED], capture_stdout=True)
+    assert ran.stdout == b"ended\n"

@@ -71,9 +71,10 @@ async def run_server(
     connections = _Connections(service)
     arrivals_in, arrivals_out = trio.open_memory_channel[trio.abc.Stream](limits.max_connections)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(connections.run, arrivals_out)
-        nursery.start_soon(service.idle.run)
-        with arrivals_in:  # its closing, after the listeners', is what tells the connections to stop
+        # Its closing, after the listeners', stops the connections: also where Ctrl-C comes while they are started.
+        with arrivals_in:
+            nursery.start_soon(connections.run, arrivals_out)
+            nursery.start_soon(service.idle.run)
             async with trio.open_nursery() as accepting:
                 for listener in listeners:
                     accepting.start_soon(_run_accept, listener, arrivals_in, connections)
