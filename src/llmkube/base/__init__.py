@@ -2,7 +2,7 @@
 
 http                                        HTTP/1.1 server and client, on Trio
 errors                                      whose fault an error is: the user's or the world's
-settings, units                             flags, environment and files; bytes and durations
+settings, units, times                      flags, environment and files; bytes and durations; the wall clock
 log, log_levels, messages                   structured logs; redaction of credentials
 backoff, mailbox, waiting, coalesced_ticks  retries, one-slot hand-over, waiting together
 private_files, token_files                  files for the owner only; tokens that stay in them

@@ -17,7 +17,7 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import WorldError, leaves
 from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
@@ -315,7 +315,7 @@ class Connection:
             _log_of(answer).debug("the client went away")
         except* WorldError as errors:
             answer.keep_alive = False
-            _log_of(answer).warning("request failed", error="; ".join(map(str, _leaves(errors))))
+            _log_of(answer).warning("request failed", error="; ".join(map(str, leaves(errors))))
         except* Exception:
             answer.keep_alive = False
             log = _log_of(answer)
@@ -344,14 +344,6 @@ class Connection:
 def _log_of(answer: StreamExchange) -> structlog.stdlib.BoundLogger:
     bound: structlog.stdlib.BoundLogger = _log.bind(method=answer.head.method, path=answer.head.path)
     return bound
-
-
-def _leaves(group: BaseExceptionGroup[WorldError]) -> list[Exception]:
-    """Return the errors in a group without their grouping."""
-    found: list[Exception] = []
-    for member in group.exceptions:
-        found.extend(_leaves(member) if isinstance(member, BaseExceptionGroup) else [member])
-    return found
 
 
 def _peer_host(stream: trio.abc.Stream) -> str:
