@@ -42,17 +42,17 @@ SHOWN_BY: Final[Mapping[str, str]] = {
     "tests/mac/test_daemon.py": "cli/commands/programs/background/launchd_user",
     # a model of an Ollama over time, between its API and the processes that the kernel shows
     "tests/cli/daemon_engine/ollama/test_keeper.py": """
-        cli/daemon_engine/keeper cli/daemon_engine/keeping cli/daemon_engine/unloading
-        cli/daemon_engine/ollama/daemon_api cli/daemon_engine/ollama/witness""",
-    "tests/cli/daemon_engine/ollama/test_program.py": "cli/daemon_engine/ollama/weights",
-    "tests/cli/test_ollama_library.py": "cli/daemon_engine/ollama/pull_room",
+        programs/daemon_engine/keeper programs/daemon_engine/keeping programs/daemon_engine/unloading
+        programs/daemon_engine/ollama/daemon_api programs/daemon_engine/ollama/witness""",
+    "tests/cli/daemon_engine/ollama/test_program.py": "programs/daemon_engine/ollama/weights",
+    "tests/cli/test_ollama_library.py": "programs/daemon_engine/ollama/pull_room",
     # a model of an oMLX over time
-    "tests/cli/daemon_engine/omlx/test_model.py": "cli/daemon_engine/omlx/daemon_api",
-    "tests/e2e/test_up.py": "cli/commands/programs/up cli/commands/programs/one_machine/run",
+    "tests/cli/daemon_engine/omlx/test_model.py": "programs/daemon_engine/omlx/daemon_api",
+    "tests/e2e/test_up.py": "cli/commands/programs/up programs/one_machine/run",
     "tests/controller/test_operator.py": "controller/informers controller/reconcile/models k8s/leases/host_monitor",
     "tests/controller/reconcile/test_routers.py": "controller/reconcile/pod_routers",
     "tests/controller/status/test_inspection.py": "controller/status/job_result",
-    "tests/cli/commands/programs/router_host/test_router_host.py": "cli/commands/programs/router_host/hosted_router",
+    "tests/cli/commands/programs/router_host/test_router_host.py": "programs/router_host/hosted_router",
     "tests/e2e/test_router.py": "cli/commands/router/routing_file",
     "tests/e2e/test_router_workers.py": "cli/commands/router/worker_processes",
     # a router in memory, between clients and backends that a script plays

@@ -15,8 +15,8 @@ sys.path.insert(0, str(TESTS))
 
 import trio  # noqa: E402
 
-from cli.daemon_engine.omlx.fake_omlx import FakeOmlx  # noqa: E402
 from llmkube.base.http.server import run_server  # noqa: E402
+from programs.daemon_engine.omlx.fake_omlx import FakeOmlx  # noqa: E402
 
 SIZE = 96 * 1024**2
 """What a model takes."""

@@ -118,7 +118,7 @@ class Overview(LazyGroup):
         try:
             return super().invoke(ctx)
         except click.UsageError as exc:
-            from llmkube.cli.failures import MistypedError  # noqa: PLC0415 - a mistake alone pays for it
+            from llmkube.programs.failures import MistypedError  # noqa: PLC0415 - a mistake alone pays for it
 
             raise MistypedError(exc.format_message(), exc.ctx) from exc
 

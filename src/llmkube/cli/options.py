@@ -10,8 +10,8 @@ import click
 
 from llmkube.base.settings import Setting, settings_of
 from llmkube.cli.complete import contexts, namespaces, paths
-from llmkube.cli.failures import in_one_sentence
 from llmkube.cli.target_cluster import Where
+from llmkube.programs.failures import in_one_sentence
 
 P = ParamSpec("P")
 R = TypeVar("R")

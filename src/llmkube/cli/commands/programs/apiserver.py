@@ -18,14 +18,14 @@ from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
-from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.config.api_server_config import ApiServerConfig
-from llmkube.cli.config.tables import load
 from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.program import LOOPBACK, Stop, raise_descriptor_limit, run_until_signal
-from llmkube.cli.state_lock import SERVER
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
+from llmkube.programs.config.api_server_config import ApiServerConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.program import LOOPBACK, Stop, raise_descriptor_limit, run_until_signal
+from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_lock import SERVER
 from llmkube.runtimes.container.plugins import extend_crds, find_installed
 
 log = structlog.get_logger()

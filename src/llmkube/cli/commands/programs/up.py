@@ -9,23 +9,23 @@ import click
 import trio
 
 from llmkube.base.log import configure_logging
-from llmkube.cli.commands.programs.engine_program import find_llama_server
-from llmkube.cli.commands.programs.host_name import check_own_address
-from llmkube.cli.commands.programs.lan_gateway.listen_options import listen_settings
-from llmkube.cli.commands.programs.one_machine.first_answer import next_steps
-from llmkube.cli.commands.programs.one_machine.run import UpPlan, run_up
-from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
+from llmkube.cli.commands.programs.first_answer import next_steps
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.complete import paths
-from llmkube.cli.config.tables import load
-from llmkube.cli.config.up_config import UpConfig
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
-from llmkube.cli.program import raise_descriptor_limit
-from llmkube.cli.state_lock import ENGINES, SERVER
 from llmkube.cli.view import output
 from llmkube.cli.view.consoles import open_console
+from llmkube.programs.config.tables import load
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.host.engine_program import find_llama_server
+from llmkube.programs.host.host_name import check_own_address
+from llmkube.programs.lan_gateway.listen_options import listen_settings
+from llmkube.programs.one_machine.run import UpPlan, run_up
+from llmkube.programs.program import raise_descriptor_limit
+from llmkube.programs.state_dir import held_state_dir, temporary_state_dir
+from llmkube.programs.state_lock import ENGINES, SERVER
 from llmkube.supervisor.network import own_addresses
 
 COMMANDS: Mapping[str, Entry] = {

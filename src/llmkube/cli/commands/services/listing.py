@@ -21,7 +21,7 @@ from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
 
 if TYPE_CHECKING:  # a list that does not stay follows nothing
-    from llmkube.cli.informer import Followed
+    from llmkube.programs.informer import Followed
 
 Objects = Mapping[type[Any], Sequence[Any]]
 
@@ -77,7 +77,7 @@ def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> N
         return page.text(await page.fetch(cluster))
 
     async def stay(cluster: Cluster) -> None:
-        from llmkube.cli.informer import open_follow  # noqa: PLC0415 - see above
+        from llmkube.programs.informer import open_follow  # noqa: PLC0415 - see above
 
         page = _page(kinds, cluster, where, form)
         with answering():

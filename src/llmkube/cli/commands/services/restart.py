@@ -7,7 +7,6 @@ import click
 
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.complete import services
-from llmkube.cli.failures import CommandError
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
@@ -16,6 +15,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.k8s.wire.times import micro_timestamp
+from llmkube.programs.failures import CommandError
 
 FIELD_MANAGER = "llmkube-restart"
 

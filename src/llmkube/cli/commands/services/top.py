@@ -21,7 +21,6 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.units import format_bytes
-from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
 from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
@@ -33,6 +32,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id, service_name
+from llmkube.programs.host.host_name import host_name_in
 
 COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
 HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")
