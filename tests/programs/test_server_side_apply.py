@@ -1,12 +1,12 @@
 import pytest
 
 from cli.memory_cluster import open_cluster_client
-from llmkube.cli.commands.tools.files import Manifest, demo_manifests
+from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
 from llmkube.k8s.resource import Key
-from llmkube.programs.server_side_apply import FIELD_MANAGER, Applier
+from llmkube.programs.server_side_apply import FIELD_MANAGER, Applier, Manifest
 
 VERSION = "inference.llmkube.dev/v1alpha1"
 

@@ -1,17 +1,30 @@
 """Objects known only by their data are applied as any user would: by discovery and server-side apply."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.tools.files import Manifest
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError, NotFoundError, TransportError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key, Resource
 
 FIELD_MANAGER = "llmkube-up"
+
+
+@attrs.frozen
+class Manifest:
+    """One object to apply, and where it was written."""
+
+    where: str
+    body: Mapping[str, Any] = attrs.field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """The object as people call it: `Model demo`."""
+        return f"{self.body['kind']} {self.body['metadata']['name']}"
 
 
 @attrs.frozen

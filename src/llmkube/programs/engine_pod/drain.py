@@ -31,7 +31,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
-from llmkube.cli.options import HELP, guarded
+from llmkube.programs.options import HELP, guarded
 from llmkube.programs.program import Stop, open_service_nursery, run_until_signal, settle_heap
 from llmkube.runtimes.container.in_flight import requests_in_flight
 from llmkube.supervisor.host.tcp_listeners import connections_at

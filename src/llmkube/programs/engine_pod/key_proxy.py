@@ -21,8 +21,8 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
-from llmkube.cli.options import HELP, guarded
 from llmkube.programs.engine_pod.drain import Watched, drain_options, run_drain
+from llmkube.programs.options import HELP, guarded
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,

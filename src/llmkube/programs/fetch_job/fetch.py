@@ -30,13 +30,13 @@ import trio
 
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
-from llmkube.cli.options import HELP, guarded
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.fetch_job.adoption import adopt
 from llmkube.programs.fetch_job.chores import inspect_file, prune_folders
 from llmkube.programs.fetch_job.progress_log import Gauge, run_gauge
 from llmkube.programs.fetch_job.termination_message import tell, told_failure, told_gguf
+from llmkube.programs.options import HELP, guarded
 from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy, parse_networks

@@ -8,9 +8,9 @@ import click
 import trio
 
 from llmkube.base.http.dial import dial
-from llmkube.cli.options import HELP, guarded
 from llmkube.k8s.wire.termination_message import REACHED, TERMINATION_LOG
 from llmkube.programs.fetch_job.termination_message import tell
+from llmkube.programs.options import HELP, guarded
 
 TRY_SECONDS: Final = 10.0
 OTHER: Final = "another machine answers there"

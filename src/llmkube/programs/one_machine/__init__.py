@@ -2,5 +2,4 @@
 
 run                everything that runs, from the first port to the last signal
 model_directory    what the gateway serves: the agent's services
-first_answer, ask  `up --ask`: a question, answered as soon as the model serves
 """

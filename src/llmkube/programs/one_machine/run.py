@@ -9,35 +9,28 @@
 ```
 """
 
-import contextlib
+import datetime
 import random
 import sys
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import attrs
 import structlog
 import trio
-from rich.console import Console
-from rich.text import Text
 
-from llmkube.base.http.client import open_http_client
+from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
-from llmkube.cli.commands.programs.apiserver import open_server
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit
-from llmkube.cli.commands.tools.files import Manifest
-from llmkube.cli.view import output
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
-from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import ACCELERATORS
-from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.service_health import Health
+from llmkube.programs.api_server import open_server
 from llmkube.programs.config.up_config import UpConfig
-from llmkube.programs.failures import ExitCode
 from llmkube.programs.host.access_options import access_settings
 from llmkube.programs.host.download_options import download_settings, own_folders
 from llmkube.programs.host.engine_options import engine_allowances
@@ -63,7 +56,7 @@ from llmkube.programs.router_host.gateway_router import GatewayRouter
 from llmkube.programs.router_host.hosted_router import HostedSettings
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
-from llmkube.programs.server_side_apply import Applied, Applier
+from llmkube.programs.server_side_apply import Applied, Applier, Manifest
 from llmkube.router.dialects.inbound import unread_refusal
 from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
 from llmkube.router.origin_policy import page_grant
@@ -72,6 +65,8 @@ from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
 from llmkube.supervisor.nouns.settings import AgentSettings
+
+T = TypeVar("T")
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -84,8 +79,6 @@ class UpPlan:
     manifests: tuple[Manifest, ...]
     llama_server: Path
     state_dir: Path
-    question: str | None
-    timeout_seconds: float
     listen: Listen | None = None
 
     @property
@@ -109,28 +102,84 @@ class UpPlan:
         )
 
 
-async def run_up(plan: UpPlan, console: Console) -> Outcome:
-    """Bring everything up, do what was asked, take everything down in order."""
-    run = _Up(plan, console)
-    outcome = await run_until_signal(run.serve, run.tell)
-    if outcome is not None:
-        return outcome
-    return Outcome() if plan.question is None else Outcome(ExitCode.FAILED, "stopped before the answer")
+@attrs.frozen
+class Place:
+    """Where things are reached.
+
+    Attributes:
+        server_url: The Kubernetes API.
+        kubeconfig: Path of the file that opens it.
+        gateway_url: The OpenAI-compatible gateway.
+        probes_url: Health and metrics.
+        network_url: The gateway for other machines, if they are served.
+        key_file: Where the keys are that they show, if they show one.
+    """
+
+    server_url: str
+    kubeconfig: str
+    gateway_url: str
+    probes_url: str
+    network_url: str = ""
+    key_file: str = ""
+
+    @property
+    def lines(self) -> str:
+        """Each address on a line of its own: a long line would be broken in the middle of one."""
+        named = {"Kubernetes": self.server_url, "gateway": self.gateway_url, "probes": self.probes_url}
+        named |= {"network": self.network_url, "its key": self.key_file}
+        return "\n".join(f"{name:<12}{where}" for name, where in named.items() if where)
+
+
+@attrs.frozen
+class Running:
+    """What a user reaches while everything is up.
+
+    Attributes:
+        place: Where things are reached.
+        followed: The objects, as the API tells them.
+        http: Reaches the gateway.
+        utcnow: The wall clock, for ages in tables.
+        began: When this program was started, by Trio's clock.
+    """
+
+    place: Place
+    followed: Followed
+    http: HttpClient
+    utcnow: Callable[[], datetime.datetime]
+    began: float
+
+
+Prepare = Callable[[Running, tuple[Applied, ...]], Awaitable[Callable[[], Awaitable[T]]]]
+"""Called before the agent starts, when objects still say what an earlier run left; its result runs while all is up."""
+
+
+async def run_up(
+    plan: UpPlan, prepare: Prepare[T], tell: Callable[[str], None], show_once: Callable[[str], None]
+) -> T | None:
+    """Bring everything up, do what was asked, take everything down in order.
+
+    Args:
+        plan: What to run.
+        prepare: What to do meanwhile.
+        tell: Says something about the run.
+        show_once: Shows a person a key that was just drawn.
+
+    Returns:
+        What was done meanwhile; None if a signal came first.
+    """
+    return await run_until_signal(_Up(plan, prepare, tell, show_once).serve, tell)
 
 
 @attrs.define(eq=False)
-class _Up:
+class _Up(Generic[T]):
     plan: UpPlan
-    console: Console
+    prepare: Prepare[T]
+    tell: Callable[[str], None]
+    show_once: Callable[[str], None]
     rng: random.Random = attrs.field(factory=random.Random)
     began: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
 
-    def tell(self, line: str) -> None:
-        """Say something about the run, above a moving line if there is one; nowhere if the terminal is closed."""
-        with contextlib.suppress(OSError):
-            self.console.print(Text(output.printable(line)), soft_wrap=True)
-
-    async def serve(self, stop: Stop) -> Outcome | None:
+    async def serve(self, stop: Stop) -> T | None:
         """Open everything around everything that needs it, and visit what is inside."""
         config, settings = self.plan.config, self.plan.agent_settings
         outcome = None
@@ -156,11 +205,8 @@ class _Up:
             )
             self.tell(place.lines)
             self._tell_access(lan)
-            visit = Visit(place, followed, http, self.console, config.accelerator, ports.utcnow, self.began)
             applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
-            target = await _asked(applied, followed) if self.plan.question is not None else None
-            # Read now: whatever the objects say before the agent runs is about an earlier run.
-            before = visit.health_of(target) if isinstance(target, Key) else None
+            visit = await self.prepare(Running(place, followed, http, ports.utcnow, self.began), applied)
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
@@ -208,7 +254,7 @@ class _Up:
                         )
                     await support.start(run_probes, view.ready, registry, probes.listeners)
                     settle_heap()
-                    outcome = await self._visit(visit, target, before)
+                    outcome = await visit()
         return outcome
 
     def _tell_access(self, lan: LanGateway | None) -> None:
@@ -220,20 +266,7 @@ class _Up:
         if lan.keys is None:
             log.warning("every request is let in, from any address", address=lan.port.url, why="--insecure-lan")
         elif lan.keys.drawn and sys.stdout.isatty():
-            output.say(f"The key for other machines, shown this once: {lan.keys.keys[0]}")
-
-    async def _visit(self, visit: Visit, target: Key | Outcome | None, before: Health | None) -> Outcome:
-        if isinstance(target, Outcome):
-            return target
-        if target is None or self.plan.question is None:
-            await visit.stay()
-            return Outcome()
-        with trio.move_on_after(self.plan.timeout_seconds):
-            return await visit.answer(target, self.plan.question, before=before)
-        return Outcome(
-            ExitCode.TIMED_OUT,
-            f"no answer within {self.plan.timeout_seconds:g} s; see why without --ask, or give more with --timeout",
-        )
+            self.show_once(f"The key for other machines, shown this once: {lan.keys.keys[0]}")
 
     def _tell_applied(self, applied: Applied) -> None:
         manifest = applied.manifest
@@ -241,21 +274,3 @@ class _Up:
             self.tell(f"{manifest.where}: {manifest.title} was refused: {applied.error}")
         else:
             self.tell(f"{manifest.body['kind']} {applied.key} applied")
-
-
-async def _asked(applied: tuple[Applied, ...], followed: Followed) -> Key | Outcome:
-    """Return the service to ask: the first one that was given, else the first one that is there."""
-    refused = [each for each in applied if each.error]
-    if refused:
-        words = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
-        return Outcome(ExitCode.FAILED, f"not everything could be applied, so nothing was asked\n{words}")
-    kind = InferenceService.RESOURCE.kind
-    given = [each.key for each in applied if each.manifest.body["kind"] == kind]
-    there = sorted(service.key for service in followed.services.values())
-    if not given and not there:
-        return Outcome(ExitCode.FAILED, "there is no InferenceService to ask; give one with -f FILE, or use --demo")
-    target = (given or there)[0]
-    while target not in followed.services:  # what the API server has acknowledged is on its way to us
-        version = followed.changed.version
-        await followed.changed.wait_newer(version)
-    return target

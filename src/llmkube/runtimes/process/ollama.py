@@ -1,6 +1,6 @@
 """Ollama on a host, planned: a process of ours that has one model loaded in an Ollama, and looks like llama-server.
 
-It borrows the Ollama that its owner runs, or starts one (`llmkube.programs.daemon_engine`). Ollama reads weights in GGUF as
+It borrows the Ollama that its owner runs, or starts one. Ollama reads weights in GGUF as
 llama.cpp does, and with its code: what they take is estimated by the same figures.
 """
 

@@ -1,6 +1,6 @@
 """oMLX on a host, planned: a process of ours that has one model loaded in an oMLX, and looks like llama-server.
 
-It borrows the oMLX that its owner runs where that has the model's folder, or starts one (`llmkube.programs.daemon_engine`).
+It borrows the oMLX that its owner runs where that has the model's folder, or starts one.
 """
 
 import re

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from cli.memory_cluster import NOW, open_cluster_client
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.first_answer import Outcome, Place, Visit, next_steps, times, usage
+from llmkube.cli.commands.programs.first_answer import Outcome, Visit, next_steps, times, usage
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.view.progress import Stopwatch
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -17,6 +17,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import ExitCode
 from llmkube.programs.informer import open_follow
+from llmkube.programs.one_machine.run import Place, Running
 from llmkube.programs.server_side_apply import Applier
 
 PLACE = Place(
@@ -39,9 +40,8 @@ class World:
     def __init__(self, client, followed):
         self.client = client
         self.progress = io.StringIO()
-        self.visit = Visit(
-            PLACE, followed, Gateway(), Console(file=self.progress), {"cpu"}, lambda: NOW, trio.current_time() - 2
-        )
+        running = Running(PLACE, followed, Gateway(), lambda: NOW, trio.current_time() - 2)
+        self.visit = Visit(running, Console(file=self.progress), {"cpu"})
 
     async def say(self, kind, *conditions, **status):
         keys = ("type", "status", "reason", "message", "lastTransitionTime")

@@ -22,7 +22,7 @@ from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_r
 from llmkube.cli.commands.inference.tcp_proxy import Destination, dial_directly, run_tunnel
 from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_selector
@@ -35,6 +35,7 @@ from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_PORT
 from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, guarded
 from llmkube.programs.program import LOOPBACK
 
 _ASK_SECONDS: Final = 2.0

@@ -28,7 +28,6 @@ from llmkube.cli.commands.programs.background.start_limit import (
     read_failed_starts,
 )
 from llmkube.cli.lazy_group import Entry, LazyGroup
-from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
@@ -42,6 +41,7 @@ from llmkube.programs.host.engine_program import engine_settings, find_llama_ser
 from llmkube.programs.host.host_name import address_towards, check_own_address, lasting_host_name
 from llmkube.programs.host.memory_options import memory_settings
 from llmkube.programs.ollama_library import ollama_here
+from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,

@@ -16,7 +16,6 @@ from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.base.units import parse_bytes
-from llmkube.cli.options import HELP, guarded, settings_options
 from llmkube.cli.target_cluster import find_config
 from llmkube.controller.followed_kinds import ControllerHealth
 from llmkube.controller.operator import run_controller
@@ -25,6 +24,7 @@ from llmkube.k8s.client import open_client
 from llmkube.programs.config.controller_config import PER_SERVICE, ControllerConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.host.host_name import default_host_name
+from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.runtimes.container.gpu import parse_gpu_resources
 from llmkube.runtimes.container.images import Images, parse_overrides

@@ -3,16 +3,14 @@
 All of it is read through the API and asked through the gateway, as any user would.
 """
 
-import datetime
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 import attrs
 import trio
 from rich.console import Console
 
-from llmkube.base.http.client import HttpClient
 from llmkube.base.units import format_duration
 from llmkube.cli.commands.programs.ask import GivenUpError, ask
 from llmkube.cli.view import output
@@ -27,7 +25,9 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State, service_health
 from llmkube.programs.failures import ExitCode
 from llmkube.programs.informer import Followed
+from llmkube.programs.one_machine.run import Place, Running
 from llmkube.programs.program_name import program_name
+from llmkube.programs.server_side_apply import Applied
 
 _EXAMPLE_QUESTION = "What is LLMKube?"
 
@@ -41,59 +41,23 @@ class Outcome:
 
 
 @attrs.frozen
-class Place:
-    """Where things are reached.
-
-    Attributes:
-        server_url: The Kubernetes API.
-        kubeconfig: Path of the file that opens it.
-        gateway_url: The OpenAI-compatible gateway.
-        probes_url: Health and metrics.
-        network_url: The gateway for other machines, if they are served.
-        key_file: Where the keys are that they show, if they show one.
-    """
-
-    server_url: str
-    kubeconfig: str
-    gateway_url: str
-    probes_url: str
-    network_url: str = ""
-    key_file: str = ""
-
-    @property
-    def lines(self) -> str:
-        """Each address on a line of its own: a long line would be broken in the middle of one."""
-        named = {"Kubernetes": self.server_url, "gateway": self.gateway_url, "probes": self.probes_url}
-        named |= {"network": self.network_url, "its key": self.key_file}
-        return "\n".join(f"{name:<12}{where}" for name, where in named.items() if where)
-
-
-@attrs.frozen
 class Visit:
     """One user's view of the running whole.
 
     Attributes:
-        place: Where things are reached.
-        followed: The objects, as the API tells them.
-        http: Reaches the gateway.
+        running: What the user reaches.
         console: For progress; standard error.
         accelerators: What this host serves.
-        utcnow: The wall clock, for ages in tables.
-        began: When this program was started, by Trio's clock.
     """
 
-    place: Place
-    followed: Followed
-    http: HttpClient
+    running: Running
     console: Console
     accelerators: Collection[str]
-    utcnow: Callable[[], datetime.datetime]
-    began: float
 
     def health_of(self, key: Key) -> Health | None:
         """Return how a service does, by what its objects say now; None if there is none of that name."""
-        service = self.followed.services.get(key)
-        return self._judge(service, self.followed.model_of(service)) if service is not None else None
+        service = self.running.followed.services.get(key)
+        return self._judge(service, self.running.followed.model_of(service)) if service is not None else None
 
     async def answer(self, key: Key, question: str, *, before: Health | None = None) -> Outcome:
         """Wait until a service is ready, ask it, and print question, answer, objects, and how long each step took.
@@ -103,7 +67,7 @@ class Visit:
             question: What to ask.
             before: What `health_of` said before the agent started: the same failure may be yesterday's.
         """
-        watch = Stopwatch(self.began)
+        watch = Stopwatch(self.running.began)
         watch.lap("start", trio.current_time())
         with open_display(self.console) as display:
             async with trio.open_nursery() as moving:
@@ -111,7 +75,7 @@ class Visit:
                 try:
                     await self._wait_ready(key, before, display, watch)
                     display.going_on("answer", question)
-                    text = await ask(self.http, self.place.gateway_url, str(key), question)
+                    text = await ask(self.running.http, self.running.place.gateway_url, str(key), question)
                 except GivenUpError as exc:
                     text, problem = "", str(exc)
                 else:
@@ -126,34 +90,34 @@ class Visit:
 
     async def stay(self) -> None:
         """Print how to use what is up, then a line for every change of a service's phase, until cancelled."""
-        output.say(usage(self.place, self._first_id()))
+        output.say(usage(self.running.place, self._first_id()))
         before = phases_of(())
         while True:
-            version = self.followed.changed.version
-            after = phases_of(self.followed.services.values())
+            version = self.running.followed.changed.version
+            after = phases_of(self.running.followed.services.values())
             for line in changes(before, after):
-                output.say(output.flowing(f"{self.utcnow().astimezone():%H:%M:%S}  {line}"))
+                output.say(output.flowing(f"{self.running.utcnow().astimezone():%H:%M:%S}  {line}"))
             before = after
-            await self.followed.changed.wait_newer(version)
+            await self.running.followed.changed.wait_newer(version)
 
     def tables(self) -> str:
         """Return both collections as tables."""
-        now = self.utcnow()
-        models = sorted(self.followed.models.values(), key=lambda each: each.key)
-        services = sorted(self.followed.services.values(), key=lambda each: each.key)
+        now = self.running.utcnow()
+        models = sorted(self.running.followed.models.values(), key=lambda each: each.key)
+        services = sorted(self.running.followed.services.values(), key=lambda each: each.key)
         return "\n\n".join(
             (
                 output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models)),
                 output.table(
                     output.SERVICE_COLUMNS,
-                    (output.service_row(each, self.followed.model_of(each), now) for each in services),
+                    (output.service_row(each, self.running.followed.model_of(each), now) for each in services),
                 ),
             )
         )
 
     async def _wait_ready(self, key: Key, before: Health | None, display: Display, watch: Stopwatch) -> None:
         readiness = Readiness(
-            followed=self.followed,
+            followed=self.running.followed,
             key=key,
             judge=self._judge,
             display=display,
@@ -182,8 +146,60 @@ class Visit:
         return Health(State.FAILING, 0, Reason.NO_HOST, message, about=Model.RESOURCE.kind)
 
     def _first_id(self) -> str | None:
-        keys = sorted(service.key for service in self.followed.services.values())
+        keys = sorted(service.key for service in self.running.followed.services.values())
         return keys[0].name if keys else None
+
+
+async def _asked(applied: tuple[Applied, ...], followed: Followed) -> Key | Outcome:
+    """Return the service to ask: the first one that was given, else the first one that is there."""
+    refused = [each for each in applied if each.error]
+    if refused:
+        words = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
+        return Outcome(ExitCode.FAILED, f"not everything could be applied, so nothing was asked\n{words}")
+    kind = InferenceService.RESOURCE.kind
+    given = [each.key for each in applied if each.manifest.body["kind"] == kind]
+    there = sorted(service.key for service in followed.services.values())
+    if not given and not there:
+        return Outcome(ExitCode.FAILED, "there is no InferenceService to ask; give one with -f FILE, or use --demo")
+    target = (given or there)[0]
+    while target not in followed.services:  # what the API server has acknowledged is on its way to us
+        version = followed.changed.version
+        await followed.changed.wait_newer(version)
+    return target
+
+
+async def prepare_visit(
+    running: Running,
+    applied: tuple[Applied, ...],
+    *,
+    console: Console,
+    accelerators: Collection[str],
+    question: str | None,
+    timeout_seconds: float,
+) -> Callable[[], Awaitable[Outcome]]:
+    """Read what the objects say before the agent runs: it is about an earlier run.
+
+    Returns:
+        What to do while everything is up: ask the question, or stay until it is cancelled.
+    """
+    visit = Visit(running, console, accelerators)
+    target = await _asked(applied, running.followed) if question is not None else None
+    before = visit.health_of(target) if isinstance(target, Key) else None
+
+    async def ask_or_stay() -> Outcome:
+        if isinstance(target, Outcome):
+            return target
+        if target is None or question is None:
+            await visit.stay()
+            return Outcome()
+        with trio.move_on_after(timeout_seconds):
+            return await visit.answer(target, question, before=before)
+        return Outcome(
+            ExitCode.TIMED_OUT,
+            f"no answer within {timeout_seconds:g} s; see why without --ask, or give more with --timeout",
+        )
+
+    return ask_or_stay
 
 
 def _may_be_old(before: Health | None, health: Health) -> bool:

@@ -13,7 +13,6 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
-from llmkube.cli.commands.tools.files import Manifest
 from llmkube.cli.commands.tools.rbac import agent_manifests
 from llmkube.cli.target_cluster import answering
 from llmkube.k8s.auth.config import InlinePem, TlsSettings
@@ -24,7 +23,7 @@ from llmkube.k8s.leases.live_hosts import DEFAULT_LEASE_SECONDS
 from llmkube.k8s.resource import Key, Resource
 from llmkube.k8s.wire.names import HOST_ACCOUNT_PREFIX
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.server_side_apply import Applier
+from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor.cluster.host_lease import is_same_machine, machine_in, place_in
 from llmkube.supervisor.host_policies import host_policies
 from llmkube.supervisor.nouns.join_record import (

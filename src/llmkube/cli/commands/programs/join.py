@@ -30,7 +30,6 @@ from llmkube.cli.commands.programs.join_token import (
     ended_error,
 )
 from llmkube.cli.config_edit import Addition, plan_addition
-from llmkube.cli.options import HELP, guarded
 from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig
 from llmkube.k8s.builtins import Node
@@ -39,6 +38,7 @@ from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host.host_name import lasting_host_name
+from llmkube.programs.options import HELP, guarded
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.programs.state_lock import holder_of
 from llmkube.supervisor.cluster.node_networks import networks_of

@@ -11,7 +11,7 @@ import click
 from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.full_disk_note import tell_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
-from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.live_view import RowLog, append_lines, is_terminal, show_in_place, watch_quietly
@@ -19,6 +19,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
+from llmkube.programs.options import HELP, guarded
 
 if TYPE_CHECKING:  # a list that does not stay follows nothing
     from llmkube.programs.informer import Followed

@@ -17,7 +17,7 @@ from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
 from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.locations import find_engines, reporting_hosts
 from llmkube.cli.view.output import printable
@@ -29,6 +29,7 @@ from llmkube.programs.config.tables import load
 from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host.host_name import host_name_in
+from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.engine.logfile import log_path
 
 PATIENCE_SECONDS: Final = 3.0

@@ -23,7 +23,7 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.live_view import is_terminal, show_in_place, watch_quietly
@@ -33,6 +33,7 @@ from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id, service_name
 from llmkube.programs.host.host_name import host_name_in
+from llmkube.programs.options import HELP, NumberRange, guarded
 
 COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
 HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")

@@ -1,4 +1,6 @@
-"""The program that an agent starts for a service on Ollama: python -m llmkube.programs.daemon_engine.ollama.program --help.
+"""The program that an agent starts for a service on Ollama.
+
+python -m llmkube.programs.daemon_engine.ollama.program --help
 
 It borrows the server that answers at OLLAMA_HOST, and never ends that one.
 """

@@ -9,8 +9,8 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
 from llmkube.base.units import parse_duration
-from llmkube.cli.options import HELP, NumberRange, guarded
 from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, NumberRange, guarded
 from llmkube.programs.state_dir import held_state_dir
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.programs.state_lock import holder_of

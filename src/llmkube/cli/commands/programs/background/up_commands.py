@@ -20,11 +20,11 @@ from llmkube.cli.commands.programs.background.launchd_user import User, current_
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.services.tail import POLL_SECONDS
-from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
 from llmkube.cli.view.output import printable
 from llmkube.programs.config.tables import load
 from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
 from llmkube.programs.state_dir import held_state_dir
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.programs.state_lock import up_on, wait_gone
