@@ -148,7 +148,16 @@ async def load(case: Case, folder: Path) -> Loaded:
     path = folder / "model.gguf"
     SHAPES[case.shape].write(path, case.mix)
     # Nobody who works on the same machine should notice
-    argv = ["nice", "-n", "5", sys.executable, "-m", "llmkube.cli.bundled_engine.llama_server", "--model", str(path)]
+    argv = [
+        "nice",
+        "-n",
+        "5",
+        sys.executable,
+        "-m",
+        "llmkube.programs.bundled_engine.llama_server",
+        "--model",
+        str(path),
+    ]
     process = await trio.lowlevel.open_process([*argv, *case.argv, *COMMON], stdout=-1, stderr=-2)
     assert process.stdout is not None, "it was given a pipe"
     said = b""

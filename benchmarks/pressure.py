@@ -21,8 +21,8 @@ import trio
 
 from harness import Aim, Run, Table, begin, median, percentile
 from llmkube.base.units import format_duration
-from llmkube.cli.program import settle_heap
 from llmkube.k8s.resource import Key
+from llmkube.programs.program import settle_heap
 from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.policy import Policy

@@ -30,7 +30,6 @@ from llmkube import weights
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
 from llmkube.base.http.exchange import Exchange, Handler
-from llmkube.cli.program import settle_heap
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import EndpointSlice
@@ -41,6 +40,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_LABEL
+from llmkube.programs.program import settle_heap
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.host.sample import HostMemory
 from llmkube.supervisor.local import open_local_ports

@@ -33,9 +33,9 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
-from llmkube.cli.program import settle_heap
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.programs.program import settle_heap
 from llmkube.router.config.compile_router import compile_router
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.live_config import Source

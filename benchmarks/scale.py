@@ -20,11 +20,11 @@ import trio
 from adoption import no_engine_left, open_program
 from fake import write_engine
 from harness import Aim, Run, Table, begin
-from llmkube.cli.commands.tools.files import Manifest, demo_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
+from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
 
 ROOMY = (str(Path(__file__).with_name("roomy.py")),)

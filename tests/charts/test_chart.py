@@ -26,7 +26,6 @@ from llmkube import __version__
 from llmkube.apiserver.values.label_requirements import Requirement
 from llmkube.cli.commands.programs.controller import controller
 from llmkube.cli.commands.services.listing import list_objects
-from llmkube.cli.config.controller_config import ALLOWANCES
 from llmkube.cli.main import cli
 from llmkube.controller.metrics import FleetCollector
 from llmkube.controller.render.jobs import PROGRESS_PORT, fetch_job
@@ -36,6 +35,7 @@ from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
+from llmkube.programs.config.controller_config import ALLOWANCES
 from llmkube.runtimes.container.images import parse_overrides
 from llmkube.supervisor.cluster.endpoints import service_manifest
 

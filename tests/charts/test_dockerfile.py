@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from charts.helm_runs import ROOT, named, render
-from llmkube.cli.bundled_engine import llama_server
+from llmkube.programs.bundled_engine import llama_server
 
 TEXT = (ROOT / "Dockerfile").read_text()
 LINES = [

@@ -6,9 +6,9 @@ from click.testing import CliRunner
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli import target_cluster
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Cluster
+from llmkube.programs.server_side_apply import Applier
 
 
 @pytest.fixture

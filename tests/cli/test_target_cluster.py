@@ -6,10 +6,10 @@ import pytest
 from click.testing import CliRunner
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.main import cli
-from llmkube.cli.state_lock import SERVER
 from llmkube.cli.target_cluster import Origin, Where, find_config, kubeconfig_files
+from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_lock import SERVER
 
 KUBECONFIG = (
     "apiVersion: v1\nkind: Config\ncurrent-context: prod\n"

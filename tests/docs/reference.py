@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.base.settings import Setting, settings_of
-from llmkube.cli.config.tables import TABLES
 from llmkube.cli.main import SUBJECTS, cli
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.programs.config.tables import TABLES
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.supervisor.host.sample import Level, Sample

@@ -24,7 +24,7 @@ HANDED_OVER = {
     ("controller/reconciler.py", "controller/reconcile/inference_services.py"): "a function of controller/operator.py",
     (
         "router/model_field.py",
-        "cli/commands/programs/one_machine/model_directory.py",
+        "programs/one_machine/model_directory.py",
     ): "a look-up that `up` hands to the gateway",
 }
 """The steps of a walk that no import shows, and what carries them."""

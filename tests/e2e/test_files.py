@@ -17,12 +17,12 @@ from e2e.one_machine import open_up_with, served
 from e2e.separate_programs import eventually, open_cluster
 from e2e.up_process import open_program
 from llmkube.cli.commands.tools.files import load_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.programs.server_side_apply import Applier
 from second_user import OTHER_UID, needs_second_user, open_common_folder, run_as_other
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]

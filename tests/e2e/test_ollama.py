@@ -22,8 +22,8 @@ from free_ports import free_port
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.cli.daemon_engine.ollama import program
-from llmkube.cli.daemon_engine.ollama.runners import kind_of
+from llmkube.programs.daemon_engine.ollama import program
+from llmkube.programs.daemon_engine.ollama.runners import kind_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 

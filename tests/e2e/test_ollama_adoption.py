@@ -8,7 +8,6 @@ import attrs
 import pytest
 import trio
 
-from cli.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, FakeDaemon, shown_header
 from e2e.addresses import own_address
 from e2e.separate_programs import DEMO, eventually, logs, open_cluster
 from e2e.test_adoption import asking, kill
@@ -18,6 +17,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from programs.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, FakeDaemon, shown_header
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]

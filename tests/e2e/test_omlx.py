@@ -17,7 +17,7 @@ from e2e.daemon_lab import ready, running, running_engine
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.cli.daemon_engine.omlx import program
+from llmkube.programs.daemon_engine.omlx import program
 from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host.this_machine import footprints_here

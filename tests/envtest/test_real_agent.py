@@ -20,9 +20,8 @@ from e2e.separate_programs import Cluster, chat, eventually, logs, told_by
 from e2e.test_files import apply, everything, fetched
 from e2e.up_process import ANSWER, command_line, engines_in, open_program, run_program
 from envtest.plane import open_control_plane
-from llmkube.cli.commands.tools.files import Manifest, demo_manifests
+from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.rbac import agent_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Secret, Service, ServiceAccount
@@ -36,6 +35,7 @@ from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL
+from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
 from llmkube.supervisor.nouns.join_record import token_paths

@@ -20,7 +20,7 @@ from cli.commands.doctor.limited_api import TOKEN, open_limited_api
 from e2e.addresses import own_address
 from e2e.test_downloads import small_disk
 from llmkube.cli.commands.programs.background.lan_access import note_lan_access
-from llmkube.cli.commands.programs.state_dir import held_state_dir
+from llmkube.programs.state_dir import held_state_dir
 from llmkube.supervisor.nouns.journal import FileJournal
 from mac.test_guide import LABEL, Mac, opened_mac
 from supervisor.nouns.entries import ENGINE, entry

@@ -215,7 +215,9 @@ async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tm
     url = f"http://127.0.0.1:{port}"
     async with (
         open_container(tmp_path, ours["args"], places) as asks,
-        open_container(tmp_path, engine["args"], places, module="llmkube.cli.bundled_engine.llama_server") as serves,
+        open_container(
+            tmp_path, engine["args"], places, module="llmkube.programs.bundled_engine.llama_server"
+        ) as serves,
     ):
         await eventually(lambda: status_of(f"{url}/health"), lambda found: found == 200)
         said = await ask_with_keys(url, FIRST, SECOND, WRONG, "")

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from llmkube.cli.bundled_engine.llama_server import parse
+from llmkube.programs.bundled_engine.llama_server import parse
 from llmkube.runtimes.llama_flags import read_extra_args
 from llmkube.runtimes.plan import PlanError
 from sim.world import open_world

@@ -1,6 +1,6 @@
 """Daemons that all services of a simulated host share, and the fronts that agents start before them.
 
-A front is the real one without its sockets: what it decides, looks at and does is `llmkube.cli.daemon_engine`. It
+A front is the real one without its sockets: what it decides, looks at and does is `llmkube.programs.daemon_engine`. It
 borrows the daemon of the machine's owner, or starts one; that one ends with it. What is Ollama's of that, and what
 oMLX's, is in `daemon_ollama` and `daemon_omlx`: an `Engine` each.
 """
@@ -17,10 +17,10 @@ import trio
 from llmkube.base.http.errors import BrokenOffError, ConnectError
 from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
-from llmkube.cli.daemon_engine.keeper import GivenUpError
-from llmkube.cli.daemon_engine.model_lock import AGAIN_SECONDS, Unshared
-from llmkube.cli.daemon_engine.server_process import NoDaemonError, NoStarter, Server
-from llmkube.cli.daemon_engine.serving import kept
+from llmkube.programs.daemon_engine.keeper import GivenUpError
+from llmkube.programs.daemon_engine.model_lock import AGAIN_SECONDS, Unshared
+from llmkube.programs.daemon_engine.server_process import NoDaemonError, NoStarter, Server
+from llmkube.programs.daemon_engine.serving import kept
 
 OWN_PORT = 50_000
 LOAD_SECONDS = 3.0

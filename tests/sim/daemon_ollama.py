@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 
 import attrs
 
-from cli.daemon_engine.ollama.fake_daemon import FakeDaemon
-from llmkube.cli.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.cli.daemon_engine.ollama.model import OllamaModel
-from llmkube.cli.daemon_engine.ollama.options import parse
-from llmkube.cli.daemon_engine.ollama.witness import Witness
-from llmkube.cli.daemon_engine.server_process import borrowed_or_own
+from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama.model import OllamaModel
+from llmkube.programs.daemon_engine.ollama.options import parse
+from llmkube.programs.daemon_engine.ollama.witness import Witness
+from llmkube.programs.daemon_engine.server_process import borrowed_or_own
 from llmkube.runtimes.process import ollama
+from programs.daemon_engine.ollama.fake_daemon import FakeDaemon
 from sim.daemon import LOAD_SECONDS, Held
 
 FOREIGN_FILE = "sha256-" + 64 * "0"

@@ -8,11 +8,11 @@ from pathlib import Path
 import attrs
 import trio
 
-from cli.daemon_engine.omlx.fake_omlx import GIB, FakeOmlx
-from llmkube.cli.daemon_engine.omlx.daemon_process import link_name
-from llmkube.cli.daemon_engine.omlx.options import parse
-from llmkube.cli.daemon_engine.omlx.program import Outside, opened_model
+from llmkube.programs.daemon_engine.omlx.daemon_process import link_name
+from llmkube.programs.daemon_engine.omlx.options import parse
+from llmkube.programs.daemon_engine.omlx.program import Outside, opened_model
 from llmkube.runtimes.process import omlx
+from programs.daemon_engine.omlx.fake_omlx import GIB, FakeOmlx
 from sim.daemon import LOAD_SECONDS, Held
 
 FOREIGN_FOLDER = "/Volumes/usb/foreign"

@@ -15,8 +15,8 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.waiting import wait_any
-from llmkube.cli.daemon_engine.keeper import Keeper
 from llmkube.k8s.resource import Key
+from llmkube.programs.daemon_engine.keeper import Keeper
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
 from llmkube.supervisor.engine.child import KILL_SECONDS, AdoptError

@@ -9,15 +9,15 @@ import pytest
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.cli.daemon_engine import keeping, unloading
-from llmkube.cli.daemon_engine.keeper import LAST_SECONDS, Keeper
-from llmkube.cli.daemon_engine.ollama import witness as ollama_witness
-from llmkube.cli.daemon_engine.ollama.model import OllamaModel
-from llmkube.cli.daemon_engine.omlx import account as omlx_account
-from llmkube.cli.daemon_engine.omlx import model as omlx_model
-from llmkube.cli.daemon_engine.omlx.model import OmlxModel
-from llmkube.cli.daemon_engine.seen import Seen
-from llmkube.cli.daemon_engine.steps import Act, Step
+from llmkube.programs.daemon_engine import keeping, unloading
+from llmkube.programs.daemon_engine.keeper import LAST_SECONDS, Keeper
+from llmkube.programs.daemon_engine.ollama import witness as ollama_witness
+from llmkube.programs.daemon_engine.ollama.model import OllamaModel
+from llmkube.programs.daemon_engine.omlx import account as omlx_account
+from llmkube.programs.daemon_engine.omlx import model as omlx_model
+from llmkube.programs.daemon_engine.omlx.model import OmlxModel
+from llmkube.programs.daemon_engine.seen import Seen
+from llmkube.programs.daemon_engine.steps import Act, Step
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import need
 from llmkube.supervisor.service import attempt, leftover

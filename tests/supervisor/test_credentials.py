@@ -6,11 +6,11 @@ import pytest
 import trio
 
 from llmkube.base.errors import UserError, WorldError
-from llmkube.cli.commands.programs.download_options import download_settings
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
+from llmkube.programs.host.download_options import download_settings
 from llmkube.supervisor.credentials import SourceCredentials, TokenError
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.errors import SourceError

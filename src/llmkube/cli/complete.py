@@ -76,11 +76,6 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
     return [*named, CompletionItem(incomplete, type="file")]
 
 
-def paths(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell offer files, unless a URL is being typed."""
-    return [] if "://" in incomplete else [CompletionItem(incomplete, type="file")]
-
-
 def catalog_or_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Offer the names of InferenceServices, and of the models of the catalog."""
     return _matching(dict.fromkeys([*_names(ctx, InferenceService), *_catalog()]), incomplete)

@@ -9,7 +9,7 @@ import attrs
 
 from llmkube.base.private_files import write_private
 from llmkube.base.settings import SettingError, read_config, resolve
-from llmkube.cli.config.tables import TABLES
+from llmkube.programs.config.tables import TABLES
 
 FILE = "config.toml"
 

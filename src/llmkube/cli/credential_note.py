@@ -7,8 +7,8 @@ from typing import Final
 import click
 
 from llmkube.base.errors import UserError
-from llmkube.cli.state_location import check_state_dir
 from llmkube.cli.view.output import printable
+from llmkube.programs.state_location import check_state_dir
 from llmkube.supervisor.nouns.host_credential import note_path
 
 _MAX_CHARS: Final = 4096

@@ -22,72 +22,80 @@ _VERSION_LINE = f"llmkube {__version__}"
 
 SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     "Serve models": {
-        "run": Entry("commands.services.run:run", "Deploy a model if it is needed, and talk to it."),
-        "deploy": Entry("commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."),
-        "pull": Entry("commands.services.pull:pull", "Create a Model and fetch its file."),
-        "catalog": Entry("commands.models.catalog:catalog", "Show the models that can be deployed by name."),
-        "scale": Entry("commands.services.objects:scale", "Set how many processes serve; 0 stops."),
-        "restart": Entry("commands.services.restart:restart", "Start the engine of a service anew."),
-        "delete": Entry("commands.services.objects:delete", "Delete InferenceServices (or Models)."),
+        "run": Entry("cli.commands.services.run:run", "Deploy a model if it is needed, and talk to it."),
+        "deploy": Entry(
+            "cli.commands.services.deploy:deploy", "Serve a model under a name, or change how it is served."
+        ),
+        "pull": Entry("cli.commands.services.pull:pull", "Create a Model and fetch its file."),
+        "catalog": Entry("cli.commands.models.catalog:catalog", "Show the models that can be deployed by name."),
+        "scale": Entry("cli.commands.services.objects:scale", "Set how many processes serve; 0 stops."),
+        "restart": Entry("cli.commands.services.restart:restart", "Start the engine of a service anew."),
+        "delete": Entry("cli.commands.services.objects:delete", "Delete InferenceServices (or Models)."),
     },
     "See what they do": {
-        "list": Entry("commands.services.listing:list_objects", "Show Models and InferenceServices."),
+        "list": Entry("cli.commands.services.listing:list_objects", "Show Models and InferenceServices."),
         "status": Entry(
-            "commands.services.objects:status", "Explain one InferenceService (or Model) and what it waits for."
+            "cli.commands.services.objects:status", "Explain one InferenceService (or Model) and what it waits for."
         ),
-        "ps": Entry("commands.services.ps:ps", "Show what runs, with its memory, and where."),
-        "top": Entry("commands.services.top:top", "Show tokens per second, requests and memory, live."),
-        "queue": Entry("commands.services.queue:queue", "Show what waits for a GPU or for memory."),
-        "logs": Entry("commands.services.logs:logs", "Print what an engine writes."),
+        "ps": Entry("cli.commands.services.ps:ps", "Show what runs, with its memory, and where."),
+        "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
+        "queue": Entry("cli.commands.services.queue:queue", "Show what waits for a GPU or for memory."),
+        "logs": Entry("cli.commands.services.logs:logs", "Print what an engine writes."),
     },
     "Use them": {
-        "chat": Entry("commands.inference.chat:chat", "Talk to a served model."),
+        "chat": Entry("cli.commands.inference.chat:chat", "Talk to a served model."),
         "port-forward": Entry(
-            "commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."
+            "cli.commands.inference.port_forward:port_forward", "Reach an engine by a port of this machine."
         ),
     },
     "Model files": {
         "inspect": Entry(
-            "commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."
+            "cli.commands.models.inspect:inspect_model", "Show what a GGUF file says of itself, here or elsewhere."
         ),
-        "fit": Entry("commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
-        "cache": Entry("commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."),
+        "fit": Entry("cli.commands.models.fit:fit", "Show what a model needs in memory, and whether that fits."),
+        "cache": Entry(
+            "cli.commands.models.cache:cache", "List, inspect, prune and preload model files on this machine."
+        ),
     },
     "Programs that stay": {
-        "up": Entry("commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
-        "agent": Entry("commands.programs.agent:agent", "Serve a cluster's models on this host."),
+        "up": Entry("cli.commands.programs.up:up", "Serve models on this machine, with a Kubernetes API of its own."),
+        "agent": Entry("cli.commands.programs.agent:agent", "Serve a cluster's models on this host."),
         "controller": Entry(
-            "commands.programs.controller:controller", "Keep the status of Models and InferenceServices true."
+            "cli.commands.programs.controller:controller", "Keep the status of Models and InferenceServices true."
         ),
         "router": Entry(
-            "commands.router.command:router",
+            "cli.commands.router.command:router",
             "Run a ModelRouter by itself, or see which way a request takes through it.",
         ),
-        "apiserver": Entry("commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
+        "apiserver": Entry("cli.commands.programs.apiserver:apiserver", "Run the embedded API server alone."),
     },
     "Programs of the cluster's pods": {
-        "fetch": Entry("job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
+        "fetch": Entry("programs.fetch_job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
         "key-proxy": Entry(
-            "engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
+            "programs.engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
         ),
-        "reach": Entry("job.reach:reach", "Say whether an address answers from a pod, for `doctor --from-cluster`."),
-        "drain": Entry("engine_pod.drain:drain", "Tell a pod that has to end when its engine has no request left."),
+        "reach": Entry(
+            "programs.fetch_job.reach:reach", "Say whether an address answers from a pod, for `doctor --from-cluster`."
+        ),
+        "drain": Entry(
+            "programs.engine_pod.drain:drain", "Tell a pod that has to end when its engine has no request left."
+        ),
     },
     "Tools": {
-        "doctor": Entry("commands.doctor.command:doctor", "Say what is well here, what is not, and what mends it."),
+        "doctor": Entry("cli.commands.doctor.command:doctor", "Say what is well here, what is not, and what mends it."),
         "convert": Entry(
-            "commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
+            "cli.commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
         ),
         "migrate": Entry(
-            "commands.tools.migrate:migrate", "Say what changes for objects that the Go implementation serves now."
+            "cli.commands.tools.migrate:migrate", "Say what changes for objects that the Go implementation serves now."
         ),
-        "crds": Entry("commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
-        "rbac": Entry("commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
+        "crds": Entry("cli.commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
+        "rbac": Entry("cli.commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
         "completion": Entry(
-            "commands.tools.completion:completion", "Print the script that completes commands in a shell."
+            "cli.commands.tools.completion:completion", "Print the script that completes commands in a shell."
         ),
-        "man": Entry("commands.tools.man:man", "Write a manual page for each command."),
-        "version": Entry("main:version", "Print the version; with --check, whether there is a newer one."),
+        "man": Entry("cli.commands.tools.man:man", "Write a manual page for each command."),
+        "version": Entry("cli.main:version", "Print the version; with --check, whether there is a newer one."),
     },
 }
 """The commands by subject, in the order of the overview."""
@@ -118,7 +126,7 @@ class Overview(LazyGroup):
         try:
             return super().invoke(ctx)
         except click.UsageError as exc:
-            from llmkube.cli.failures import MistypedError  # noqa: PLC0415 - a mistake alone pays for it
+            from llmkube.programs.failures import MistypedError  # noqa: PLC0415 - a mistake alone pays for it
 
             raise MistypedError(exc.format_message(), exc.ctx) from exc
 
@@ -130,7 +138,7 @@ class Overview(LazyGroup):
 
 
 @click.command(
-    cls=Overview, package="llmkube.cli", entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=Overview, package="llmkube", entries=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, "--version", "-V", message=_VERSION_LINE)
 def cli() -> None:

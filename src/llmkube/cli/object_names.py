@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 import attrs
 import click
 
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError, ExitCode
 
 T = TypeVar("T")
 

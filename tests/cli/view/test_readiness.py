@@ -5,13 +5,13 @@ import trio
 
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
-from llmkube.cli.informer import open_follow
 from llmkube.cli.view.readiness import SETTLE_SECONDS, STALE_SECONDS, Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, service_health
+from llmkube.programs.informer import open_follow
+from llmkube.programs.server_side_apply import Applier
 
 DEMO = Key("default", "demo")
 

@@ -8,13 +8,13 @@ from click.testing import CliRunner
 
 from controller.pod_security import against_restricted
 from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
-from llmkube.cli.engine_pod import drain as program
-from llmkube.cli.engine_pod import key_proxy
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.drain import END_SECONDS, Kept, drain_port, drain_seconds
 from llmkube.controller.render.labels import TEMPLATE
 from llmkube.controller.render.manifests import deployment
 from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.programs.engine_pod import drain as program
+from llmkube.programs.engine_pod import key_proxy
 from llmkube.runtimes.registry import container_plan_for
 
 REPOSITORY = {"source": "org/repo", "format": "safetensors"}

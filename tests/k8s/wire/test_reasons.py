@@ -5,7 +5,6 @@ import datetime
 import pytest
 
 from cli.cli_objects import condition, model, service
-from llmkube.cli.commands.programs.one_machine.model_directory import AgentDirectory
 from llmkube.cli.view.describe import Scene, last_error, summary, waits_for, what_to_do
 from llmkube.cli.view.output import reason_of
 from llmkube.controller.settings import ControllerSettings
@@ -16,6 +15,7 @@ from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason, is_failing
 from llmkube.k8s.wire.service_health import State, service_health
+from llmkube.programs.one_machine.model_directory import AgentDirectory
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

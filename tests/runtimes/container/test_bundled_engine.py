@@ -2,10 +2,10 @@
 
 import pytest
 
-from llmkube.cli.bundled_engine import llama_params
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.programs.bundled_engine import llama_params
 from llmkube.runtimes.container.bundled_engine import FLAGS
 from llmkube.runtimes.container.images import PINNED, Images
 from llmkube.runtimes.registry import container_plan_for

@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from llmkube.cli.daemon_engine.ollama import program
-from llmkube.cli.daemon_engine.ollama.options import parse
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import FORMATS, Model
+from llmkube.programs.daemon_engine.ollama import program
+from llmkube.programs.daemon_engine.ollama.options import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import ollama
 from llmkube.runtimes.process.exits import ExitCause, classify

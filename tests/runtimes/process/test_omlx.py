@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.cli.daemon_engine.omlx import program
-from llmkube.cli.daemon_engine.omlx.options import parse
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.programs.daemon_engine.omlx import program
+from llmkube.programs.daemon_engine.omlx.options import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import omlx
 from llmkube.runtimes.process.exits import ExitCause, classify

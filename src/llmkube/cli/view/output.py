@@ -13,13 +13,13 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_age
-from llmkube.cli.line_breaks import broken
-from llmkube.cli.program_name import runnable
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.service_health import State, service_health, unready
 from llmkube.k8s.wire.times import parse_timestamp
+from llmkube.programs.line_breaks import broken
+from llmkube.programs.program_name import runnable
 
 NOTHING = "<none>"
 SEPARATOR = "  "

@@ -6,13 +6,13 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.cli.informer import Followed
 from llmkube.cli.view.progress import Stopwatch, detail_of
 from llmkube.cli.view.progress_line import Display
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import STEPS, Health, State
+from llmkube.programs.informer import Followed
 
 STALE_SECONDS: Final = 5.0
 """How long a failure that may be older than the wait has to stand before it is believed."""

@@ -1,6 +1,6 @@
 """What services on a shared daemon have in common: what they refuse, and how the process before the daemon is started.
 
-That process is `llmkube.cli.daemon_engine`, of which nothing is imported here.
+That process is `llmkube.programs.daemon_engine`, of which nothing is imported here.
 """
 
 import sys

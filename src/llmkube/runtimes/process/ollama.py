@@ -1,6 +1,6 @@
 """Ollama on a host, planned: a process of ours that has one model loaded in an Ollama, and looks like llama-server.
 
-It borrows the Ollama that its owner runs, or starts one (`llmkube.cli.daemon_engine`). Ollama reads weights in GGUF as
+It borrows the Ollama that its owner runs, or starts one. Ollama reads weights in GGUF as
 llama.cpp does, and with its code: what they take is estimated by the same figures.
 """
 
@@ -23,7 +23,7 @@ from llmkube.weights.ollama_model import SCHEME, OllamaModel
 from llmkube.weights.source import parse_source
 
 NAME: Final = "ollama"
-MODULE: Final = "llmkube.cli.daemon_engine.ollama.program"
+MODULE: Final = "llmkube.programs.daemon_engine.ollama.program"
 """What runs for each service; nothing of it is imported here."""
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {

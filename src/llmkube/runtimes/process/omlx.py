@@ -1,6 +1,6 @@
 """oMLX on a host, planned: a process of ours that has one model loaded in an oMLX, and looks like llama-server.
 
-It borrows the oMLX that its owner runs where that has the model's folder, or starts one (`llmkube.cli.daemon_engine`).
+It borrows the oMLX that its owner runs where that has the model's folder, or starts one.
 """
 
 import re
@@ -21,7 +21,7 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Demand
 
 NAME: Final = OMLX
-MODULE: Final = "llmkube.cli.daemon_engine.omlx.program"
+MODULE: Final = "llmkube.programs.daemon_engine.omlx.program"
 """What runs for each service; nothing of it is imported here."""
 
 ALL_LAYERS: Final = 1 << 16

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.programs.background.launchd_user import User
-from llmkube.cli.config.up_config import UpConfig
+from llmkube.programs.config.up_config import UpConfig
 
 
 def installation(folder, *, program="up", config=None, **changes):

@@ -9,13 +9,13 @@ from cli.cli_objects import service
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.inference import chat, client_key
 from llmkube.cli.commands.inference.client_key import find_key, read_key_file
-from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError
+from llmkube.programs.failures import CommandError, in_one_sentence
 
 FIRST = "CanaryFirst1"
 

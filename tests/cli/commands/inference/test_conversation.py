@@ -12,9 +12,9 @@ from llmkube.base.http.server import run_server
 from llmkube.cli.commands.inference import conversation
 from llmkube.cli.commands.inference.conversation import Conversation, Sampling, stream_answer, to_pod
 from llmkube.cli.commands.inference.service_route import Way
-from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError, in_one_sentence
 
 POD = Key("default", "chat-0")
 WAY = Way("127.0.0.1", 8080, "default/chat", "the gateway")

@@ -4,10 +4,10 @@ import pytest
 from cli.cli_objects import condition, service
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_way
-from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError, in_one_sentence
 
 
 def piece(host, address, *, ready):

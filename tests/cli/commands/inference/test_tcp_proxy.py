@@ -18,11 +18,11 @@ from llmkube.cli.commands.inference.port_forward import (
     open_engines,
 )
 from llmkube.cli.commands.inference.tcp_proxy import DIAL_SECONDS, WAIT_SECONDS, Destination, carry, run_tunnel
-from llmkube.cli.failures import CommandError
 from llmkube.cli.view.locations import Engine
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.errors import ForbiddenError, TransportError
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError
 
 HERE = Destination("10.0.0.5", 51234)
 

@@ -11,12 +11,12 @@ import llmkube.weights
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.models import cache as module
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.main import cli
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
+from llmkube.programs.server_side_apply import Applier
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import Entry, dump, entry_path

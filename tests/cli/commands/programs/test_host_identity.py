@@ -9,11 +9,11 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.host_identity import agent_command, check_name_is_free, kubeconfig_of, portable
-from llmkube.cli.failures import CommandError
 from llmkube.k8s.auth.config import InlinePem, PemFile, TlsSettings
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
+from llmkube.programs.failures import CommandError
 from llmkube.supervisor.nouns.join_record import JoinRecord
 
 RECORD = JoinRecord(host="box", server="https://x")

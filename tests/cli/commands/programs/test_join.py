@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from cli.commands.programs.join_cluster import ADMIN_TOKEN, JoinCluster
 from llmkube.cli import target_cluster
 from llmkube.cli.commands.programs import join as join_module
-from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.main import cli
 from llmkube.k8s.builtins import ServiceAccount
+from llmkube.programs.state_dir import held_state_dir
 from llmkube.supervisor.nouns.join_record import read_record
 
 ADMIN = {

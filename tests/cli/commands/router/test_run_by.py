@@ -6,7 +6,7 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.router.run_by import source_of
-from llmkube.cli.config.router_config import RouterConfig
+from llmkube.programs.config.router_config import RouterConfig
 
 ROUTER = """
 apiVersion: inference.llmkube.dev/v1alpha1

@@ -11,12 +11,12 @@ from cli.cli_objects import condition, model, service
 from cli.memory_cluster import NOW, open_cluster_client
 from llmkube.cli.commands.services.listing import _Page
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
-from llmkube.cli.informer import open_follow
 from llmkube.cli.main import cli
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.programs.informer import open_follow
+from llmkube.programs.server_side_apply import Applier
 
 
 async def write_status(client, kind=InferenceService, **status):

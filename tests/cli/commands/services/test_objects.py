@@ -7,13 +7,12 @@ from click.testing import CliRunner
 
 from cli.memory_cluster import announce
 from llmkube.cli import target_cluster
-from llmkube.cli.commands.tools.files import Manifest
-from llmkube.cli.commands.tools.server_side_apply import Applier
 from llmkube.cli.main import cli
 from llmkube.cli.object_names import parse_target
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.programs.server_side_apply import Applier, Manifest
 
 SINCE = "2026-01-01T00:00:00Z"
 LOADED = {"type": "Loaded", "status": "False", "reason": "CrashLoopBackOff", "lastTransitionTime": SINCE}

@@ -13,7 +13,6 @@ from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.cli.commands.services.pod_logs import LINE_BYTES, LOOK_SECONDS, LineCutter, PodLogs, Wanted
-from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.target_cluster import Cluster
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.k8s.client import Client
@@ -21,6 +20,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Pod
+from llmkube.programs.failures import CommandError, in_one_sentence
 
 CHAT = Key("default", "chat")
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}

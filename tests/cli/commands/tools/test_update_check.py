@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from llmkube import __version__
 from llmkube.cli.commands.tools import update_check
 from llmkube.cli.commands.tools.update_check import as_numbers, released, told
-from llmkube.cli.failures import CommandError
 from llmkube.cli.main import cli
+from llmkube.programs.failures import CommandError
 
 PRINTED = "llmkube (0.10.0)\nAvailable versions: 0.10.0, 0.9.19, 0.9.2rc1\n  INSTALLED: 0.9.19\n"
 

@@ -27,10 +27,11 @@ from llmkube.cli.commands.doctor.probes import (
 from llmkube.cli.commands.doctor.probes.probing import Probe, run_probes
 from llmkube.cli.commands.doctor.program_facts import NoJob
 from llmkube.cli.commands.doctor.report import as_json, as_text
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Origin, Where, find_config
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.client import open_client
+from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.engine.launcher import HELP_SECONDS
 
 ENGINE_SECONDS = 2.5 * HELP_SECONDS

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from llmkube.cli.failures import ExitCode
+from llmkube.programs.failures import ExitCode
 
 
 class Verdict(enum.Enum):

@@ -21,12 +21,12 @@ from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL
 from llmkube.cli.commands.programs.background.launchd_user import User, current_user
 from llmkube.cli.commands.programs.background.systemd import unit_path
 from llmkube.cli.commands.programs.up import up
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.config.up_config import UpConfig
-from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.state_lock import holder_of, up_on
 from llmkube.k8s.resource import Key
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.state_location import check_state_dir, local_state_dir
+from llmkube.programs.state_lock import holder_of, up_on
 from llmkube.supervisor.nouns.journal import Entry, FileJournal
 
 Name = Literal["up", "agent"]

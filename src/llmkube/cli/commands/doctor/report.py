@@ -11,8 +11,8 @@ import click
 
 from llmkube import __version__
 from llmkube.cli.commands.doctor.findings import Finding, Verdict
-from llmkube.cli.program_name import runnable
 from llmkube.cli.view.output import line_width, printable
+from llmkube.programs.program_name import runnable
 
 _COLORS: Final = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 

@@ -32,13 +32,14 @@ from llmkube.cli.commands.inference.conversation import (
 from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_way
 from llmkube.cli.commands.inference.sse import Delta
 from llmkube.cli.complete import services
-from llmkube.cli.failures import CommandError, in_one_sentence
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, open_cluster, run_against
 from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError, in_one_sentence
+from llmkube.programs.options import HELP, NumberRange, guarded
 
 _STDIN = "-"
 _COMMANDS: Final = {

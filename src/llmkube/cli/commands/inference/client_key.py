@@ -5,12 +5,12 @@ It is never an argument: a command line is public.
 
 from pathlib import Path
 
-from llmkube.cli.failures import CommandError
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError
 from llmkube.supervisor.client_keys import keys_in
 from llmkube.supervisor.nouns.api_keys import parse_keys
 

@@ -15,11 +15,11 @@ from llmkube.base.http.message import Headers, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.commands.inference.sse import Delta, EventReader, StreamError, error_text
-from llmkube.cli.failures import CommandError
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ForbiddenError, root_words
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError
 
 CONNECT_SECONDS: Final = 10.0
 STRAIGHT_SECONDS: Final = 3.0

@@ -21,10 +21,8 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_ready
 from llmkube.cli.commands.inference.tcp_proxy import Destination, dial_directly, run_tunnel
 from llmkube.cli.complete import services
-from llmkube.cli.failures import CommandError
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import HELP, cluster_options, guarded
-from llmkube.cli.program import LOOPBACK
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_selector
@@ -36,6 +34,9 @@ from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_PORT
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, guarded
+from llmkube.programs.program import LOOPBACK
 
 _ASK_SECONDS: Final = 2.0
 _PORTS: Final = "[LOCAL][:REMOTE]"

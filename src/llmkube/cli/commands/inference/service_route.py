@@ -5,7 +5,6 @@ from urllib.parse import urlsplit
 
 import attrs
 
-from llmkube.cli.failures import CommandError
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.describe import summary
 from llmkube.cli.view.locations import Engine, find_engines
@@ -14,6 +13,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import pods_of
+from llmkube.programs.failures import CommandError
 
 
 @attrs.frozen

@@ -17,11 +17,7 @@ from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.models.inspect import as_data as facts_as_data
 from llmkube.cli.commands.models.inspect import described
-from llmkube.cli.config.cache_config import CacheConfig, PreloadConfig, PruneConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, guarded, output_option, settings_options
-from llmkube.cli.program import open_service_nursery
+from llmkube.cli.options import output_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Origin, find_config
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.consoles import open_console
@@ -30,6 +26,11 @@ from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
+from llmkube.programs.config.cache_config import CacheConfig, PreloadConfig, PruneConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.network import host_facts

@@ -10,9 +10,10 @@ from llmkube.cli.catalog.entries import CHECKED, Entry, entries, find, similar
 from llmkube.cli.catalog.shapes import shape_of
 from llmkube.cli.commands.models.fit import demand_for
 from llmkube.cli.commands.services.deploy import CATALOG_CONTEXT
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, guarded, output_option
+from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
 from llmkube.weights.estimate.sizing import estimate

@@ -13,8 +13,9 @@ from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes, parse_bytes
 from llmkube.cli.commands.models.inspect import read_facts
 from llmkube.cli.commands.services.deploy import absolute_source
-from llmkube.cli.options import HELP, guarded, output_option
+from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
+from llmkube.programs.options import HELP, guarded
 from llmkube.runtimes.process.llamacpp import DEFAULT_CONTEXT
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.host.this_machine import sample_here

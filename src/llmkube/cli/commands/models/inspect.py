@@ -13,13 +13,14 @@ from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.deploy import absolute_source
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, guarded, output_option
+from llmkube.cli.options import output_option
 from llmkube.cli.view import formats
 from llmkube.cli.view.output import printable, shown_source
 from llmkube.k8s.fields import camel
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess

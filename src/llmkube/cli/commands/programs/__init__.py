@@ -1,14 +1,10 @@
-"""The programs that run until they are stopped: agent, controller, apiserver and up, with the settings they share.
+"""Commands of the programs that run until they are stopped: agent, controller, apiserver and up.
 
     agent, controller, apiserver, up  one command each
-    one_machine                       what `up` runs in its process, and `up --ask`
-    engine_proxy                      what an agent starts in front of a published engine
+    first_answer, ask                 `up --ask`: a question, answered as soon as the model serves
     join, join_grant, join_token      an account for a host: what it is granted, and a token that stands for that
     host_identity                     what the host keeps of it
     background                        `up start`, `up install`: without a terminal, and at login
-    lan_gateway                       `up --listen`: the gateway for other machines
-    *_options, host_name, state_dir   parts of their command lines
-    engine_program                    which llama-server runs
 
-What the programs do is in `supervisor`, `controller`, `apiserver` and `router`; here they are started.
+What the programs do is in `programs`, `supervisor`, `controller`, `apiserver` and `router`; here they are started.
 """

@@ -19,7 +19,6 @@ from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
-from llmkube.cli.commands.programs.access_options import access_settings
 from llmkube.cli.commands.programs.background.interpreter import changes, own_interpreter, recorded_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, note_lan_access, read_neighbors
 from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, run_own_log
@@ -28,18 +27,22 @@ from llmkube.cli.commands.programs.background.start_limit import (
     forget_once_it_goes_well,
     read_failed_starts,
 )
-from llmkube.cli.commands.programs.download_options import download_settings
-from llmkube.cli.commands.programs.engine_options import engine_allowances
-from llmkube.cli.commands.programs.engine_program import engine_settings, find_llama_server
-from llmkube.cli.commands.programs.host_name import address_towards, check_own_address, lasting_host_name
-from llmkube.cli.commands.programs.memory_options import memory_settings
-from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.config.tables import load
 from llmkube.cli.lazy_group import Entry, LazyGroup
-from llmkube.cli.ollama_library import ollama_here
-from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.program import (
+from llmkube.cli.target_cluster import find_config
+from llmkube.k8s.auth.config import ClusterConfig, TokenFile
+from llmkube.k8s.client import open_client
+from llmkube.k8s.label_selectors import Selector, parse_selector
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.host.access_options import access_settings
+from llmkube.programs.host.download_options import download_settings
+from llmkube.programs.host.engine_options import engine_allowances
+from llmkube.programs.host.engine_program import engine_settings, find_llama_server
+from llmkube.programs.host.host_name import address_towards, check_own_address, lasting_host_name
+from llmkube.programs.host.memory_options import memory_settings
+from llmkube.programs.ollama_library import ollama_here
+from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.programs.program import (
     LOOPBACK,
     Stop,
     open_optional_port,
@@ -49,11 +52,8 @@ from llmkube.cli.program import (
     settle_heap,
     trim_heap,
 )
-from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.target_cluster import find_config
-from llmkube.k8s.auth.config import ClusterConfig, TokenFile
-from llmkube.k8s.client import open_client
-from llmkube.k8s.label_selectors import Selector, parse_selector
+from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.credential_monitor import run_credential_note
 from llmkube.supervisor.host.processes import start_of

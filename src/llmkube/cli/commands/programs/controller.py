@@ -16,16 +16,16 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.base.times import utcnow
 from llmkube.base.units import parse_bytes
-from llmkube.cli.commands.programs.host_name import default_host_name
-from llmkube.cli.config.controller_config import PER_SERVICE, ControllerConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.options import HELP, guarded, settings_options
-from llmkube.cli.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.cli.target_cluster import find_config
 from llmkube.controller.followed_kinds import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
+from llmkube.programs.config.controller_config import PER_SERVICE, ControllerConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.host.host_name import default_host_name
+from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.programs.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.runtimes.container.gpu import parse_gpu_resources
 from llmkube.runtimes.container.images import Images, parse_overrides
 from llmkube.weights.address_policy import parse_networks

@@ -13,10 +13,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
-from llmkube.cli.commands.tools.files import Manifest
 from llmkube.cli.commands.tools.rbac import agent_manifests
-from llmkube.cli.commands.tools.server_side_apply import Applier
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.target_cluster import answering
 from llmkube.k8s.auth.config import InlinePem, TlsSettings
 from llmkube.k8s.builtins import Lease, Namespace
@@ -25,6 +22,8 @@ from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.leases.live_hosts import DEFAULT_LEASE_SECONDS
 from llmkube.k8s.resource import Key, Resource
 from llmkube.k8s.wire.names import HOST_ACCOUNT_PREFIX
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.server_side_apply import Applier, Manifest
 from llmkube.supervisor.cluster.host_lease import is_same_machine, machine_in, place_in
 from llmkube.supervisor.host_policies import host_policies
 from llmkube.supervisor.nouns.join_record import (

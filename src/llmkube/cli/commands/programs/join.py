@@ -21,7 +21,6 @@ from llmkube.cli.commands.programs.host_identity import (
     establish,
     portable,
 )
-from llmkube.cli.commands.programs.host_name import lasting_host_name
 from llmkube.cli.commands.programs.join_grant import Grant, grant_options
 from llmkube.cli.commands.programs.join_token import (
     JOIN_SECONDS,
@@ -32,16 +31,17 @@ from llmkube.cli.commands.programs.join_token import (
     ended_error,
 )
 from llmkube.cli.config_edit import Addition, plan_addition
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, guarded
-from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.state_lock import holder_of
 from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.host.host_name import lasting_host_name
+from llmkube.programs.options import HELP, guarded
+from llmkube.programs.state_location import check_state_dir, local_state_dir
+from llmkube.programs.state_lock import holder_of
 from llmkube.supervisor.cluster.node_networks import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of

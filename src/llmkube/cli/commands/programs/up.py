@@ -3,29 +3,30 @@
 import contextlib
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import click
 import trio
+from rich.text import Text
 
 from llmkube.base.log import configure_logging
-from llmkube.cli.commands.programs.engine_program import find_llama_server
-from llmkube.cli.commands.programs.host_name import check_own_address
-from llmkube.cli.commands.programs.lan_gateway.listen_options import listen_settings
-from llmkube.cli.commands.programs.one_machine.first_answer import next_steps
-from llmkube.cli.commands.programs.one_machine.run import UpPlan, run_up
-from llmkube.cli.commands.programs.state_dir import held_state_dir, temporary_state_dir
+from llmkube.cli.commands.programs.first_answer import Outcome, next_steps, prepare_visit
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
-from llmkube.cli.complete import paths
-from llmkube.cli.config.tables import load
-from llmkube.cli.config.up_config import UpConfig
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.lazy_group import Entry, LazyGroup
-from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
-from llmkube.cli.program import raise_descriptor_limit
-from llmkube.cli.state_lock import ENGINES, SERVER
 from llmkube.cli.view import output
 from llmkube.cli.view.consoles import open_console
+from llmkube.programs.config.tables import load
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.host.engine_program import find_llama_server
+from llmkube.programs.host.host_name import check_own_address
+from llmkube.programs.lan_gateway.listen_options import listen_settings
+from llmkube.programs.one_machine.run import UpPlan, run_up
+from llmkube.programs.options import HELP, NumberRange, guarded, paths, settings_options
+from llmkube.programs.program import raise_descriptor_limit
+from llmkube.programs.state_dir import held_state_dir, temporary_state_dir
+from llmkube.programs.state_lock import ENGINES, SERVER
 from llmkube.supervisor.network import own_addresses
 
 COMMANDS: Mapping[str, Entry] = {
@@ -92,8 +93,23 @@ def up(
         else:
             assert config.state_dir is not None, "load() decides it"
             state_dir = stack.enter_context(held_state_dir(config.state_dir, ENGINES, SERVER))
-        plan = UpPlan(config, manifests, llama_server, state_dir, question, timeout, listen)
-        outcome = trio.run(run_up, plan, open_console(stderr=True))
+        console = open_console(stderr=True)
+        prepare = partial(
+            prepare_visit,
+            console=console,
+            accelerators=config.accelerator,
+            question=question,
+            timeout_seconds=timeout,
+        )
+
+        def tell(line: str) -> None:
+            with contextlib.suppress(OSError):  # the terminal is closed
+                console.print(Text(output.printable(line)), soft_wrap=True)
+
+        plan = UpPlan(config, manifests, llama_server, state_dir, listen)
+        outcome = trio.run(run_up, plan, prepare, tell, output.say)
+    if outcome is None:
+        outcome = Outcome() if question is None else Outcome(ExitCode.FAILED, "stopped before the answer")
     if outcome.exit_code is not ExitCode.DONE:
         raise CommandError(outcome.message, outcome.exit_code)
     if demo and question is not None:

@@ -6,9 +6,9 @@ import click
 
 from llmkube.cli.commands.router.explain import explain_request
 from llmkube.cli.commands.router.verify import verify_receipts
-from llmkube.cli.config.router_config import RouterConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.options import HELP, guarded, settings_options
+from llmkube.programs.config.router_config import RouterConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.options import HELP, guarded, settings_options
 
 
 @click.group("router", context_settings=HELP, invoke_without_command=True)

@@ -10,9 +10,10 @@ import click
 from llmkube.base import json_text
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.router.routing_file import RoutingFile, load_routing
-from llmkube.cli.options import HELP, guarded, output_option
+from llmkube.cli.options import output_option
 from llmkube.cli.view import formats
 from llmkube.cli.view.output import printable
+from llmkube.programs.options import HELP, guarded
 from llmkube.router.config.compile_router import ResolvedService
 from llmkube.router.policy.decision import Decision, decide
 from llmkube.router.policy.explain import Explanation, explain

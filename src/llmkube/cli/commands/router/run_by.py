@@ -9,7 +9,7 @@ import structlog
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.router.routing_file import load_routing
-from llmkube.cli.config.router_config import RouterConfig
+from llmkube.programs.config.router_config import RouterConfig
 from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
 from llmkube.router.config.local_address import stays_here

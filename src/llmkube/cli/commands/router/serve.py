@@ -19,8 +19,8 @@ from llmkube.base.probes import LIMITS as PROBE_LIMITS
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.router.run_by import source_of
 from llmkube.cli.commands.router.worker_processes import WorkerProcesses
-from llmkube.cli.config.router_config import RouterConfig
-from llmkube.cli.program import (
+from llmkube.programs.config.router_config import RouterConfig
+from llmkube.programs.program import (
     LOOPBACK,
     Port,
     Stop,

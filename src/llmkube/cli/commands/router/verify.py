@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import click
 
 from llmkube.base.errors import UserError
-from llmkube.cli.failures import CommandError
-from llmkube.cli.options import HELP, guarded
 from llmkube.cli.view.output import printable
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, guarded
 from llmkube.router.receipts.verify import ChainReport, Verdict, verify
 
 

@@ -26,8 +26,8 @@ from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.router.run_by import source_of
-from llmkube.cli.config.router_config import RouterConfig
-from llmkube.cli.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
+from llmkube.programs.config.router_config import RouterConfig
+from llmkube.programs.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
 from llmkube.router.proxy.router import LIMITS, open_router
 from llmkube.router.workers.link import Link, Message
 from llmkube.router.workers.worker_link import WorkerLink

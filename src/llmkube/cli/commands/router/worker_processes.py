@@ -22,8 +22,8 @@ import trio
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.router import worker
-from llmkube.cli.config.router_config import RouterConfig
-from llmkube.cli.program import Stop
+from llmkube.programs.config.router_config import RouterConfig
+from llmkube.programs.program import Stop
 from llmkube.router.proxy.router import LIMITS
 from llmkube.router.workers.link import Link
 from llmkube.router.workers.parent import Parent

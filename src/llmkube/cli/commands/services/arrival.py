@@ -10,10 +10,6 @@ import click
 import trio
 
 from llmkube.base.times import utcnow
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.informer import open_follow
-from llmkube.cli.program import open_service_nursery
-from llmkube.cli.program_name import program_name
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.consoles import open_console
@@ -25,6 +21,10 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health, service_health
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.informer import open_follow
+from llmkube.programs.program import open_service_nursery
+from llmkube.programs.program_name import program_name
 
 
 @attrs.define(eq=False)

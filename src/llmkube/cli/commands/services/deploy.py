@@ -18,9 +18,8 @@ from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
-from llmkube.cli.complete import catalog_or_services, models, paths
-from llmkube.cli.failures import CommandError
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.complete import catalog_or_services, models
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
 from llmkube.cli.view.describe import without_effect
@@ -34,6 +33,8 @@ from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, NumberRange, guarded, paths
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"

@@ -9,11 +9,11 @@ import click
 
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_quantity
-from llmkube.cli.options import Decorator, NumberRange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import QUANTITY
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import WireField, wire_fields
+from llmkube.programs.options import Decorator, NumberRange
 
 
 @attrs.frozen

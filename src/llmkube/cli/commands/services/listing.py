@@ -12,7 +12,7 @@ from llmkube.base.times import utcnow
 from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.full_disk_note import tell_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
-from llmkube.cli.options import HELP, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.live_view import RowLog, append_lines, is_terminal, show_in_place, watch_quietly
@@ -20,9 +20,10 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
+from llmkube.programs.options import HELP, guarded
 
 if TYPE_CHECKING:  # a list that does not stay follows nothing
-    from llmkube.cli.informer import Followed
+    from llmkube.programs.informer import Followed
 
 Objects = Mapping[type[Any], Sequence[Any]]
 
@@ -78,7 +79,7 @@ def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> N
         return page.text(await page.fetch(cluster))
 
     async def stay(cluster: Cluster) -> None:
-        from llmkube.cli.informer import open_follow  # noqa: PLC0415 - see above
+        from llmkube.programs.informer import open_follow  # noqa: PLC0415 - see above
 
         page = _page(kinds, cluster, where, form)
         with answering():

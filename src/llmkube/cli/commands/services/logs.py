@@ -13,22 +13,23 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import is_full
-from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
 from llmkube.cli.complete import services
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.config.up_config import UpConfig
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.locations import find_engines, reporting_hosts
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id
 from llmkube.k8s.wire.service_health import pods_of
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.host.host_name import host_name_in
+from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.engine.logfile import log_path
 
 PATIENCE_SECONDS: Final = 3.0

@@ -15,11 +15,9 @@ from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.complete import services, targets
 from llmkube.cli.credential_note import tell_credential_problem
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.full_disk_note import tell_full_disk
-from llmkube.cli.informer import Followed, open_follow
 from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded, output_option, watch_option
+from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.describe import Scene, describe_model, describe_service, summary
@@ -31,6 +29,9 @@ from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import is_reported_by_host
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.informer import Followed, open_follow
+from llmkube.programs.options import HELP, NumberRange, guarded
 
 _LOOK_SECONDS = 5.0
 _MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly

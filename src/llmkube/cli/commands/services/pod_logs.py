@@ -10,7 +10,6 @@ from typing import Final, Never
 import attrs
 import trio
 
-from llmkube.cli.failures import CommandError
 from llmkube.cli.target_cluster import Cluster, answering
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.controller.status.pods import trouble_of
@@ -18,6 +17,7 @@ from llmkube.k8s import request as build
 from llmkube.k8s.errors import ApiError, BadRequestError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import ContainerStatus, Pod
+from llmkube.programs.failures import CommandError
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at pods that are followed."""

@@ -11,7 +11,7 @@ import trio
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.locations import Engine, find_all_engines, reporting_hosts
@@ -19,6 +19,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import service_name
+from llmkube.programs.options import HELP, guarded
 
 COLUMNS: Final = ("NAME", "PHASE", "SIZE", "MEMORY", "RUNS ON", "CONTEXT", "HOST", "AGE")
 

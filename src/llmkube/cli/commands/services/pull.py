@@ -16,10 +16,7 @@ from llmkube.cli.commands.services.arrival import told_on_interrupt
 from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator
 from llmkube.cli.commands.services.source_name import looks_like_source, name_for
 from llmkube.cli.complete import files
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.informer import open_follow
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
-from llmkube.cli.state_lock import up_on
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Host, find_hosts
@@ -28,6 +25,10 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, model_health
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.informer import open_follow
+from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.state_lock import up_on
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 

@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from llmkube.base.times import utcnow
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against
 from llmkube.cli.view import output
 from llmkube.k8s.crd.inferenceservice import PRIORITIES, InferenceService
@@ -15,6 +15,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, service_health
+from llmkube.programs.options import HELP, guarded
 
 COLUMNS: Final = ("NAME", "QUEUE", "WAITING FOR", "PRIORITY", "SINCE")
 SCARCE: Final = {

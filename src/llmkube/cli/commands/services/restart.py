@@ -7,15 +7,16 @@ import click
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.complete import services
-from llmkube.cli.failures import CommandError
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.k8s.wire.times import micro_timestamp
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, NumberRange, guarded
 
 FIELD_MANAGER = "llmkube-restart"
 

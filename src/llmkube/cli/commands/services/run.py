@@ -12,8 +12,7 @@ from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_in
 from llmkube.cli.commands.services.deploy import absolute_source, deploy
 from llmkube.cli.commands.services.source_name import looks_like_source, name_for
 from llmkube.cli.complete import catalog_or_services
-from llmkube.cli.failures import CommandError
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.output import shown_source
@@ -21,6 +20,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, NumberRange, guarded
 
 
 @click.command("run", context_settings=HELP)

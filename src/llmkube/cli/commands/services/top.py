@@ -21,10 +21,9 @@ from llmkube.base.http.message import Headers, netloc
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
-from llmkube.cli.commands.programs.host_name import host_name_in
 from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
-from llmkube.cli.options import HELP, NumberRange, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.live_view import is_terminal, show_in_place, watch_quietly
@@ -33,6 +32,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id, service_name
+from llmkube.programs.host.host_name import host_name_in
+from llmkube.programs.options import HELP, NumberRange, guarded
 
 COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
 HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")

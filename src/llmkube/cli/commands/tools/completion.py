@@ -3,7 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
-from llmkube.cli.options import HELP
+from llmkube.programs.options import HELP
 
 _PROGRAM = "llmkube"
 _VARIABLE = "_LLMKUBE_COMPLETE"

@@ -11,10 +11,9 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.schema.validation import apply_defaults, prune, validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
-from llmkube.cli.complete import paths
-from llmkube.cli.options import HELP, guarded
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.first_api import convert, is_old
+from llmkube.programs.options import HELP, guarded, paths
 
 
 @click.command("convert", context_settings=HELP)

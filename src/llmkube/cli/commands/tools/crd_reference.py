@@ -13,13 +13,13 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.cli.bundled_engine.llama_params import FLAGS, Switch
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import KINDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import DECIMAL, DURATION, QUANTITY
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import REQUIRED, IntOrString, Rule, SchemaFacts, WireField, wire_fields
+from llmkube.programs.bundled_engine.llama_params import FLAGS, Switch
 from llmkube.runtimes.container.builder import Runtime
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo

@@ -2,8 +2,8 @@
 
 import click
 
-from llmkube.cli.options import HELP, guarded
 from llmkube.k8s.crd.definitions import all_crds, crds_yaml
+from llmkube.programs.options import HELP, guarded
 
 
 @click.command("crds", context_settings=HELP)

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attrs
 import yaml
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.programs.server_side_apply import Manifest
 
 SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 _OUR_KINDS: Mapping[tuple[str, str], type[Any]] = {
@@ -27,19 +27,6 @@ _OUR_KINDS: Mapping[tuple[str, str], type[Any]] = {
 
 class ManifestError(UserError):
     """Some document cannot be used; one line per problem names file, document and field."""
-
-
-@attrs.frozen
-class Manifest:
-    """One object to apply, and where it was written."""
-
-    where: str
-    body: Mapping[str, Any] = attrs.field(repr=False)
-
-    @property
-    def title(self) -> str:
-        """The object as people call it: `Model demo`."""
-        return f"{self.body['kind']} {self.body['metadata']['name']}"
 
 
 def load_manifests(names: Sequence[str], read_stdin: Callable[[], str]) -> tuple[Manifest, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from llmkube import __version__
-from llmkube.cli.options import HELP, guarded
+from llmkube.programs.options import HELP, guarded
 
 
 @click.command("man", context_settings=HELP)

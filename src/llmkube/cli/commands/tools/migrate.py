@@ -9,12 +9,13 @@ import click
 
 from llmkube.cli.commands.tools.files import load_manifests
 from llmkube.cli.commands.tools.migration import KINDS_OF_THEIRS, REFUSED, Finding, findings
-from llmkube.cli.failures import CommandError
-from llmkube.cli.options import HELP, cluster_options, guarded
+from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.output import printable
 from llmkube.k8s.crd.meta import GROUP, VERSION
 from llmkube.k8s.errors import NotFoundError
+from llmkube.programs.failures import CommandError
+from llmkube.programs.options import HELP, guarded
 
 _KINDS: Final = ("Model", "InferenceService", "ModelRouter", *KINDS_OF_THEIRS)
 

@@ -7,10 +7,10 @@ import click
 import yaml
 
 from llmkube.base.errors import UserError
-from llmkube.cli.options import HELP, guarded
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.rbac import EVERY, rbac_manifests
 from llmkube.k8s.wire.names import host_id
+from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
 

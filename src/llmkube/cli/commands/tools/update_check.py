@@ -7,7 +7,7 @@ import sys
 from typing import Final
 
 from llmkube import __version__
-from llmkube.cli.failures import CommandError
+from llmkube.programs.failures import CommandError
 
 _SECONDS: Final = 30.0
 _VERSIONS: Final = re.compile(r"^Available versions: (.+)$", re.MULTILINE)

@@ -25,13 +25,13 @@ from llmkube.cli.commands.doctor.probes.pod_probe import (
     refuse_host_identity,
     try_from_pod,
 )
-from llmkube.cli.job.reach import tried
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, TokenFile
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, Pod
+from llmkube.programs.fetch_job.reach import tried
 
 IMAGE = "registry.example/llmkube@sha256:0"
 JOBS = "/apis/batch/v1/namespaces/default/jobs"

@@ -18,8 +18,8 @@ from llmkube.cli.commands.doctor.probes.program_probes import (
     systemd_unit,
 )
 from llmkube.cli.commands.doctor.program_facts import Port, SystemdUnit
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.config.up_config import UpConfig
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.up_config import UpConfig
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.nouns.journal import FileJournal
 from supervisor.nouns.entries import ENGINE, entry

@@ -16,7 +16,7 @@ import pytest
 from free_ports import free_port
 from llmkube.cli.commands.programs.background.agent_status import _lines, _look, _News
 from llmkube.cli.commands.programs.background.launchd_user import current_user
-from llmkube.cli.state_lock import ENGINES, held
+from llmkube.programs.state_lock import ENGINES, held
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text
 
 

@@ -11,8 +11,8 @@ import trio
 from click.testing import CliRunner
 
 from llmkube.cli.commands.programs.background.cordon_commands import _wait_free, cordon, cordon_sentence, uncordon
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.state_lock import ENGINES, held
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.state_lock import ENGINES, held
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host_cordon import CordonFile
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text

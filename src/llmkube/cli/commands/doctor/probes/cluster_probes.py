@@ -15,7 +15,6 @@ from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.cluster_facts import Advertised, ApiServer, LanAccess, NoCluster
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.programs.background.lan_access import read_lan_access
-from llmkube.cli.config.agent_config import AgentConfig
 from llmkube.cli.target_cluster import Origin, Where, find_config, origin_of
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config
@@ -25,6 +24,7 @@ from llmkube.k8s.crd.meta import GROUP, VERSION
 from llmkube.k8s.errors import ApiError, TransportError
 from llmkube.k8s.http_sender import TransportSender
 from llmkube.k8s.rbac import Permission
+from llmkube.programs.config.agent_config import AgentConfig
 from llmkube.supervisor import rights
 from llmkube.supervisor.network import LocalNetwork
 

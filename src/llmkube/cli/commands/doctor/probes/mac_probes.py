@@ -22,8 +22,8 @@ from llmkube.cli.commands.doctor.machine_verdicts import FIREWALL
 from llmkube.cli.commands.programs.background.agent_jobs import agent_log
 from llmkube.cli.commands.programs.background.launchd_job import SYSTEM_PATH, guarded_folder
 from llmkube.cli.commands.programs.background.log_file import last_lines
-from llmkube.cli.commands.programs.memory_options import memory_settings
-from llmkube.cli.config.agent_config import AgentConfig
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.host.memory_options import memory_settings
 from llmkube.supervisor.host.mach import Kernel, LibSystem, decode_integer
 from llmkube.supervisor.host.this_machine import gpu_limit_of
 from llmkube.supervisor.memory.budget import host_budget

@@ -9,7 +9,7 @@ from llmkube import __version__
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.machine_facts import Disk, LinuxPower, Memory, System
-from llmkube.cli.commands.programs.memory_options import memory_settings
+from llmkube.programs.host.memory_options import memory_settings
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import host_budget, own_cap

@@ -13,10 +13,10 @@ import trio
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.message import NO_HEADERS
 from llmkube.cli.commands.doctor.omlx import EMPTY_BYTES, NAME, Omlx
-from llmkube.cli.daemon_engine.daemon_http import DaemonError, DaemonHttp
-from llmkube.cli.daemon_engine.omlx.model import servers_in
-from llmkube.cli.daemon_engine.omlx.options import DEFAULT_PORT, PORT_VARIABLE
-from llmkube.cli.daemon_engine.processes import ProcessTable, ThisMachine
+from llmkube.programs.daemon_engine.daemon_http import DaemonError, DaemonHttp
+from llmkube.programs.daemon_engine.omlx.model import servers_in
+from llmkube.programs.daemon_engine.omlx.options import DEFAULT_PORT, PORT_VARIABLE
+from llmkube.programs.daemon_engine.processes import ProcessTable, ThisMachine
 
 AGAIN_SECONDS: Final = 3.0
 """Before memory without a model is believed: an unload may be under way."""

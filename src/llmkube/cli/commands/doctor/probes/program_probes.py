@@ -31,9 +31,9 @@ from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, UP
 from llmkube.cli.commands.programs.background.launchd_user import EXIT_SECONDS
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
-from llmkube.cli.commands.programs.engine_program import find_llama_server, further_programs
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.program import LOOPBACK
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.host.engine_program import find_llama_server, further_programs
+from llmkube.programs.program import LOOPBACK
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.host.processes import listens, start_of
 from llmkube.supervisor.nouns.journal import Entry

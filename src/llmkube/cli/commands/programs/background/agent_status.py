@@ -21,13 +21,14 @@ from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL
 from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of
 from llmkube.cli.commands.programs.background.power_status import power_words, without_figures
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
-from llmkube.cli.config.agent_config import AgentConfig
-from llmkube.cli.config.tables import load
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, guarded, watch_option
-from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.state_lock import holder_of
+from llmkube.cli.options import watch_option
 from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, show_in_place
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.tables import load
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, guarded
+from llmkube.programs.state_location import check_state_dir, local_state_dir
+from llmkube.programs.state_lock import holder_of
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
 

@@ -10,11 +10,11 @@ from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
 from llmkube.base.times import utcnow
 from llmkube.base.units import parse_duration
-from llmkube.cli.commands.programs.state_dir import held_state_dir
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, NumberRange, guarded
-from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.state_lock import holder_of
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_location import check_state_dir, local_state_dir
+from llmkube.programs.state_lock import holder_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text, parse_cordon
 

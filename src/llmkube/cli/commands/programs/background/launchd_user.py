@@ -16,7 +16,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
 from llmkube.cli.commands.programs.background.launchctl import Launchd, caller
 from llmkube.cli.commands.programs.background.launchd_job import DAEMONS, Job, plist_text
-from llmkube.cli.program_name import program_name
+from llmkube.programs.program_name import program_name
 
 EXIT_SECONDS: Final = 90.0
 """How long a job may take to end whose file is not at hand."""

@@ -6,8 +6,8 @@ import click
 import trio
 
 from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
-from llmkube.cli.failures import CommandError, ExitCode
 from llmkube.cli.view.output import printable
+from llmkube.programs.failures import CommandError, ExitCode
 
 
 def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) -> None:

@@ -19,15 +19,15 @@ from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL, Job
 from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of, write_plist
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
-from llmkube.cli.commands.programs.state_dir import held_state_dir
 from llmkube.cli.commands.services.tail import POLL_SECONDS
-from llmkube.cli.config.tables import load
-from llmkube.cli.config.up_config import UpConfig
-from llmkube.cli.failures import CommandError, ExitCode
-from llmkube.cli.options import HELP, NumberRange, guarded, settings_options
-from llmkube.cli.state_location import check_state_dir, local_state_dir
-from llmkube.cli.state_lock import up_on, wait_gone
 from llmkube.cli.view.output import printable
+from llmkube.programs.config.tables import load
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
+from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_location import check_state_dir, local_state_dir
+from llmkube.programs.state_lock import up_on, wait_gone
 
 LOG: Final = "up.log"
 """Where both outputs go, in the state directory."""

@@ -1,0 +1,246 @@
+"""What happens while everything is up: one question is asked, or the changes of state are told until Ctrl-C.
+
+All of it is read through the API and asked through the gateway, as any user would.
+"""
+
+import shlex
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+
+import attrs
+import trio
+from rich.console import Console
+
+from llmkube.base.units import format_duration
+from llmkube.cli.commands.programs.ask import GivenUpError, ask
+from llmkube.cli.view import output
+from llmkube.cli.view.advice import explain
+from llmkube.cli.view.progress import Stopwatch, changes, phases_of
+from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.cli.view.readiness import DELETED, Readiness
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.service_health import Health, State, service_health
+from llmkube.programs.failures import ExitCode
+from llmkube.programs.informer import Followed
+from llmkube.programs.one_machine.run import Place, Running
+from llmkube.programs.program_name import program_name
+from llmkube.programs.server_side_apply import Applied
+
+_EXAMPLE_QUESTION = "What is LLMKube?"
+
+
+@attrs.frozen
+class Outcome:
+    """How it ended: an exit code, and a sentence if that is not 0."""
+
+    exit_code: ExitCode = ExitCode.DONE
+    message: str = ""
+
+
+@attrs.frozen
+class Visit:
+    """One user's view of the running whole.
+
+    Attributes:
+        running: What the user reaches.
+        console: For progress; standard error.
+        accelerators: What this host serves.
+    """
+
+    running: Running
+    console: Console
+    accelerators: Collection[str]
+
+    def health_of(self, key: Key) -> Health | None:
+        """Return how a service does, by what its objects say now; None if there is none of that name."""
+        service = self.running.followed.services.get(key)
+        return self._judge(service, self.running.followed.model_of(service)) if service is not None else None
+
+    async def answer(self, key: Key, question: str, *, before: Health | None = None) -> Outcome:
+        """Wait until a service is ready, ask it, and print question, answer, objects, and how long each step took.
+
+        Args:
+            key: The service.
+            question: What to ask.
+            before: What `health_of` said before the agent started: the same failure may be yesterday's.
+        """
+        watch = Stopwatch(self.running.began)
+        watch.lap("start", trio.current_time())
+        with open_display(self.console) as display:
+            async with trio.open_nursery() as moving:
+                moving.start_soon(display.run)
+                try:
+                    await self._wait_ready(key, before, display, watch)
+                    display.going_on("answer", question)
+                    text = await ask(self.running.http, self.running.place.gateway_url, str(key), question)
+                except GivenUpError as exc:
+                    text, problem = "", str(exc)
+                else:
+                    problem = ""
+                    watch.lap("answer", trio.current_time())
+                    display.done("answer", "", watch.laps["answer"])
+                moving.cancel_scope.cancel(reason="nothing moves any more")
+        if problem:
+            return Outcome(ExitCode.FAILED, problem)
+        output.say(f"\n> {output.printable(question)}\n{output.flowing(text)}\n\n{self.tables()}\n\n{times(watch)}")
+        return Outcome()
+
+    async def stay(self) -> None:
+        """Print how to use what is up, then a line for every change of a service's phase, until cancelled."""
+        output.say(usage(self.running.place, self._first_id()))
+        before = phases_of(())
+        while True:
+            version = self.running.followed.changed.version
+            after = phases_of(self.running.followed.services.values())
+            for line in changes(before, after):
+                output.say(output.flowing(f"{self.running.utcnow().astimezone():%H:%M:%S}  {line}"))
+            before = after
+            await self.running.followed.changed.wait_newer(version)
+
+    def tables(self) -> str:
+        """Return both collections as tables."""
+        now = self.running.utcnow()
+        models = sorted(self.running.followed.models.values(), key=lambda each: each.key)
+        services = sorted(self.running.followed.services.values(), key=lambda each: each.key)
+        return "\n\n".join(
+            (
+                output.table(output.MODEL_COLUMNS, (output.model_row(each, now) for each in models)),
+                output.table(
+                    output.SERVICE_COLUMNS,
+                    (output.service_row(each, self.running.followed.model_of(each), now) for each in services),
+                ),
+            )
+        )
+
+    async def _wait_ready(self, key: Key, before: Health | None, display: Display, watch: Stopwatch) -> None:
+        readiness = Readiness(
+            followed=self.running.followed,
+            key=key,
+            judge=self._judge,
+            display=display,
+            detail=lambda _service, _model, health: health.headline,
+            doubted=partial(_may_be_old, before),
+            watch=watch,
+        )
+        health = await readiness.wait()
+        if health.reason == DELETED:
+            raise GivenUpError(f"InferenceService {key} was deleted")
+        if health.state is State.STOPPED:
+            raise GivenUpError(f"InferenceService {key} is stopped: {health.message}")
+        if health.failing:
+            raise GivenUpError(explain(key, health))
+
+    def _judge(self, service: InferenceService, model: Model | None) -> Health:
+        """Judge as every reader does; what this one host does not serve is known before the controller says it."""
+        accelerator = model.spec.hardware.accelerator if model is not None else None
+        if accelerator is None or accelerator in self.accelerators:
+            return service_health(service, model)
+        served = ", ".join(sorted(self.accelerators))
+        message = (
+            f"the Model asks for {accelerator}, and this host serves {served}; "
+            f"add --accelerator {accelerator}, or change spec.hardware.accelerator"
+        )
+        return Health(State.FAILING, 0, Reason.NO_HOST, message, about=Model.RESOURCE.kind)
+
+    def _first_id(self) -> str | None:
+        keys = sorted(service.key for service in self.running.followed.services.values())
+        return keys[0].name if keys else None
+
+
+async def _asked(applied: tuple[Applied, ...], followed: Followed) -> Key | Outcome:
+    """Return the service to ask: the first one that was given, else the first one that is there."""
+    refused = [each for each in applied if each.error]
+    if refused:
+        words = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
+        return Outcome(ExitCode.FAILED, f"not everything could be applied, so nothing was asked\n{words}")
+    kind = InferenceService.RESOURCE.kind
+    given = [each.key for each in applied if each.manifest.body["kind"] == kind]
+    there = sorted(service.key for service in followed.services.values())
+    if not given and not there:
+        return Outcome(ExitCode.FAILED, "there is no InferenceService to ask; give one with -f FILE, or use --demo")
+    target = (given or there)[0]
+    while target not in followed.services:  # what the API server has acknowledged is on its way to us
+        version = followed.changed.version
+        await followed.changed.wait_newer(version)
+    return target
+
+
+async def prepare_visit(
+    running: Running,
+    applied: tuple[Applied, ...],
+    *,
+    console: Console,
+    accelerators: Collection[str],
+    question: str | None,
+    timeout_seconds: float,
+) -> Callable[[], Awaitable[Outcome]]:
+    """Read what the objects say before the agent runs: it is about an earlier run.
+
+    Returns:
+        What to do while everything is up: ask the question, or stay until it is cancelled.
+    """
+    visit = Visit(running, console, accelerators)
+    target = await _asked(applied, running.followed) if question is not None else None
+    before = visit.health_of(target) if isinstance(target, Key) else None
+
+    async def ask_or_stay() -> Outcome:
+        if isinstance(target, Outcome):
+            return target
+        if target is None or question is None:
+            await visit.stay()
+            return Outcome()
+        with trio.move_on_after(timeout_seconds):
+            return await visit.answer(target, question, before=before)
+        return Outcome(
+            ExitCode.TIMED_OUT,
+            f"no answer within {timeout_seconds:g} s; see why without --ask, or give more with --timeout",
+        )
+
+    return ask_or_stay
+
+
+def _may_be_old(before: Health | None, health: Health) -> bool:
+    """Whether a failure stood in the objects before the agent started, or goes once its Lease has been seen."""
+    if health.reason == Reason.NO_HOST and not health.about:
+        return True
+    return before is not None and (before.reason, before.message) == (health.reason, health.message)
+
+
+def usage(place: Place, model_id: str | None) -> str:
+    """Return what to type next; without a model, that is how to get one."""
+    url = f"{place.gateway_url}/v1/chat/completions"
+    body = f'{{"model": "{model_id or "demo"}", "messages": [{{"role": "user", "content": "{_EXAMPLE_QUESTION}"}}]}}'
+    return "\n".join(
+        (
+            "" if model_id else "\nNothing is served yet. Deploy a model, here or with kubectl:\n",
+            f"  export KUBECONFIG={shlex.quote(place.kubeconfig)}",
+            *(() if model_id else ("  llmkube deploy demo --source builtin://demo",)),
+            "  kubectl get isvc -A",
+            f"  curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+            "",
+            "Ctrl-C stops everything.",
+            "",
+        )
+    )
+
+
+def next_steps(name: str, source: str, question: str) -> str:
+    """Return three commands that serve the same model for longer: this run keeps nothing."""
+    program = shlex.quote(program_name())
+    return "\n".join(
+        (
+            "All of this is gone now. To keep a model served, and to talk to it:",
+            f"  {program} up start",
+            f"  {program} deploy {shlex.quote(name)} --source {shlex.quote(source)}",
+            f"  {program} chat {shlex.quote(name)} {shlex.quote(question)}",
+        )
+    )
+
+
+def times(watch: Stopwatch) -> str:
+    """Return how long each step took, and all of them together: since this program was started."""
+    rows = [(step, format_duration(seconds)) for step, seconds in watch.laps.items()]
+    return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(watch.laps.values())))])

@@ -1,0 +1,143 @@
+"""What clients and the agent reach: `/health`, `/metrics`, `/slots`, `/props` and `/v1/…` as llama-server has them.
+
+Only these paths lead to the daemon, and with our model alone: a client with this engine's key cannot pull or delete
+models, nor use the other models of its owner.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.connection import Judge, StreamHandler
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.heads import RequestHead
+from llmkube.base.http.message import NO_HEADERS, Headers, Response
+from llmkube.programs.daemon_engine.counters import TYPE, Counters, Usage
+from llmkube.programs.daemon_engine.keeper import Keeper
+from llmkube.programs.daemon_engine.naming import AnswerNames, RequestBodyError, with_model
+from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.engine_proxy import OPEN_PATHS
+
+PROXIED: Final = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"}
+)
+"""What of the daemon is passed on."""
+
+EMBEDDINGS: Final = frozenset({"/v1/embeddings"})
+
+THREAD_BYTES: Final = 256 * 1024
+"""A larger body is read and written anew in a thread."""
+
+log = structlog.get_logger()
+
+
+def judge_of(keys: frozenset[str]) -> Judge:
+    """Return what lets requests in that show a key; without keys all are let in, as by llama-server."""
+    digests = frozenset(map(digest_of_key, keys))
+
+    def judge(head: RequestHead, _peer: str) -> Response | None:
+        if not digests or (head.path in OPEN_PATHS and only_reads(head)) or shows_key(head, digests):
+            return None
+        return key_refusal("this engine asks for a key: send `Authorization: Bearer KEY`")
+
+    return judge
+
+
+def handler_of(
+    keeper: Keeper, client: HttpClient, alias: str, counters: Counters, *, embeds: bool = False
+) -> StreamHandler:
+    """Return what answers requests.
+
+    Args:
+        keeper: Knows whether the model is loaded.
+        client: Reaches the daemon.
+        alias: The name that clients know the model by.
+        counters: What is counted.
+        embeds: Whether embeddings alone are served.
+    """
+    proxied = EMBEDDINGS if embeds else PROXIED
+    said: dict[str, Callable[[], Response]] = {
+        "/metrics": lambda: Response(200, Headers.of({"Content-Type": TYPE}), counters.metrics()),
+        "/slots": lambda: Response(200, Headers.of({"Content-Type": "application/json"}), counters.slots()),
+        "/props": lambda: Response.json(200, {"model_alias": alias, "build_info": keeper.build}),
+        "/v1/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
+        "/models": lambda: Response.json(200, _models(alias, keeper.adapter.words.name.lower())),
+        "/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),
+        "/v1/health": lambda: Response.json(200, {"status": "ok"}) if keeper.ready else _loading(),
+    }
+
+    async def handle(exchange: StreamExchange) -> None:
+        path, method = exchange.head.path, exchange.head.method
+        if path in said and method in ("GET", "HEAD"):
+            await exchange.respond(said[path]())
+        elif path not in proxied or method != "POST":
+            await exchange.respond(_error(404, "File Not Found", "not_found_error"))
+        elif not keeper.ready:
+            await exchange.respond(_loading())
+        else:
+            counters.processing += 1
+            try:
+                await _ask_daemon(exchange, keeper, client, alias, counters)
+            finally:
+                counters.processing -= 1
+
+    return handle
+
+
+async def _ask_daemon(
+    exchange: StreamExchange, keeper: Keeper, client: HttpClient, alias: str, counters: Counters
+) -> None:
+    adapter = keeper.adapter
+    try:
+        if len(exchange.body) > THREAD_BYTES:
+            body = await trio.to_thread.run_sync(with_model, exchange.body, adapter.name, abandon_on_cancel=True)
+        else:
+            body = with_model(exchange.body, adapter.name)
+    except RequestBodyError as error:
+        await exchange.respond(_error(400, str(error), "invalid_request_error"))
+        return
+    headers = adapter.headers.with_("Content-Type", "application/json").with_("Accept-Encoding", "identity")
+    url = adapter.url + exchange.request.origin_target
+    try:
+        async with client.open_stream("POST", url, headers=headers, body=body) as answer:
+            if answer.status in (401, 403):  # it is our key that it refuses, or misses: the client's was good
+                keeper.look_soon()
+                said = f"{adapter.words.name} refuses requests of this host with {answer.status}"
+                await exchange.respond(_error(502, said, "server_error"))
+                return
+            names, usage = AnswerNames.between(adapter.name, alias), Usage()
+            lines = answer.headers.end_to_end().without("content-length")
+            async with exchange.stream(answer.status, lines) as send:
+                while piece := await answer.receive_some():
+                    counters.decodes += 1
+                    usage.feed(piece)
+                    await send(names.feed(piece))
+                await send(names.end())
+            prompt, predicted = usage.tokens()
+            counters.prompt_tokens += prompt
+            counters.predicted_tokens += predicted
+        if answer.status >= 500:
+            keeper.look_soon()
+    except HttpError as error:
+        keeper.look_soon()
+        if exchange.begun:
+            raise  # half an answer is out: the server closes the connection, so that it is not taken for a whole
+        said = f"{adapter.words.name} did not answer"
+        log.warning(said, error=str(error))
+        await exchange.respond(_error(502, said, "server_error"))
+
+
+def _loading() -> Response:
+    return _error(503, "Loading model", "unavailable_error", Headers.of({"Retry-After": "1"}))
+
+
+def _error(status: int, message: str, kind: str, headers: Headers = NO_HEADERS) -> Response:
+    return Response.json(status, {"error": {"code": status, "message": message, "type": kind}}, headers=headers)
+
+
+def _models(alias: str, owner: str) -> dict[str, object]:
+    return {"object": "list", "data": [{"id": alias, "object": "model", "owned_by": owner}]}

@@ -1,0 +1,199 @@
+"""Looks at one model, decides, acts; and unloads it at the end. `keeping` and `unloading` decide, and say why."""
+
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.programs.daemon_engine import keeping, unloading
+from llmkube.programs.daemon_engine.adapter import Adapter
+from llmkube.programs.daemon_engine.counters import Counters
+from llmkube.programs.daemon_engine.daemon_http import DaemonError
+from llmkube.programs.daemon_engine.keeping import Outcome, State
+from llmkube.programs.daemon_engine.model_lock import ModelLock, Unshared
+from llmkube.programs.daemon_engine.seen import UNKNOWN_RELEASE, Seen
+from llmkube.programs.daemon_engine.steps import Act, Step
+
+TELL_SECONDS: Final = 5.0
+"""Between two lines while a load moves: the agent gives up a load of which nothing moves for two minutes."""
+
+LAST_SECONDS: Final = unloading.UNLOAD_SECONDS + 2.0
+"""For all that an unload may take, whatever hangs."""
+
+log = structlog.get_logger()
+
+
+class GivenUpError(WorldError):
+    """The model cannot be kept loaded; says why, and what helps."""
+
+
+@attrs.define(eq=False)
+class Keeper:
+    """Keeps one model loaded.
+
+    Attributes:
+        adapter: The model in its daemon.
+        counters: Told what the process that holds it has used.
+        lock: Who else uses the model.
+        state: What is remembered between looks.
+        seen: The last look.
+    """
+
+    adapter: Adapter
+    counters: Counters
+    lock: ModelLock = attrs.field(factory=Unshared)
+    state: State = attrs.field(factory=State)
+    seen: Seen = attrs.field(factory=Seen)
+    _poke: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests may go to the server."""
+        return self.state.ready
+
+    @property
+    def build(self) -> str:
+        """The release of the server that has answered last; "" while it is not known."""
+        return "" if self.state.version == UNKNOWN_RELEASE else self.state.version
+
+    def look_soon(self) -> None:
+        """A request has failed: look now, and not in some seconds."""
+        self._poke.set()
+
+    async def run(self) -> None:
+        """Keep it loaded until cancelled.
+
+        Raises:
+            GivenUpError: It cannot be kept.
+            ModelLockError: It cannot be told who else uses it.
+        """
+        await self.lock.share()
+        while True:
+            self.seen = await self.adapter.look()
+            self.counters.runner_cpu_seconds = await self.adapter.cpu_seconds(self.seen.holders)
+            self.state, step = keeping.decide(self.state, self.seen, trio.current_time())
+            if step.why:
+                log.info(step.why, pid=self.seen.holders[0] if self.seen.holders else None)
+            if step.act is Act.GIVE_UP:
+                raise GivenUpError(step.why)
+            if step.act is not Act.NOTHING:
+                await self._act(step)
+            await self._wait(step.wait_seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await self._poke.wait()
+            await trio.sleep(min(seconds, 0.2))  # many requests fail at once, and are one reason to look
+        self._poke = trio.Event()
+
+    async def _act(self, step: Step) -> None:
+        outcome = await self._outcome(step.act)
+        self.state, given_up = keeping.after(self.state, step.act, outcome, trio.current_time())
+        if given_up:
+            raise GivenUpError(given_up)
+        if outcome.error:
+            log.warning(outcome.error, act=step.act.value)
+
+    async def _outcome(self, act: Act) -> Outcome:
+        try:
+            if act is Act.PREPARE:
+                await self.adapter.prepare()
+            elif act is Act.LOAD:
+                await self._load()
+            elif act is Act.RENEW:
+                await self.adapter.renew()
+            else:
+                await self._end_runners()
+        except DaemonError as error:
+            # What it refuses with 4xx it would refuse again; but a model that is not there is made again.
+            missing = error.status == 404 and act is not Act.PREPARE
+            return Outcome(error=str(error), missing=missing, final=400 <= error.status < 500 and not missing)
+        except OSError as error:
+            return Outcome(error=f"the weights cannot be read: {error.strerror or error}", final=True)
+        return Outcome()
+
+    async def _load(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_load)
+            error = await self._load_error()
+            nursery.cancel_scope.cancel(reason="the load has ended")
+        if error is not None:  # raised in there it would come as a group
+            raise error
+
+    async def _load_error(self) -> DaemonError | None:
+        try:
+            await self.adapter.load()
+        except DaemonError as error:
+            return error
+        return None
+
+    async def _tell_load(self) -> None:
+        """Write a line whenever the process that loads has moved."""
+        before = -1.0
+        while True:
+            await trio.sleep(TELL_SECONDS)
+            self.seen = await self.adapter.look()
+            used = await self.adapter.cpu_seconds(self.seen.holders)
+            if self.seen.holders and used != before:
+                said = f"{self.adapter.words.name} loads the model"
+                log.info(said, pid=self.seen.holders[0], cpu_seconds=round(used, 2))
+            before = used
+
+    async def _end_runners(self) -> None:
+        seen = await self.adapter.look()  # a number may be another process' by now
+        pids = (*seen.holders, *seen.orphans)
+        said = f"ending the processes of our own {self.adapter.words.name} that hold the model"
+        log.warning(said, pids=pids)
+        await self.adapter.end(pids)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def unload(self) -> bool:
+        """Have it unloaded, and return whether its memory is back; bounded, and it shields itself.
+
+        What others use stays, and counts as given back: the last of them has it unloaded.
+
+        Raises:
+            ModelLockError: It cannot be told who else uses it.
+        """
+        with trio.move_on_after(LAST_SECONDS, shield=True):
+            if not await self.lock.alone():
+                log.info("another engine of this host uses the model, which stays loaded")
+                return True
+            back = await self._unload()
+            if back:
+                await self.lock.clear()
+            return back
+        said = f"{self.adapter.words.name} has not unloaded the model in time"
+        log.error(said, seconds=LAST_SECONDS)
+        return False
+
+    async def unload_left(self) -> bool:
+        """Have unloaded what an engine that was killed has left; return whether none of that is loaded any more.
+
+        Raises:
+            ModelLockError: It cannot be told whether there is any.
+        """
+        return await self.unload() if await self.lock.is_left() else True
+
+    async def _unload(self) -> bool:
+        since, asked_at = trio.current_time(), None
+        while True:
+            seen = await self.adapter.look()
+            step = unloading.unload(seen, since, asked_at, trio.current_time())
+            if step.act in (Act.DONE, Act.GIVE_UP):
+                (log.info if step.act is Act.DONE else log.error)(step.why)
+                return step.act is Act.DONE
+            if step.act is Act.UNLOAD:
+                asked_at = trio.current_time()
+                try:
+                    await self.adapter.unload()
+                except DaemonError as error:
+                    if error.status != 404:  # a model that it does not know is not loaded
+                        said = f"{seen.words.name} did not take the unload; it is repeated"
+                        log.warning(said, error=str(error))
+            elif step.act is Act.END_RUNNERS:
+                await self._end_runners()
+            await trio.sleep(step.wait_seconds)

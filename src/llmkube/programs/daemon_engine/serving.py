@@ -1,0 +1,133 @@
+"""Serves one model of a daemon until a stop, and gives its memory back: what the programs of all daemons share.
+
+```
+serve
+└ the daemon                    borrowed, or ours: ends last
+  └ requests                    end first at a stop, so that the daemon stops what it computes for them
+    └ keeper                    until a stop, or until it gives up
+then: unload, and look whether the memory is back
+```
+"""
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Final
+
+import structlog
+import trio
+
+from llmkube.base.errors import LLMKubeError, innermost
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.hub import open_sockets
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.server import run_server
+from llmkube.base.log import configure_logging
+from llmkube.programs.daemon_engine.adapter import Adapter
+from llmkube.programs.daemon_engine.counters import Counters
+from llmkube.programs.daemon_engine.front import handler_of, judge_of
+from llmkube.programs.daemon_engine.front_options import FrontOptions, read_keys
+from llmkube.programs.daemon_engine.keeper import Keeper
+from llmkube.programs.daemon_engine.model_lock import OpenLock
+from llmkube.programs.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
+
+DRAIN_SECONDS: Final = 0.5
+"""For answers under way at a stop: the agent has let requests end before it sends TERM."""
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def kept(opened: AbstractAsyncContextManager[Adapter], open_lock: OpenLock) -> AsyncIterator[Keeper]:
+    """Have the keeper of a model during the block, and its part in the model's lock.
+
+    Args:
+        opened: Has the daemon run during the block.
+        open_lock: Tells who else uses the model.
+
+    Raises:
+        LLMKubeError: There is no daemon, or the lock cannot be used.
+    """
+    async with opened as adapter, open_lock(adapter.shared_as) as lock:
+        yield Keeper(adapter, Counters(), lock)
+
+
+async def serve_model(
+    options: FrontOptions,
+    keys: frozenset[str],
+    client: HttpClient,
+    opened: AbstractAsyncContextManager[Keeper],
+    stop: Stop,
+    *,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> bool:
+    """Serve the model until a stop; return whether its memory is back then.
+
+    With `only_unloads` nothing is served: what an engine that was killed has left is unloaded.
+
+    Args:
+        options: What clients reach.
+        keys: What they have to show.
+        client: The way to the daemon.
+        opened: Has the daemon run during the block, and the model's keeper.
+        stop: Ends it, in order.
+        task_status: Told the port once it listens.
+
+    Raises:
+        LLMKubeError: It cannot be served; the model is unloaded then, too.
+    """
+    if options.only_unloads:
+        async with opened as keeper:
+            return await keeper.unload_left()
+    async with AsyncExitStack() as stack:
+        listeners = await open_listeners(options.host, options.port, field="--port")
+        for listener in listeners:
+            stack.push_async_callback(listener.aclose)
+        keeper = await stack.enter_async_context(opened)
+        back = False
+        try:
+            async with open_sockets() as sockets, open_service_nursery() as servers:
+                handler = handler_of(keeper, client, options.alias, keeper.counters, embeds=options.embeds)
+                run = partial(
+                    run_server, handler, sockets.listen(listeners), limits=Limits(drain_seconds=DRAIN_SECONDS)
+                )
+                await servers.start(partial(run, judge=judge_of(keys)))
+                task_status.started(listeners[0].socket.getsockname()[1])
+                with stop.here():
+                    await keeper.run()
+        finally:
+            back = await keeper.unload()  # noqa: ASYNC102 - it shields itself, with a deadline
+    return back
+
+
+async def free_port() -> int:
+    """Return a port of the loopback address at which nothing listens now."""
+    [listener] = await trio.open_tcp_listeners(0, host=LOOPBACK)
+    port: int = listener.socket.getsockname()[1]
+    await listener.aclose()
+    return port
+
+
+def run_program(name: str, options: FrontOptions, run: Callable[[frozenset[str], Stop], Awaitable[bool]]) -> None:
+    """Serve, as a process; exit with 1 when that is not possible, or when memory is not given back.
+
+    Args:
+        name: What the line begins with by which the agent reads why an engine has ended.
+        options: What clients reach.
+        run: Serves with these keys until a stop; returns whether the memory is back.
+    """
+    configure_logging("info")
+    keys: frozenset[str] = frozenset()
+    if options.keys is not None and not options.only_unloads:
+        try:
+            keys = read_keys(options.keys)
+        except (OSError, ValueError) as error:
+            sys.exit(f"--api-key-file {options.keys}: {error}")
+    raise_descriptor_limit()
+    try:
+        back = trio.run(run_until_signal, partial(run, keys), log.info)
+    except* LLMKubeError as group:
+        sys.exit(f"{name}: {innermost(group)}")  # a line of its own: the agent reads why an engine has ended
+    sys.exit(1 if back is False else 0)

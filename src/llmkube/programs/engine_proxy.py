@@ -1,0 +1,123 @@
+"""The program that an agent starts in front of a published engine; its settings are in a private file, not in argv.
+
+python -m llmkube.programs.engine_proxy FILE
+
+It ends with the engine. Where that listened, another user of the machine may listen next; he is asked nothing.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Final, Never
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import LLMKubeError
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.hub import open_sockets
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.server import run_server
+from llmkube.base.log import configure_logging
+from llmkube.base.waiting import wait_tick
+from llmkube.programs.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
+from llmkube.router.engine_proxy import is_in, proxy_handler, proxy_judge
+from llmkube.supervisor.host import processes
+from llmkube.supervisor.host.interfaces import interface_addresses
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.nouns.host_addresses import usable
+from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH, ProxyConfig
+from llmkube.weights.address_policy import Network, parse_networks
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 5.0
+"""Interval between two reads of the admitted networks and of this host's addresses."""
+
+_LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
+_MAX_PEERS: Final = 1024
+
+
+@attrs.define(eq=False)
+class Admission:
+    """Admitted networks: those of the configuration, this host's own addresses, and those of the nodes."""
+
+    config: ProxyConfig
+    _nodes: tuple[str, ...] = ()
+    _networks: tuple[Network, ...] = ()
+    _found: Callable[[str], bool] = attrs.field(default=lambda _: False)
+
+    def admits(self, peer: str) -> bool:
+        """Return whether requests from an address need no key."""
+        return self._found(peer)
+
+    def look(self) -> None:
+        """Read the networks; blocks. A part that cannot be read keeps its previous value."""
+        own: tuple[str, ...] = ()
+        if self.config.networks:
+            with contextlib.suppress(OSError, ValueError):  # the agent has not listed nodes yet
+                self._nodes = AdmittedNetworks.load(Path(self.config.networks).read_text("utf-8")).nodes
+            try:
+                own = (*_LOOPBACK, self.config.listen[0], *usable(interface_addresses()))
+            except OSError:  # out of file descriptors
+                return
+        networks = parse_networks((*self.config.allowed, *own, *self._nodes))
+        if networks != self._networks:
+            self._networks = networks
+            self._found = lru_cache(_MAX_PEERS)(partial(is_in, networks=networks))  # there may be thousands
+
+    async def run(self) -> Never:
+        """Read the networks at every interval; never return."""
+        while True:
+            await wait_tick(LOOK_SECONDS)
+            await trio.to_thread.run_sync(self.look)
+
+
+async def serve(config: ProxyConfig, stop: Stop) -> None:
+    """Let requests in until the stop or the engine's end; answers that are under way then get their time."""
+    admission = Admission(config)
+    await trio.to_thread.run_sync(admission.look)
+    listeners = await open_listeners(*config.listen)
+    async with (
+        open_sockets() as sockets,
+        open_http_client(sockets.connect, max_idle_per_origin=256) as client,
+        open_service_nursery() as servers,
+    ):
+        handler = proxy_handler(config.backend, config.api_key, client, count_path=IN_FLIGHT_PATH)
+        judge = proxy_judge(config.api_key, admission.admits, config.keys)
+        with stop.here():
+            await servers.start(partial(run_server, handler, sockets.listen(listeners), judge=judge))
+            if config.networks:
+                servers.start_soon(admission.run)
+            settle_heap()
+            await _wait_end(*config.engine)
+
+
+async def _wait_end(pid: int, started: str) -> None:
+    """Return when the engine has ended."""
+    try:
+        async with processes.open_exit_watch(pid) as wait:
+            if processes.start_of(pid) == started:
+                await wait()
+    except ProcessLookupError:
+        pass
+    log.warning("the engine has ended, and its proxy ends with it", pid=pid)
+
+
+def main() -> None:
+    """Run the proxy that a file describes; exit with 1 when it cannot listen."""
+    configure_logging("warning")
+    config = ProxyConfig.load(Path(sys.argv[1]).read_text("utf-8"))
+    raise_descriptor_limit()
+    try:
+        trio.run(run_until_signal, partial(serve, config), log.info)
+    except* LLMKubeError as group:
+        log.error("the proxy cannot listen", error=str(group.exceptions[0]))  # noqa: TRY400 - a sentence, not a bug
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

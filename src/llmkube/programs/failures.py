@@ -1,0 +1,95 @@
+"""A command fails with one sentence and a number that scripts can tell apart; only bugs show a traceback."""
+
+import contextlib
+import enum
+import io
+import shutil
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+import click
+
+from llmkube.base.errors import LLMKubeError, leaves
+from llmkube.base.full_disk import is_full
+from llmkube.base.settings import SettingError
+from llmkube.programs.line_breaks import broken
+from llmkube.programs.program_name import runnable
+
+
+class ExitCode(enum.IntEnum):
+    """What the shell sees."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    TIMED_OUT = 4
+
+
+class CommandError(click.ClickException):
+    """The end of a command: a sentence that says what to do next, and the exit code."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares the default as a ClassVar, and reads the instance
+
+    def format_message(self) -> str:
+        """Return the sentence with commands that the reader can paste."""
+        return runnable(self.message)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the sentence, on a terminal broken between words."""
+        to = sys.stderr if file is None else file
+        click.echo(_for_reader(self.format_message(), to), file=to)
+
+
+class MistypedError(click.UsageError):
+    """A command line that cannot be understood: click's usage, and a sentence that is broken as others are."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print both."""
+        to = sys.stderr if file is None else file
+        usage = io.StringIO()
+        click.UsageError("", self.ctx).show(usage)
+        click.echo(usage.getvalue().removesuffix("Error: \n") + _for_reader(self.message, to), file=to)
+
+
+def _for_reader(message: str, to: IO[Any]) -> str:
+    width = shutil.get_terminal_size().columns if to.isatty() else None
+    return broken(f"Error: {message}", width)
+
+
+@contextlib.contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """Turn what LLMKube expects to go wrong into a CommandError; let bugs through as they are.
+
+    Nurseries raise groups: a group of nothing but expected errors is printed as its distinct sentences.
+    """
+    try:
+        yield
+    except LLMKubeError as exc:
+        raise CommandError(_sentence(exc), _exit_code(exc)) from exc
+    except OSError as exc:
+        if not is_full(exc):
+            raise
+        raise CommandError(f"the output cannot be written ({exc.strerror})") from exc
+    except ExceptionGroup as group:
+        expected, bugs = group.split((LLMKubeError, CommandError))
+        if bugs is not None or expected is None:
+            raise
+        errors = leaves(expected)
+        raise CommandError("\n".join(dict.fromkeys(map(_sentence, errors))), _exit_code(errors[0])) from group
+
+
+def _exit_code(error: BaseException) -> ExitCode:
+    if isinstance(error, CommandError):
+        return ExitCode(error.exit_code)
+    if isinstance(error, SettingError):
+        return ExitCode.USAGE
+    # By its HTTP status and not by its class: the Kubernetes room is heavy, and most failures never loaded it.
+    return ExitCode.NOT_FOUND if getattr(error, "code", None) == 404 else ExitCode.FAILED
+
+
+def _sentence(error: BaseException) -> str:
+    return str(error) or type(error).__name__

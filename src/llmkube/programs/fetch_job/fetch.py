@@ -1,0 +1,384 @@
+"""`llmkube fetch`: what a Model's Job runs in a cluster: weights to a folder that engines can read, and what they are.
+
+```
+<model store>/…            downloads, verified, resumed where they ended; private to the user that fetches
+<folder>/model.gguf        hard links to what is complete there, readable by every engine
+<folder>/model-00001-of-…  the parts of a split model, by the names that llama.cpp looks for
+<folder>/mmproj.gguf       what was named with --beside
+<folder>/<version>/…       the same with --versions: the newest, and the one before, which engines may still have open
+```
+
+The folder appears when all of it is there. What it holds is written to the container's termination log, as JSON: path,
+size, digest and the header's facts; of a failure, its reason and a sentence.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import click
+import trio
+
+from llmkube.base.errors import LLMKubeError, UserError, innermost
+from llmkube.base.times import utcnow
+from llmkube.base.units import format_bytes
+from llmkube.k8s.wire.termination_message import TERMINATION_LOG
+from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.fetch_job.adoption import adopt
+from llmkube.programs.fetch_job.chores import inspect_file, prune_folders
+from llmkube.programs.fetch_job.progress_log import Gauge, run_gauge
+from llmkube.programs.fetch_job.termination_message import tell, told_failure, told_gguf
+from llmkube.programs.options import HELP, guarded
+from llmkube.programs.program import open_service_nursery
+from llmkube.supervisor.credentials import read_token_file
+from llmkube.weights.address_policy import AddressPolicy, parse_networks
+from llmkube.weights.download.buckets import BucketAccess
+from llmkube.weights.download.downloader import open_downloader
+from llmkube.weights.download.fetch import WeightsFile, fetch
+from llmkube.weights.download.hugging_face import ENDPOINT
+from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.picked_files import pick
+from llmkube.weights.source import (
+    BucketFile,
+    Builtin,
+    HubFile,
+    HubRepository,
+    LocalFile,
+    Remote,
+    Source,
+    WebFile,
+    parse_source,
+)
+from llmkube.weights.split_names import part_names
+from llmkube.weights.store.blobs import DIGEST, Store, open_store
+from llmkube.weights.store.cache import remove_unreferenced
+from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names
+
+_KEPT_CHARS: Final = 300
+_MODEL_NAME: Final = "model.gguf"
+_VERSION_CHARS: Final = 16
+_TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
+
+
+@attrs.frozen
+class Order:
+    """What to fetch, checked: the engine's own file first, others beside it.
+
+    Attributes:
+        sources: What to fetch.
+        names: What to call all but the first.
+        folder: Where to show it, or its versions.
+        store: Where downloads are kept.
+        sha256: Digest that the first must have.
+        endpoint: The hub's address.
+        policy: What the sources may lead to.
+        token: For the hub.
+        access: For buckets.
+        fresh: Compare what is there with what the servers have now.
+        versions: Show each version in a folder of its own.
+        progress_port: The port that answers with the progress; None for none.
+        adopted: A folder of an earlier cache, from which weights are taken instead of fetched.
+    """
+
+    sources: tuple[Source, ...]
+    names: tuple[str, ...]
+    folder: Path
+    store: Path
+    sha256: str | None
+    endpoint: str
+    policy: AddressPolicy
+    token: str | None = attrs.field(repr=False)
+    access: BucketAccess = BucketAccess()
+    fresh: bool = False
+    versions: bool = False
+    progress_port: int | None = None
+    adopted: Path | None = None
+
+
+@click.command("fetch", context_settings=HELP)
+@click.argument("source", envvar="LLMKUBE_SOURCE", required=False)
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder that engines read.")
+@click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
+@click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
+@click.option("--beside", metavar="NAME", multiple=True, help="Another file of the repository, such as a projector.")
+@click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
+@click.option("--fresh", is_flag=True, help="Fetch again what has changed; keep what cannot be compared.")
+@click.option("--versions", is_flag=True, help="Give each version a folder of its own, below the folder.")
+@click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
+@click.option("--hub-endpoint", default=ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
+@click.option("--allow-private-sources", metavar="CIDR", multiple=True, help="Network that is not public, but allowed.")
+@click.option("--adopt", "adopted", type=click.Path(path_type=Path), help="Folder of an earlier cache to take from.")
+@click.option("--progress-port", type=click.IntRange(1, 65535), help="Port that answers with the progress.")
+@click.option("--inspect", "inspected", type=click.Path(path_type=Path), help="Fetch nothing: read this file's header.")
+@click.option("--prune", "keys", metavar="KEY", multiple=True, help="Fetch nothing: remove this folder below --to.")
+@click.option(
+    "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
+)
+@guarded
+def fetch_weights(
+    *,
+    source: str | None,
+    folder: Path | None,
+    model_store: Path | None,
+    files: tuple[str, ...],
+    beside: tuple[str, ...],
+    sha256: str | None,
+    fresh: bool,
+    versions: bool,
+    hf_token_file: Path | None,
+    hub_endpoint: str,
+    allow_private_sources: tuple[str, ...],
+    adopted: Path | None,
+    progress_port: int | None,
+    inspected: Path | None,
+    keys: tuple[str, ...],
+    termination_log: Path,
+) -> None:
+    """Fetch a model into a folder, as a Model's Job does.
+
+    Instead of fetching a SOURCE, --inspect reads the header of a file that is there already, and --prune removes
+    folders below --to, with what only they need of the store.
+
+    SOURCE may come from LLMKUBE_SOURCE, which a process list does not show. A token for Hugging Face comes from a file
+    or from HF_TOKEN; keys for a bucket from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN), where
+    it is from AWS_REGION, or AWS_ENDPOINT_URL for another server than AWS; certificates to trust from SSL_CERT_FILE.
+    Exit code 2: the request is wrong, and another try would not help; 1: the network or the disk failed, and what was
+    downloaded is kept.
+    """
+    if sum((source is not None, inspected is not None, bool(keys))) != 1:
+        raise click.UsageError("give one of SOURCE, --inspect and --prune")
+
+    def work() -> dict[str, Any]:
+        if inspected is not None:
+            return inspect_file(inspected)
+        if folder is None or model_store is None:
+            raise click.UsageError("--to and --model-store are needed, except with --inspect")
+        if source is None:
+            return prune_folders(folder, model_store, keys)
+        names, sources = _sources(source, files, beside)
+        order = Order(
+            sources=sources,
+            names=names,
+            folder=folder,
+            store=model_store,
+            sha256=_digest(sha256),
+            endpoint=hub_endpoint,
+            policy=AddressPolicy(allowed=parse_networks(allow_private_sources)),
+            token=_token(hf_token_file),
+            access=BucketAccess.read(os.environ),
+            fresh=fresh,
+            versions=versions,
+            progress_port=progress_port,
+            adopted=adopted,
+        )
+        return trio.run(fetch_all, order)
+
+    try:
+        result = work()
+    except* LLMKubeError as group:
+        error = innermost(group)
+        assert isinstance(error, LLMKubeError)
+        tell(termination_log, told_failure(error))
+        raise CommandError(str(error), _exit_code(error)) from group
+    tell(termination_log, result)
+    where = f"{folder}: " if folder is not None else ""
+    click.echo(f"{where}{_summary(result)}")
+
+
+async def fetch_all(order: Order) -> dict[str, Any]:
+    """Fetch everything, show it in the folder, and return what it is.
+
+    Raises:
+        WeightsError: What was asked for is wrong; see `weights.errors`.
+        FetchError: The disk or the network got in the way.
+    """
+    gauge = Gauge(len(order.sources))
+    async with open_service_nursery() as nursery:
+        if order.progress_port is not None:
+            nursery.start_soon(run_gauge, gauge, order.progress_port)
+        return await _fetch_all(order, gauge)
+    raise AssertionError("a nursery hides no error")
+
+
+async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
+    limiter = trio.CapacityLimiter(4)
+    store = await trio.to_thread.run_sync(open_store, order.store, limiter=limiter)
+
+    async def token() -> str | None:
+        await trio.lowlevel.checkpoint()
+        return order.token
+
+    async def access() -> BucketAccess:
+        await trio.lowlevel.checkpoint()
+        return order.access
+
+    async with open_downloader(
+        store,
+        limiter=limiter,
+        utcnow=utcnow,
+        rng=random.Random(),  # noqa: S311 - jitter, not a secret
+        endpoint=order.endpoint,
+    ) as downloader:
+        found, kept = [], ""
+        for index, source in enumerate(order.sources):
+            gauge.begin(index + 1)
+            expected = order.sha256 if index == 0 else None
+            if order.adopted is not None and isinstance(source, Remote):
+                await adopt(order.adopted, source, store, sha256=expected, progress=gauge, limiter=limiter)
+            try:
+                file = await fetch(
+                    source,
+                    store,
+                    sha256=expected,
+                    progress=gauge,
+                    limiter=limiter,
+                    downloader=downloader,
+                    token=token,
+                    access=access,
+                    policy=order.policy,
+                    fresh=order.fresh,
+                )
+            except (WeightsError, FetchError) as error:
+                file = await trio.to_thread.run_sync(partial(_kept, order, store, source, error), limiter=limiter)
+                kept = str(error)[:_KEPT_CHARS]
+                click.echo(f"kept as it is: {kept}", err=True)
+            found.append(file)
+    return await trio.to_thread.run_sync(partial(_show, order, store, found, kept), limiter=limiter)
+
+
+def publish(folder: Path, files: Mapping[str, Path]) -> None:
+    """Put hard links to complete files side by side, readable by every user; the folder appears with all of them.
+
+    Raises:
+        FetchError: The disk fails, or knows no hard links.
+    """
+    fresh: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if _is_published(folder, files):
+            return
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        for name, file in files.items():
+            link = fresh / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            os.link(file, link, follow_symlinks=False)
+            if link.stat().st_mode & 0o444 != 0o444:  # what another user has made may not be changed, only read
+                link.chmod(0o644)
+        for inner in (fresh, *(path for path in fresh.rglob("*") if path.is_dir())):
+            inner.chmod(0o755)
+        # A folder with something in it cannot be replaced in one step; an engine that has a file open keeps it.
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(fresh.with_name(f"{fresh.name}-old"))
+        fresh.rename(folder)
+    except OSError as exc:
+        raise FetchError(f"cannot write to {folder}: {exc.strerror or exc}; it must be on the store's disk") from exc
+    finally:
+        if fresh is not None:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
+
+
+def _kept(order: Order, store: Store, source: Source, error: WeightsError | FetchError) -> WeightsFile:
+    """Return what is there of a source that could not be compared; what is there serves better than nothing.
+
+    Raises:
+        WeightsError: Nothing is there, or nothing but the newest was wanted: the error that it was.
+        FetchError: The same.
+    """
+    server = order.access.server if isinstance(source, BucketFile) else None
+    found = None
+    if order.fresh and isinstance(source, Remote | Builtin):
+        found = find_weights(store, name_of(store, source), server)
+    if not isinstance(found, WeightsFile):
+        raise error
+    return found
+
+
+def _drop_old(folder: Path, newest: str) -> None:
+    """Remove all versions but the newest and the one before it."""
+    others = [path for path in folder.iterdir() if path.name != newest and not path.name.startswith(".")]
+    for path in sorted(others, key=lambda path: path.lstat().st_mtime, reverse=True)[1:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -> dict[str, Any]:
+    facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
+    parts = part_names(found[0].path.name)
+    first = _MODEL_NAME if len(parts) == 1 else parts[0]
+    files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
+    files |= {name: one.path for name, one in zip(order.names, found[1:], strict=True)}
+    version = hashlib.sha256("\n".join(one.identity for one in found).encode()).hexdigest()[:_VERSION_CHARS]
+    publish(order.folder / version if order.versions else order.folder, files)
+    if order.versions:
+        _drop_old(order.folder, version)
+        remove_unreferenced(store)
+    source = order.sources[0]
+    record = read_record(store, key_of(name_of(store, source))) if isinstance(source, Remote | Builtin) else None
+    return {
+        "path": f"{version}/{first}" if order.versions else first,
+        "sizeBytes": sum(one.size_bytes for one in found),
+        "sha256": found[0].sha256 or "",
+        "files": list(files)[:16],
+        "gguf": told_gguf(facts),
+        **({"etag": record.versions[0].etag} if record is not None and record.versions else {}),
+        **({"kept": kept} if kept else {}),
+    }
+
+
+def _is_published(folder: Path, files: Mapping[str, Path]) -> bool:
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    return there == set(files) and all((folder / name).samefile(file) for name, file in files.items())
+
+
+def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Source, ...]]:
+    """Return the names of what comes beside the engine's file, and the sources of it and of them."""
+    source = parse_source(text)
+    if isinstance(source, LocalFile):
+        raise SourceError(f"{source.path} is a file already; there is nothing to fetch")
+    if beside and not isinstance(source, HubRepository | BucketFile):
+        raise FileSetError("picks files from a repository or a folder of a bucket, but spec.source names neither")
+    others = [source.file(name) for name in beside] if isinstance(source, HubRepository | BucketFile) else []
+    model = pick(source, files)
+    for name, other in zip(beside, others, strict=True):
+        if name in _shown_names(model) and other != model:
+            raise FileSetError(
+                f"{name!r} would take the place of the model, which engines get by that name; rename the file there"
+            )
+    return beside, (model, *others)
+
+
+def _shown_names(model: Source) -> Sequence[str]:
+    """Return the names by which engines get a model's own files."""
+    parts = len(model.parts) if isinstance(model, WebFile | HubFile | BucketFile) else 1
+    return [_MODEL_NAME] if parts == 1 else set_names(parts)
+
+
+def _digest(text: str | None) -> str | None:
+    if text is not None and not DIGEST.fullmatch(text.lower()):
+        raise DigestMismatchError(f"{text!r} is not a digest of 64 hex digits")
+    return text
+
+
+def _token(file: Path | None) -> str | None:
+    if file is not None:
+        return read_token_file(file)
+    return os.environ.get(_TOKEN_VARIABLE, "").strip() or None
+
+
+def _exit_code(error: LLMKubeError) -> ExitCode:
+    return ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    if "removed" in result:
+        return f"removed {', '.join(result['removed']) or 'nothing'}, {format_bytes(result['freedBytes'])} freed"
+    return f"{format_bytes(result['sizeBytes'])}, {', '.join(result['files'])}"

@@ -1,0 +1,276 @@
+"""`llmkube up`: the API server, the controller, the gateway and the agent in one process, nested in the order of need.
+
+```
+ run_until_signal             outlives everything: a second Ctrl-C is answered, and does not break the order
+   └ ports, API server, client
+     └ support nursery        controller, gateway, probes
+       └ agent nursery        cancelled first: engines stop while the API server still takes their last writes
+         └ Stop.here          what a signal cancels: the question, or the wait for Ctrl-C
+```
+"""
+
+import datetime
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.hub import open_sockets
+from llmkube.base.http.server import run_server
+from llmkube.base.loop_watchdog import open_loop_watchdog
+from llmkube.base.probes import run_probes
+from llmkube.controller.operator import run_controller
+from llmkube.controller.settings import ControllerSettings
+from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.programs.api_server import open_server
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.host.access_options import access_settings
+from llmkube.programs.host.download_options import download_settings, own_folders
+from llmkube.programs.host.engine_options import engine_allowances
+from llmkube.programs.host.engine_program import engine_settings
+from llmkube.programs.host.host_name import lasting_host_name
+from llmkube.programs.host.memory_options import memory_settings
+from llmkube.programs.informer import Followed, open_follow
+from llmkube.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
+from llmkube.programs.lan_gateway.listen_options import Listen
+from llmkube.programs.ollama_library import ollama_here
+from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.program import (
+    LOOPBACK,
+    Stop,
+    open_port,
+    open_service_nursery,
+    process_age_seconds,
+    run_until_signal,
+    settle_heap,
+)
+from llmkube.programs.router_host.engine_health import engine_asker, readiness_of
+from llmkube.programs.router_host.gateway_router import GatewayRouter
+from llmkube.programs.router_host.hosted_router import HostedSettings
+from llmkube.programs.router_host.router_host import RouterHost
+from llmkube.programs.router_host.router_paths import routers_handler
+from llmkube.programs.server_side_apply import Applied, Applier, Manifest
+from llmkube.router.dialects.inbound import unread_refusal
+from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
+from llmkube.router.origin_policy import page_grant
+from llmkube.supervisor.agent import run_agent
+from llmkube.supervisor.local import open_local_ports
+from llmkube.supervisor.metrics import agent_registry
+from llmkube.supervisor.network import own_addresses
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+T = TypeVar("T")
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+
+@attrs.frozen
+class UpPlan:
+    """Everything that `llmkube up` was told, checked before anything starts."""
+
+    config: UpConfig
+    manifests: tuple[Manifest, ...]
+    llama_server: Path
+    state_dir: Path
+    listen: Listen | None = None
+
+    @property
+    def agent_settings(self) -> AgentSettings:
+        """What the agent is told; engines are on the loopback address unless the user gave one that others reach."""
+        store = self.state_dir / "store"
+        return AgentSettings(
+            host_name=self.config.host_name or lasting_host_name(self.state_dir),
+            state_dir=self.state_dir,
+            store_dir=store,
+            llama_server=str(self.llama_server),
+            **engine_settings(self.config),
+            advertise_address=self.config.host_ip,
+            bind_address=self.config.host_ip or LOOPBACK,
+            accelerators=frozenset(self.config.accelerator),
+            drain_seconds=self.config.drain_seconds,
+            **download_settings(self.config, own_folders(store)),
+            allowances=engine_allowances(self.config),
+            **memory_settings(self.config),
+            **access_settings(self.config),
+        )
+
+
+@attrs.frozen
+class Place:
+    """Where things are reached.
+
+    Attributes:
+        server_url: The Kubernetes API.
+        kubeconfig: Path of the file that opens it.
+        gateway_url: The OpenAI-compatible gateway.
+        probes_url: Health and metrics.
+        network_url: The gateway for other machines, if they are served.
+        key_file: Where the keys are that they show, if they show one.
+    """
+
+    server_url: str
+    kubeconfig: str
+    gateway_url: str
+    probes_url: str
+    network_url: str = ""
+    key_file: str = ""
+
+    @property
+    def lines(self) -> str:
+        """Each address on a line of its own: a long line would be broken in the middle of one."""
+        named = {"Kubernetes": self.server_url, "gateway": self.gateway_url, "probes": self.probes_url}
+        named |= {"network": self.network_url, "its key": self.key_file}
+        return "\n".join(f"{name:<12}{where}" for name, where in named.items() if where)
+
+
+@attrs.frozen
+class Running:
+    """What a user reaches while everything is up.
+
+    Attributes:
+        place: Where things are reached.
+        followed: The objects, as the API tells them.
+        http: Reaches the gateway.
+        utcnow: The wall clock, for ages in tables.
+        began: When this program was started, by Trio's clock.
+    """
+
+    place: Place
+    followed: Followed
+    http: HttpClient
+    utcnow: Callable[[], datetime.datetime]
+    began: float
+
+
+Prepare = Callable[[Running, tuple[Applied, ...]], Awaitable[Callable[[], Awaitable[T]]]]
+"""Called before the agent starts, when objects still say what an earlier run left; its result runs while all is up."""
+
+
+async def run_up(
+    plan: UpPlan, prepare: Prepare[T], tell: Callable[[str], None], show_once: Callable[[str], None]
+) -> T | None:
+    """Bring everything up, do what was asked, take everything down in order.
+
+    Args:
+        plan: What to run.
+        prepare: What to do meanwhile.
+        tell: Says something about the run.
+        show_once: Shows a person a key that was just drawn.
+
+    Returns:
+        What was done meanwhile; None if a signal came first.
+    """
+    return await run_until_signal(_Up(plan, prepare, tell, show_once).serve, tell)
+
+
+@attrs.define(eq=False)
+class _Up(Generic[T]):
+    plan: UpPlan
+    prepare: Prepare[T]
+    tell: Callable[[str], None]
+    show_once: Callable[[str], None]
+    rng: random.Random = attrs.field(factory=random.Random)
+    began: float = attrs.field(factory=lambda: trio.current_time() - process_age_seconds())
+
+    async def serve(self, stop: Stop) -> T | None:
+        """Open everything around everything that needs it, and visit what is inside."""
+        config, settings = self.plan.config, self.plan.agent_settings
+        outcome = None
+        async with (
+            open_loop_watchdog() as loop_watchdog,
+            open_port(config.gateway_port, "--gateway-port") as gateway,
+            open_port(config.probe_port, "--probe-port") as probes,
+            open_lan_gateway(self.plan.listen, self.plan.state_dir) as lan,
+            open_server(self.plan.state_dir, config.api_port, field="--api-port") as server,
+            open_sockets() as sockets,
+            open_http_client(sockets.connect, max_idle_per_origin=256, max_idle=512) as http,
+            open_follow(server.client, self.rng) as followed,
+            open_service_nursery() as support,
+            open_local_ports(settings, server.client, partial(ollama_here, allowed=settings.ollama_sources)) as ports,
+        ):
+            place = Place(
+                server.url,
+                str(server.kubeconfig),
+                gateway.url,
+                probes.url,
+                network_url=lan.port.url if lan is not None else "",
+                key_file=str(lan.keys.path) if lan is not None and lan.keys is not None else "",
+            )
+            self.tell(place.lines)
+            self._tell_access(lan)
+            applied = await Applier(server.client).apply_all(self.plan.manifests, self._tell_applied)
+            visit = await self.prepare(Running(place, followed, http, ports.utcnow, self.began), applied)
+            async with open_service_nursery() as agents:
+                with stop.here():
+                    view = await agents.start(run_agent, server.client, settings, ports)
+                    registry = agent_registry(view, ports.downloads, view.memory, cordon=lambda: view.cordon.current)
+                    registry.register(loop_watchdog)
+                    control = partial(
+                        run_controller,
+                        server.client,
+                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
+                        ControllerSettings(
+                            host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url, routers_elsewhere=True
+                        ),
+                        utcnow=ports.utcnow,
+                        rng=self.rng,
+                        registry=registry,
+                    )
+                    directory = AgentDirectory(view.services, lambda: view.changed.version)
+                    await support.start(control)
+                    shared = HostedSettings(
+                        client=server.client,
+                        gateway_url=gateway.url,
+                        folder=self.plan.state_dir / "routers",
+                        connect=sockets.connect,
+                        utcnow=ports.utcnow,
+                        rng=self.rng,
+                        ask_engine=engine_asker(directory, http),
+                        why_not_ready=readiness_of(directory),
+                    )
+                    routers = RouterHost(shared, followed.services.get, followed.model_of)
+                    registry.register(routers)
+                    await support.start(routers.run, self.rng)
+                    translator = GatewayRouter(shared, directory, followed.services.values, followed.model_of)
+                    await support.start(translator.run)
+                    answer = gateway_handler(directory, http, ports.utcnow, translator.handle)
+                    handler = routers_handler(routers.find, answer)
+                    serve = partial(run_server, handler, stamp=page_grant, unread=unread_refusal)
+                    own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
+                    await support.start(own)
+                    if lan is not None:
+                        support.start_soon(
+                            run_lan_listener,
+                            lan.port,
+                            lambda listeners: serve(sockets.listen(listeners), judge=lan.judge),
+                            own_addresses,
+                        )
+                    await support.start(run_probes, view.ready, registry, probes.listeners)
+                    settle_heap()
+                    outcome = await visit()
+        return outcome
+
+    def _tell_access(self, lan: LanGateway | None) -> None:
+        """Show a key that was just drawn to a person, and to no file into which the output goes."""
+        if lan is None:
+            return
+        if lan.keys is not None and lan.keys.exposed:
+            log.warning("every user of this machine may read the keys of other machines", file=str(lan.keys.path))
+        if lan.keys is None:
+            log.warning("every request is let in, from any address", address=lan.port.url, why="--insecure-lan")
+        elif lan.keys.drawn and sys.stdout.isatty():
+            self.show_once(f"The key for other machines, shown this once: {lan.keys.keys[0]}")
+
+    def _tell_applied(self, applied: Applied) -> None:
+        manifest = applied.manifest
+        if applied.error:
+            self.tell(f"{manifest.where}: {manifest.title} was refused: {applied.error}")
+        else:
+            self.tell(f"{manifest.body['kind']} {applied.key} applied")

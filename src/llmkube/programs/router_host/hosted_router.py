@@ -1,0 +1,220 @@
+"""One ModelRouter in this process: compiled whenever something of it changes, run, and its status kept true.
+
+```
+ run ┬ look        the object, the services that it names, its Secrets ─▶ config, keys, status
+     └ open_router once the config can be run by; it takes each further config up while it runs
+```
+"""
+
+import datetime
+import math
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Never
+
+import attrs
+import structlog
+import trio
+from prometheus_client import CollectorRegistry
+
+from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.http.dial import Connect
+from llmkube.base.private_files import file_stem
+from llmkube.controller.status.router_status import BackendHealth, RouterFacts, derive_router_status
+from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.errors import ConflictError, NotFoundError
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.times import timestamp
+from llmkube.programs.router_host.router_paths import router_url
+from llmkube.programs.router_host.secret_files import put_files, read_secrets, remove_files
+from llmkube.programs.router_host.through_gateway import through_gateway
+from llmkube.router.budget_store.budget_file import budget_file_of
+from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
+from llmkube.router.config.routing_config import Audit, RoutingConfig
+from llmkube.router.dispatch.attempt import AskEngine
+from llmkube.router.proxy.live_config import Source, keys_for
+from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.proxy.standing import WhyNotReady, unknown_readiness
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks: how late an edit, a key or the state of a backend may be seen."""
+
+BUDGETS_SECONDS: Final = 10.0
+"""How old the budgets of a status may be."""
+
+ANSWER_SECONDS: Final = 30.0
+_AUDIT_FILE: Final = "audit.log"
+_BUDGETS: Final = "budgets"
+KEYS: Final = "keys"
+
+log = structlog.get_logger()
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class HostedSettings:
+    """What all routers of this process share.
+
+    Attributes:
+        client: The API server.
+        gateway_url: Where the gateway listens: the way to every service, and to the routers themselves.
+        folder: Where keys and audit logs lie.
+        connect: Opens connections.
+        utcnow: The wall clock.
+        rng: Draws for weights, pauses and names of requests.
+        ask_engine: Asks the engine of a service how it does, past the gateway; None asks the gateway.
+        why_not_ready: Returns why the service of a backend is not ready and does not load; "" otherwise.
+    """
+
+    client: Client
+    gateway_url: str
+    folder: Path
+    connect: Connect
+    utcnow: Callable[[], datetime.datetime]
+    rng: random.Random
+    ask_engine: AskEngine | None = None
+    why_not_ready: WhyNotReady = unknown_readiness
+
+
+@attrs.define(eq=False)
+class HostedRouter:
+    """One router.
+
+    Attributes:
+        key: Its namespace and name.
+        settings: What all share.
+        object_of: Returns the object as it is now; None once it is gone.
+        service_of: Returns a service of its namespace; None of one that is not there.
+        model_of: Returns what a service serves; None while that is not there.
+        writer: Writes its status.
+        registry: Gets its metrics.
+        router: It, while it runs.
+    """
+
+    key: Key
+    settings: HostedSettings
+    object_of: Callable[[], ModelRouter | None]
+    service_of: Callable[[Key], InferenceService | None]
+    model_of: Callable[[InferenceService], Model | None]
+    writer: StatusWriter[ModelRouter]
+    registry: CollectorRegistry
+    router: Router | None = None
+    _config: RoutingConfig | None = None
+    _changes: int = 0
+    _budgets_said: tuple[Mapping[str, Any], ...] = ()
+    _budgets_until: float = -math.inf
+
+    @property
+    def folder(self) -> Path:
+        """Where its keys and its audit log lie."""
+        return self.settings.folder / file_stem(f"{self.key.namespace}.{self.key.name}")
+
+    async def run(self) -> Never:
+        """Run it until cancelled; while its spec cannot be run by, say so and wait for an edit."""
+        while self._config is None:
+            await self._look()
+            await trio.sleep(LOOK_SECONDS)
+        source = Source(self._load, lambda: (self._changes, 0, 0))
+        settings = self.settings
+        async with open_router(
+            source,
+            registry=self.registry,
+            utcnow=settings.utcnow,
+            rng=settings.rng,
+            connect=settings.connect,
+            budgets_folder=self.folder / _BUDGETS,
+            ask_engine=settings.ask_engine,
+            why_not_ready=settings.why_not_ready,
+        ) as self.router:
+            log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
+            while True:
+                await self._look()
+                await trio.sleep(LOOK_SECONDS)
+
+    async def remove(self) -> None:
+        """Take its keys away, and what was known of its status, once it was deleted; its audit log stays."""
+        self.writer.forget(self.key)
+        await remove_files(self.folder / KEYS)
+
+    async def _look(self) -> None:
+        """Take up what has changed; what the API server does not answer is looked at again."""
+        found = self.object_of()
+        if found is None:
+            return
+        compiled = self._compile(found)
+        try:
+            with trio.fail_after(ANSWER_SECONDS):
+                if compiled.config is not None:
+                    compiled = await self._prepare(compiled, compiled.config)
+                await self._write(found, compiled)
+        except (ConflictError, NotFoundError):
+            return  # another program wrote meanwhile: the next look sees that
+        except (LLMKubeError, OSError, trio.TooSlowError) as error:
+            log.warning("a router is not up to date", router=str(self.key), error=str(error) or "no answer")
+
+    def _compile(self, found: ModelRouter) -> Compiled:
+        def resolve(name: str) -> ResolvedService | None:
+            service = self.service_of(Key(self.key.namespace, name))
+            if service is None:
+                return None
+            return through_gateway(self.settings.gateway_url, service, self.model_of(service))
+
+        compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
+        if compiled.config is None:
+            return compiled
+        ignored = compiled.not_honoured
+        if found.spec.proxy is not None:
+            ignored = (*ignored, "spec.proxy but its times (it runs in this process, and not in pods)")
+        if compiled.config.audit.sink == "file":
+            ignored = (*ignored, "spec.policy.auditLog.filePath (an object chooses no file of this machine)")
+        audit = Audit(sink="file", path=str(self.folder / _AUDIT_FILE), bodies=compiled.config.audit.bodies)
+        return attrs.evolve(compiled, config=attrs.evolve(compiled.config, audit=audit), not_honoured=ignored)
+
+    async def _prepare(self, compiled: Compiled, config: RoutingConfig) -> Compiled:
+        """Bring the keys to where they are read, and take the config up; without one if that cannot be."""
+        contents = await read_secrets(self.settings.client, self.key.namespace, compiled.key_files)
+        folders = [Path(each.path) for each in compiled.key_files if not each.key]
+        await put_files(self.folder / KEYS, contents, folders)
+        try:
+            await trio.to_thread.run_sync(keys_for, config)
+            if self.router is None and config.budgets and config.budget_store is None:
+                await trio.to_thread.run_sync(budget_file_of(self.folder / _BUDGETS, config.name).check)
+        except UserError as error:
+            return attrs.evolve(compiled, config=None, errors=(str(error),))
+        if config != self._config:
+            self._config, self._changes = config, self._changes + 1
+        return compiled
+
+    def _load(self) -> RoutingConfig:
+        if self._config is None:
+            raise UserError("the router has no config yet")
+        return self._config
+
+    def _budgets(self, router: Router | None) -> tuple[Mapping[str, Any], ...]:
+        """Return how much of each budget is taken, as it was seconds ago at most: else each look would be a write."""
+        now = trio.current_time()
+        if router is not None and now >= self._budgets_until:
+            self._budgets_said, self._budgets_until = tuple(router.budgets()), now + BUDGETS_SECONDS
+        return self._budgets_said
+
+    async def _write(self, found: ModelRouter, compiled: Compiled) -> None:
+        now, router = self.settings.utcnow(), self.router
+        states = router.states() if router is not None else {}
+        facts = RouterFacts(
+            config=compiled.config,
+            errors=compiled.errors,
+            ignored=compiled.not_honoured,
+            exists=router is not None,
+            ready=int(router is not None),
+            wanted=1,
+            is_rolled_out=router is not None,
+            health={name: BackendHealth(healthy=not why, message=why) for name, why in states.items()},
+            endpoint=router_url(self.settings.gateway_url, self.key) + found.spec.endpoint.path,
+            budgets=self._budgets(router),
+        )
+        status = derive_router_status(self.writer.newest(found), facts, now=now)
+        await self.writer.write(found, status, along={"lastUpdated": timestamp(now)})

@@ -1,0 +1,104 @@
+"""Objects known only by their data are applied as any user would: by discovery and server-side apply."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from llmkube.base.errors import UserError
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ApiError, NotFoundError, TransportError
+from llmkube.k8s.request import APPLY_PATCH
+from llmkube.k8s.resource import Key, Resource
+
+FIELD_MANAGER = "llmkube-up"
+
+
+@attrs.frozen
+class Manifest:
+    """One object to apply, and where it was written."""
+
+    where: str
+    body: Mapping[str, Any] = attrs.field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """The object as people call it: `Model demo`."""
+        return f"{self.body['kind']} {self.body['metadata']['name']}"
+
+
+@attrs.frozen
+class Applied:
+    """What became of one manifest: the object's key, or the reason why the API server refused it."""
+
+    manifest: Manifest
+    key: Key
+    error: str = ""
+
+
+@attrs.define(eq=False)
+class Applier:
+    """Apply manifests to one API server, asking it once per API version which kinds it serves."""
+
+    client: Client
+    namespace: str = "default"
+    _versions: dict[str, Mapping[str, Resource]] = attrs.field(factory=dict)
+
+    async def apply_all(self, manifests: Iterable[Manifest], tell: Callable[[Applied], None]) -> tuple[Applied, ...]:
+        """Apply all, in order; a refusal is a result and the rest goes on.
+
+        Raises:
+            TransportError: The API server does not answer.
+        """
+        results = []
+        for manifest in manifests:
+            results.append(await self._apply(manifest))
+            tell(results[-1])
+        return tuple(results)
+
+    async def _apply(self, manifest: Manifest) -> Applied:
+        metadata = manifest.body["metadata"]
+        key = Key(metadata.get("namespace") or self.namespace, metadata["name"])
+        try:
+            resource = await self._resource(manifest.body["apiVersion"], manifest.body["kind"])
+            if not resource.namespaced:
+                key = Key("", key.name)
+            await self.client.request_json(
+                "PATCH",
+                resource.path(key.namespace, key.name),
+                params={"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"},
+                body=manifest.body,
+                content_type=APPLY_PATCH,
+            )
+        except TransportError:
+            raise
+        except (ApiError, UserError) as exc:
+            return Applied(manifest, key, str(exc))
+        return Applied(manifest, key)
+
+    async def _resource(self, api_version: str, kind: str) -> Resource:
+        if api_version not in self._versions:
+            self._versions[api_version] = await self._discover(api_version)
+        try:
+            return self._versions[api_version][kind]
+        except KeyError:
+            known = ", ".join(sorted(self._versions[api_version]))
+            del self._versions[api_version]  # a CRD may bring the kind before the next document asks for it
+            raise UserError(f"{api_version} has no kind {kind}; it has {known}", field="kind") from None
+
+    async def _discover(self, api_version: str) -> Mapping[str, Resource]:
+        group, _, version = api_version.rpartition("/")
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        try:
+            answer = await self.client.get_json(path)
+        except (NotFoundError, TransportError) as exc:
+            if exc.code != 404:
+                raise
+            raise UserError(
+                f"the API server knows no {api_version}; is its CustomResourceDefinition applied?", field="apiVersion"
+            ) from exc
+        return {
+            each["kind"]: Resource(group, version, each["kind"], each["name"], namespaced=each["namespaced"])
+            for each in answer["resources"]
+            if "/" not in each["name"]  # subresources are listed beside the kinds
+        }

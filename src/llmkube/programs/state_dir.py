@@ -1,0 +1,108 @@
+"""The state directory belongs to one user and to one program at a time."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from llmkube.base import full_disk
+from llmkube.base.errors import UserError, WorldError
+from llmkube.base.units import format_bytes
+from llmkube.programs.state_location import check_state_dir
+from llmkube.programs.state_lock import ENGINES, SERVER, held
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
+from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
+
+FIRST_START_BYTES: Final = 4 << 20
+"""For certificates, database, journal and logs; they take less than 1 MiB before anything is served."""
+
+_TEMPORARY: Final = "llmkube-ephemeral-"
+"""No state directory that a user has chosen is called so."""
+
+
+class FullDiskError(WorldError):
+    """The disk of the state directory has no room for what LLMKube writes there."""
+
+
+@contextlib.contextmanager
+def held_state_dir(path: Path, *locks: str) -> Iterator[Path]:
+    """Create the folder (0700) and hold lock files in it; a lock falls when the process ends, however it ends.
+
+    Args:
+        path: The folder.
+        locks: What to hold: `lock` to run engines (the default), `apiserver.lock` to run the API server.
+
+    Raises:
+        UserError: The folder cannot be used, is not this user's alone, or another program holds it; the sentence names
+            its pid.
+        FullDiskError: Its disk is too full for a first start, or was filled by what the body has to write.
+    """
+    check_state_dir(path, to_create=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.chmod(0o700)  # an older folder, or one made under another umask
+            if not any(path.iterdir()) and (full_disk.free_bytes(path) or 0) < FIRST_START_BYTES:
+                raise _full(path)
+            for name in locks or (ENGINES,):
+                stack.enter_context(held(path / name))
+        except OSError as exc:
+            if is_full(exc):
+                raise _full(path) from exc
+            problem = f"the state directory {path} cannot be used ({exc.strerror})"
+            raise UserError(f"{problem}; choose another with --state-dir") from exc
+        try:
+            yield path
+        except Exception as exc:
+            if is_full(exc):
+                raise _full(path) from exc
+            raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether nothing but a full disk has failed; in a group each of its errors is one, or has one as its cause."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_full(each) for each in error.exceptions)
+    if isinstance(error, OSError) and error.errno in full_disk.FULL:
+        return True
+    if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return True
+    return error.__cause__ is not None and is_full(error.__cause__)
+
+
+def _full(path: Path) -> FullDiskError:
+    folder = path if path.is_dir() else path.parent
+    free, needed = format_bytes(full_disk.free_bytes(folder) or 0), format_bytes(FIRST_START_BYTES)
+    problem = f"the disk of the state directory {path} is full: {free} are free, and LLMKube needs {needed} to start"
+    return FullDiskError(f"{problem}, and room for the models; free some, or choose another disk with --state-dir")
+
+
+@contextlib.contextmanager
+def temporary_state_dir() -> Iterator[Path]:
+    """Hold a fresh folder that is removed, with everything in it, at the end; first, remove what killed programs left.
+
+    No other program would: the next one has a folder of another name, and engines carry the name of theirs.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # in use, another user's, or gone since
+            _remove_left(left)
+    with (
+        tempfile.TemporaryDirectory(prefix=_TEMPORARY, ignore_cleanup_errors=True) as folder,
+        held_state_dir(Path(folder), ENGINES, SERVER) as path,  # by mkdtemp: 0700, and its name is known to us alone
+    ):
+        yield path
+
+
+def _remove_left(folder: Path) -> None:
+    if folder.lstat().st_uid != os.getuid():
+        return
+    with (folder / ENGINES).open(encoding="ascii", errors="replace") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock.read():  # the pid is written under the lock; an empty file is one that is about to be held
+            end_all(marked(OWNER_VARIABLE, str(folder)), grace_seconds=METAL_GRACE_SECONDS)
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from llmkube.base.http.message import Response
+from llmkube.cli.commands.programs.ask import GivenUpError, ask, read_answer
+
+
+class Gateway:
+    """Answers with the scripted responses in turn."""
+
+    def __init__(self, *responses):
+        self.responses = list(responses)
+        self.asked = []
+
+    async def request(self, method, url, *, headers, body):
+        self.asked.append((method, url, headers.get("content-type"), json.loads(body)))
+        return self.responses.pop(0)
+
+
+def answer(text):
+    return Response.json(200, {"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+def refusal(status, message):
+    return Response.json(status, {"error": {"message": message}})
+
+
+async def test_the_question_is_put_at_temperature_0():
+    """The request is an ordinary chat completion for the model, so its answer is always the same."""
+    gateway = Gateway(answer(" It is. "))
+    assert await ask(gateway, "http://gw", "default/chat", "What?") == "It is."
+    messages = [{"role": "user", "content": "What?"}]
+    body = {"model": "default/chat", "temperature": 0, "messages": messages}
+    assert gateway.asked == [("POST", "http://gw/v1/chat/completions", "application/json", body)]
+
+
+async def test_not_yet_is_asked_again(autojump_clock):
+    """404, 502 and 503 are what a gateway says before it knows better; the question is put again."""
+    gateway = Gateway(refusal(404, "no such model"), refusal(503, "loading"), refusal(502, "gone"), answer("yes"))
+    assert await ask(gateway, "http://gw", "chat", "What?") == "yes"
+
+
+async def test_a_refusal_is_told():
+    """Any other status ends the wait with the engine's own words."""
+    with pytest.raises(GivenUpError, match="refused with status 400: context is too small"):
+        await ask(Gateway(refusal(400, "context is too small")), "http://gw", "chat", "What?")
+    with pytest.raises(GivenUpError, match="refused with status 500: oops"):
+        await ask(Gateway(Response.text(500, "oops")), "http://gw", "chat", "What?")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"choices": []}',
+        b'{"choices": [{"message": null}]}',
+        b'{"choices": [{"message": {"content": null}}]}',
+    ],
+)
+def test_what_is_no_answer_is_refused(body):
+    """An answer without a text is an error and not an empty line."""
+    with pytest.raises(GivenUpError, match="not a chat completion"):
+        read_answer(body)

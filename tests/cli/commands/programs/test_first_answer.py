@@ -1,0 +1,194 @@
+import io
+import json
+import random
+import shlex
+
+import pytest
+import trio
+from rich.console import Console
+
+from cli.memory_cluster import NOW, open_cluster_client
+from llmkube.base.http.message import Response
+from llmkube.cli.commands.programs.first_answer import Outcome, Visit, next_steps, times, usage
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.cli.view.progress import Stopwatch
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
+from llmkube.programs.failures import ExitCode
+from llmkube.programs.informer import open_follow
+from llmkube.programs.one_machine.run import Place, Running
+from llmkube.programs.server_side_apply import Applier
+
+PLACE = Place(
+    "https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090"
+)
+DEMO = Key("default", "demo")
+ACCEPTED = ("Accepted", "True", "Accepted", "")
+
+
+class Gateway:
+    """Answers every question."""
+
+    async def request(self, method, url, *, headers, body):
+        return Response.json(200, {"choices": [{"message": {"content": f"to {json.loads(body)['model']}: yes"}}]})
+
+
+class World:
+    """A cluster with the demo's objects, a visit to it, and a hand that writes statuses."""
+
+    def __init__(self, client, followed):
+        self.client = client
+        self.progress = io.StringIO()
+        running = Running(PLACE, followed, Gateway(), lambda: NOW, trio.current_time() - 2)
+        self.visit = Visit(running, Console(file=self.progress), {"cpu"})
+
+    async def say(self, kind, *conditions, **status):
+        keys = ("type", "status", "reason", "message", "lastTransitionTime")
+        listed = [dict(zip(keys, (*each, "2026-01-01T00:00:00Z"), strict=True)) for each in conditions]
+        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"conditions": listed, **status}}
+        await self.client.apply(kind, manifest, field_manager="test", subresource="status")
+        await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.fixture
+async def world():
+    async with open_cluster_client() as client:
+        await Applier(client).apply_all(demo_manifests(), lambda _: None)
+        async with open_follow(client, random.Random(7)) as followed:
+            yield World(client, followed)
+
+
+async def test_a_question_is_answered_step_by_step(autojump_clock, world, capsys):
+    """Each step is told as it ends, then the answer, both tables and the times are printed."""
+    async with trio.open_nursery() as nursery:
+        outcomes = []
+
+        async def answer():
+            outcomes.append(await world.visit.answer(DEMO, "What?"))
+
+        nursery.start_soon(answer)
+        await trio.sleep(1)
+        await world.say(Model, ("Fetched", "True", "Fetched", ""), size="933.8 KiB")
+        await trio.sleep(2)
+        loading = ("Loaded", "False", "Loading", "the engine is loading")
+        await world.say(InferenceService, ACCEPTED, loading, phase="Creating")
+        await trio.sleep(2)
+        loaded = ("Loaded", "True", "Loaded", "loaded in 4 s")
+        await world.say(InferenceService, ACCEPTED, loaded, phase="Ready", readyReplicas=1)
+    assert outcomes == [Outcome()]
+    progress = world.progress.getvalue().splitlines()
+    assert progress == [
+        "fetch   waiting for the controller to look at it",
+        "fetch   done in 1.00 s (933.8 KiB)",
+        "load    waiting for the agent to look at it",
+        "load    the engine is loading",
+        "load    done in 4.00 s",
+        "ready   done in 0 ms",
+        "answer  What?",
+        "answer  done in 0 ms",
+    ]
+    answer, models, services, laps = capsys.readouterr().out.strip().split("\n\n")
+    assert answer == "> What?\nto default/demo: yes"
+    assert "933.8 KiB" in models
+    assert "1/1" in services
+    assert laps.splitlines()[1].split() == ["start", "2.00", "s"]
+    assert laps.splitlines()[-1].split() == ["total", "7.00", "s"]  # U10: since the program was started
+
+
+async def test_a_failure_ends_the_wait(autojump_clock, world):
+    """What no waiting cures ends with the reason and the engine's words, as soon as it is known."""
+    await world.say(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures\nerror: no memory"))
+    outcome = await world.visit.answer(DEMO, "What?")
+    assert outcome.exit_code is ExitCode.FAILED
+    failure, _, what_to_do = outcome.message.rpartition("\n")
+    assert failure.endswith("cannot be served: CrashLoopBackOff: 2 failures\nerror: no memory")
+    assert what_to_do == "What to do: `llmkube logs demo` has all that the engine wrote"
+
+
+async def test_yesterdays_failure_is_not_believed(autojump_clock, world):
+    """A failure that was there before the agent started does not end the wait while the agent is getting there."""
+    await world.say(InferenceService, ("Loaded", "False", "CrashLoopBackOff", "2 failures"))
+    old = world.visit.health_of(DEMO)
+    assert old.failing
+    async with trio.open_nursery() as nursery:
+
+        async def answer():
+            assert (await world.visit.answer(DEMO, "What?", before=old)).exit_code is ExitCode.DONE
+
+        nursery.start_soon(answer)
+        await trio.sleep(3)
+        await world.say(Model, ("Fetched", "True", "Fetched", ""))
+        await world.say(InferenceService, ACCEPTED, ("Loaded", "True", "Loaded", ""), phase="Ready")
+
+
+async def test_yesterdays_failure_is_believed_in_the_end(autojump_clock, world):
+    """The same failure still there after some seconds is today's as well."""
+    await world.say(InferenceService, ("Accepted", "False", "Invalid", "spec.extraArgs: no"))
+    old = world.visit.health_of(DEMO)
+    began = trio.current_time()
+    outcome = await world.visit.answer(DEMO, "What?", before=old)
+    assert outcome.exit_code is ExitCode.FAILED
+    assert trio.current_time() - began == 5.0
+
+
+async def test_a_deleted_service_ends_the_wait(autojump_clock, world):
+    """Deleting the service while its answer is awaited is told, and not waited out."""
+    async with trio.open_nursery() as nursery:
+
+        async def answer():
+            outcome = await world.visit.answer(DEMO, "What?")
+            assert outcome == Outcome(ExitCode.FAILED, "InferenceService default/demo was deleted")
+
+        nursery.start_soon(answer)
+        await trio.sleep(1)
+        await world.client.delete(InferenceService, DEMO)
+
+
+async def test_staying_tells_every_change_of_phase(autojump_clock, world, capsys):
+    """Without a question the usage is printed, then one line per change until the visit ends."""
+    with trio.move_on_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.visit.stay)
+            await trio.sleep(1)
+            await world.say(InferenceService, ("Available", "False", "Fetching", "copying"), phase="Pending")
+            await trio.sleep(1)
+            await world.say(InferenceService, phase="Ready")
+            await trio.sleep(1)
+            await world.client.delete(InferenceService, DEMO)
+    out = capsys.readouterr().out
+    assert out.startswith(usage(PLACE, "demo"))
+    lines = [line[10:] for line in out.removeprefix(usage(PLACE, "demo")).splitlines() if line]
+    assert lines == [
+        "default/demo: New",
+        "default/demo: Pending (Fetching): copying",
+        "default/demo: Ready",
+        "default/demo: gone",
+    ]
+
+
+def test_the_usage_can_be_pasted():
+    """Every line is a command that a shell takes as it is, whatever the paths contain."""
+    text = usage(PLACE, "demo")
+    assert "Nothing is served" not in text
+    assert "Nothing is served yet" in usage(PLACE, None)
+    assert "  export KUBECONFIG='/home/ann/my state/kubeconfig'\n" in text
+    (body,) = (line.partition(" -d ")[2] for line in text.splitlines() if "curl" in line)
+    assert json.loads(body.strip("'"))["model"] == "demo"
+
+
+def test_the_times_add_up():
+    """The table has a row per step and their sum."""
+    watch = Stopwatch(0.0, {"fetch": 1.0, "answer": 2.5})
+    assert times(watch).splitlines() == ["STEP    TIME", "fetch   1.00 s", "answer  2.50 s", "total   3.50 s"]
+
+
+def test_the_next_commands_can_be_pasted(monkeypatch):
+    """U10: three commands, with the path by which this program was called where it is not on PATH."""
+    monkeypatch.setattr("sys.argv", ["/a b/.venv/bin/llmkube"])
+    lines = next_steps("demo", "builtin://demo", 'What is "it"?').splitlines()
+    assert [shlex.split(line) for line in lines[1:]] == [
+        ["/a b/.venv/bin/llmkube", "up", "start"],
+        ["/a b/.venv/bin/llmkube", "deploy", "demo", "--source", "builtin://demo"],
+        ["/a b/.venv/bin/llmkube", "chat", "demo", 'What is "it"?'],
+    ]

@@ -1,0 +1,274 @@
+"""`llmkube fetch` puts weights where engines can read them, and leaves last words that a controller can read."""
+
+import contextlib
+import json
+import stat
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import llmkube
+from llmkube.cli.main import cli
+from llmkube.controller.status.job_result import read_fetched
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import Pod
+from llmkube.programs.fetch_job import fetch
+from llmkube.programs.fetch_job.fetch import publish
+from llmkube.weights.errors import FetchError, FileSetError
+from llmkube.weights.store import blobs
+
+DEMO_BYTES = 956256
+
+
+@pytest.fixture
+def run(tmp_path):
+    def invoke(*args, env=None):
+        fixed = ["--to", tmp_path / "models" / "k", "--model-store", tmp_path / "models" / ".store"]
+        words = ["fetch", *args, *fixed, "--termination-log", tmp_path / "log"]
+        return CliRunner().invoke(cli, [str(word) for word in words], env=env)
+
+    return invoke
+
+
+def told(tmp_path):
+    return json.loads((tmp_path / "log").read_text())
+
+
+def test_the_built_in_model_is_there_for_everybody(run, tmp_path):
+    """The file is complete, readable by other users, and in a folder that they may enter."""
+    done = run("builtin://demo")
+    assert done.exit_code == 0, done.output
+    file = tmp_path / "models" / "k" / "model.gguf"
+    assert file.stat().st_size == DEMO_BYTES
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "models" / ".store").stat().st_mode) == 0o700
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".store", "k"]
+
+
+def test_the_last_words_are_what_the_controller_reads(run, tmp_path):
+    """The controller finds path, size, digest and header in what the container has left."""
+    run("builtin://demo")
+    ended = {"terminated": {"exitCode": 0, "message": (tmp_path / "log").read_text()}}
+    pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"name": "fetch", "state": ended}]}}
+    fetched = read_fetched([decode(Pod, pod)])
+    assert (fetched.path, fetched.size_bytes, fetched.gguf.architecture) == ("model.gguf", DEMO_BYTES, "llama")
+    assert len(fetched.sha256) == 64
+    assert len((tmp_path / "log").read_bytes()) <= 4096
+
+
+def test_the_second_time_changes_nothing(run, tmp_path):
+    """A Job that is run again finds everything there, and leaves the file that an engine may have open."""
+    run("builtin://demo")
+    before = (tmp_path / "models" / "k" / "model.gguf").stat()
+    assert run("builtin://demo").exit_code == 0
+    after = (tmp_path / "models" / "k" / "model.gguf").stat()
+    assert (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns)
+
+
+def test_an_endpoint_of_a_bucket_is_judged_like_any_other_source(run, tmp_path):
+    """What the environment names as a bucket's server may be no private address, and half a key is refused by name."""
+    local = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "hush"}
+    done = run("s3://bucket/model.gguf", env=local)
+    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "AddressBlocked")
+    done = run("s3://bucket/model.gguf", env={**local, "AWS_ACCESS_KEY_ID": ""})
+    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "SourceInvalid")
+    assert "no AWS_ACCESS_KEY_ID" in told(tmp_path)["message"]
+    assert "hush" not in done.output
+
+
+def test_the_source_may_come_from_the_environment(run, tmp_path):
+    """A source with a password in it need not be on the command line."""
+    assert run(env={"LLMKUBE_SOURCE": "builtin://demo"}).exit_code == 0
+    assert told(tmp_path)["path"] == "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "reason"),
+    [
+        (("s3://bucket/folder/",), 2, "SourceInvalid"),
+        (("/data/model.gguf",), 2, "SourceInvalid"),
+        (("http://127.0.0.1:1/model.gguf",), 2, "AddressBlocked"),
+        (("nonsense",), 2, "SourceInvalid"),
+        (("builtin://demo", "--sha256", "ab" * 32), 2, "DigestMismatch"),
+        (("builtin://demo", "--sha256", "short"), 2, "DigestMismatch"),
+        (("builtin://demo", "--beside", "mmproj.gguf"), 2, "InvalidFileSet"),
+        (("org/repo", "--file", "../x.gguf"), 2, "InvalidFileSet"),
+        (("builtin://demo", "--allow-private-sources", "10"), 2, "SourceInvalid"),
+        (("builtin://demo", "--hf-token-file", "/nonexistent"), 2, "TokenUnavailable"),
+    ],
+)
+def test_what_another_try_would_not_mend_has_its_own_code(run, tmp_path, args, code, reason):
+    """Exit code 2, a word for programs and a sentence for people; nothing is shown to engines."""
+    done = run(*args)
+    assert done.exit_code == code, done.output
+    assert told(tmp_path)["reason"] == reason
+    assert told(tmp_path)["message"]
+    assert not (tmp_path / "models" / "k").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "other", "collides"),
+    [
+        ("chat.gguf", "model.gguf", True),
+        ("model.gguf", "model.gguf", False),
+        ("chat.gguf", "mmproj.gguf", False),
+        ("a-00001-of-00002.gguf", "model-00002-of-00002.gguf", True),
+        ("a-00001-of-00002.gguf", "model.gguf", False),
+    ],
+)
+def test_what_lies_beside_a_model_never_takes_its_place(model, other, collides):
+    """A file that would get the model's own name is refused before anything is downloaded."""
+    with pytest.raises(FileSetError, match="take the place") if collides else contextlib.nullcontext():
+        fetch._sources("org/repo", (model,), (other,))
+
+
+def test_what_the_disk_does_is_worth_another_try(run, tmp_path):
+    """A store that cannot be made is exit code 1."""
+    (tmp_path / "models").write_text("in the way")
+    assert run("builtin://demo").exit_code == 1
+    assert told(tmp_path)["reason"] == "FetchFailed"
+
+
+def test_a_folder_with_something_else_in_it_is_replaced(tmp_path):
+    """What was published before under this key gives way to what belongs there, all at once."""
+    file = tmp_path / "blob"
+    file.write_bytes(b"x")
+    publish(tmp_path / "k", {"old.gguf": file})
+    publish(tmp_path / "k", {"model.gguf": file, "sub/extra.gguf": file})
+    there = sorted(str(path.relative_to(tmp_path / "k")) for path in (tmp_path / "k").rglob("*.gguf"))
+    assert there == ["model.gguf", "sub/extra.gguf"]
+    assert stat.S_IMODE((tmp_path / "k" / "sub").stat().st_mode) == 0o755
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["blob", "k"]
+
+
+def test_a_file_that_is_gone_publishes_nothing(tmp_path):
+    """Half a set is never shown, and nothing is left of the attempt."""
+    file = tmp_path / "blob"
+    file.write_bytes(b"x")
+    with pytest.raises(FetchError):
+        publish(tmp_path / "k", {"a.gguf": file, "b.gguf": tmp_path / "missing"})
+    assert [path.name for path in tmp_path.iterdir()] == ["blob"]
+
+
+# -- a source that is followed ----------------------------------------------------------------------------------------
+
+
+class Shop:
+    """A web server with one file, in whatever version; it also plays a bucket's server."""
+
+    def __init__(self) -> None:
+        demo = next((Path(blobs.__file__).parents[1] / "builtin").glob("*.gguf")).read_bytes()
+        self.files = {"v1": demo, "v2": demo[:-1] + bytes([demo[-1] ^ 1]), "v3": demo[:-1] + bytes([demo[-1] ^ 2])}
+        self.version, self.status, self.asked = "v1", 0, []
+        shop = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                shop.asked.append((self.path, self.headers.get("Authorization") or ""))
+                data = shop.files[shop.version]
+                self.send_response(shop.status or 200)
+                self.send_header("Content-Length", str(len(data)))
+                self.send_header("ETag", f'"{shop.version}"')
+                self.end_headers()
+                with contextlib.suppress(OSError):  # who has seen enough hangs up
+                    self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def shop():
+    one = Shop()
+    thread = threading.Thread(target=one.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield one
+    one.server.shutdown()
+    thread.join()
+    one.server.server_close()
+
+
+MINE = ("--allow-private-sources", "127.0.0.1/32", "--fresh", "--versions")
+
+
+def test_each_version_has_a_folder_and_the_last_two_stay(run, tmp_path, shop):
+    """What changed comes into a folder beside the old one, whose file stays for whoever has it; older ones go."""
+    source, paths, models = f"{shop.url}/m.gguf", {}, tmp_path / "models"
+    for version in ("v1", "v1", "v2", "v3"):
+        shop.version = version
+        done = run(source, *MINE)
+        assert done.exit_code == 0, done.output
+        assert told(tmp_path)["etag"] == f'"{version}"'
+        assert paths.setdefault(version, told(tmp_path)["path"]) == told(tmp_path)["path"]
+        assert (models / "k" / told(tmp_path)["path"]).read_bytes() == shop.files[version]
+    assert len(set(paths.values())) == 3
+    left = {str(path.relative_to(models / "k")) for path in (models / "k").rglob("*.gguf")}
+    assert left == {paths["v2"], paths["v3"]}
+    assert len(list((models / ".store" / "blobs").iterdir())) == 1
+
+
+def test_what_cannot_be_compared_is_kept(run, tmp_path, shop):
+    """A server that has lost the file does not take it from those who have it, but the last words say so."""
+    source = f"{shop.url}/m.gguf"
+    run(source, *MINE)
+    before = told(tmp_path)
+    shop.status = 404
+    done = run(source, *MINE)
+    assert done.exit_code == 0, done.output
+    assert told(tmp_path)["path"] == before["path"]
+    assert "404" in told(tmp_path)["kept"]
+    assert run(f"{shop.url}/other.gguf", *MINE).exit_code == 2
+
+
+def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, shop):
+    """The variables of AWS's tools lead to a server of one's own, and sign for it."""
+    env = {"AWS_ENDPOINT_URL": shop.url, "AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
+    done = run("s3://bucket/chat", *MINE, "--file", "m.gguf", env=env)
+    assert done.exit_code == 0, done.output
+    [(path, said)] = shop.asked
+    assert path == "/bucket/chat/m.gguf"
+    assert said.startswith("AWS4-HMAC-SHA256 Credential=AKID/")
+    assert "hush" not in done.output + (tmp_path / "log").read_text()
+
+
+def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path):
+    """A controller's Job chooses in a repository as a host does, and lists what is there when a name is wrong."""
+    demo = (Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf").read_bytes()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self):
+            names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
+            listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
+            asked.append(self.path)
+            body = listing if self.path.startswith("/api/") else demo
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *words):
+            pass
+
+    asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        flags = (f"--hub-endpoint=http://127.0.0.1:{server.server_port}", "--allow-private-sources=127.0.0.0/8")
+        done = run("org/repo", *flags)
+        assert done.exit_code == 0, done.output
+        assert asked[-1].endswith("/m-Q4_K_M.gguf")
+        done = run("hf.co/org/repo:Q9_X", *flags)
+        assert done.exit_code == 2
+        assert "has no Q9_X; it has m-Q2_K.gguf" in told(tmp_path)["message"]
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

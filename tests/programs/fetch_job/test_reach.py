@@ -1,0 +1,80 @@
+"""Whether an address answers, over real sockets of this machine."""
+
+import json
+import socket
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from llmkube.k8s.wire.termination_message import REACHED
+from llmkube.programs.fetch_job import reach as module
+from llmkube.programs.fetch_job.reach import OTHER, reach, tried
+
+
+@asynccontextmanager
+async def open_speaker(*pieces):
+    """Says these pieces to whoever connects, and hangs up."""
+
+    async def speak(stream):
+        async with stream:
+            for piece in pieces:
+                await stream.send_all(piece)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, speak, 0, host="127.0.0.1"))
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "result"),
+    [
+        ((b"word\n",), REACHED),
+        ((b"wo", b"rd\n"), REACHED),
+        ((b"SSH-2.0-OpenSSH_9.9\r\n",), OTHER),
+        ((), OTHER),
+        ((b"x" * 100_000,), OTHER),
+        ((b"\xff\xfe\n",), OTHER),
+    ],
+)
+async def test_only_the_word_is_this_host(pieces, result):
+    """Another machine may have the same address, and a proxy answers for any."""
+    async with open_speaker(*pieces) as port:
+        assert await tried("127.0.0.1", port, "word") == result
+
+
+async def test_an_address_that_refuses_is_named_by_its_errno():
+    """Not by Trio's words for all addresses of a host."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert await tried("127.0.0.1", taken.getsockname()[1], "word") == "ECONNREFUSED"
+
+
+async def test_one_that_says_nothing_is_waited_for_and_no_longer(monkeypatch):
+    """It accepts, and stays silent."""
+    monkeypatch.setattr(module, "TRY_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert (await tried("127.0.0.1", silent.getsockname()[1], "word")).startswith("ETIMEDOUT")
+
+
+def test_the_result_is_printed_and_left_where_the_kubelet_looks(tmp_path):
+    """The exit code is that of a try that was made, whatever came of it."""
+    log = tmp_path / "termination-log"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = CliRunner().invoke(reach, [address, "--word", "w", f"--termination-log={log}"])
+    assert (done.exit_code, done.output) == (0, "ECONNREFUSED\n")
+    assert json.loads(log.read_text()) == {"result": "ECONNREFUSED"}
+
+
+@pytest.mark.parametrize("address", ["192.168.1.5", "192.168.1.5:http", ":80"])
+def test_what_is_no_address_is_refused_by_its_name(address):
+    """With an example of one."""
+    done = CliRunner().invoke(reach, [address, "--word", "w"])
+    assert done.exit_code == 2
+    assert "ADDRESS" in done.output
+    assert "192.168.1.50:8080" in done.output

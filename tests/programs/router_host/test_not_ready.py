@@ -1,0 +1,136 @@
+"""A ModelRouter of `up` whose only service does not answer: the client's answer, its time, and the router's status."""
+
+import json
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+
+from controller.cluster import utcnow
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.server import run_server
+from llmkube.k8s.resource import Key
+from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.router_host.engine_health import engine_asker, readiness_of
+from llmkube.router.gateway import gateway_handler
+from programs.router_host.test_gateway_router import Engine, View
+from programs.router_host.test_router_host import CHAT, KEY, SEEN, open_host, patient_clock
+
+__all__ = ["patient_clock"]  # the fixture, for pytest to find
+
+CLOSED = {"name": "closed", "route": {"backends": ["chat"]}, "match": {}, "failClosed": True}
+READY = View()
+PATIENT = ["Pending", "Fetching", "Loading", "Restarting", "NotAnswering", "EngineExited"]
+STOPPED = ["ScaledToZero", "Invalid", "ExceedsMemory", "EngineNotFound", "SourceNotFound", "PortTaken"]
+FAILED = ["CrashLoopBackOff", "Hung", "InsufficientMemory", "Evicted", "FetchFailed"]
+
+
+def unready(reason):
+    return View(ready=False, reason=reason, message="it does not answer")
+
+
+@attrs.define
+class Agent:
+    """What the agent knows of the service; None of one that it does not serve, as of a host that is cordoned."""
+
+    view: View | None
+    version: int = 0
+
+    def say(self, view):
+        self.view, self.version = view, self.version + 1
+
+    def services(self):
+        return {} if self.view is None else {Key("ml", "chat"): self.view}
+
+
+@asynccontextmanager
+async def open_router(tmp_path, view, **spec):
+    """Hold a router behind the real gateway; yield it, and what the agent knows."""
+    agent, engine = Agent(view), Engine()
+    directory = AgentDirectory(agent.services, lambda: agent.version)
+    async with open_http_client(engine.listener.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.handle, [engine.listener])
+        ways = {"ask_engine": engine_asker(directory, http), "why_not_ready": readiness_of(directory)}
+        async with open_host(tmp_path, gateway=gateway_handler(directory, http, utcnow), **ways) as host:
+            await host.apply(**spec)
+            yield host, agent
+        nursery.cancel_scope.cancel()
+
+
+async def ask(host):
+    """Return an answer, and after how many seconds it came."""
+    began_at = trio.current_time()
+    answer = await host.ask()
+    return answer, trio.current_time() - began_at
+
+
+@pytest.mark.parametrize("rules", [[], [CLOSED]])
+@pytest.mark.parametrize("reason", [*STOPPED, *FAILED])
+async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patient_clock, tmp_path, reason, rules):
+    """503 with the reason, each time; the status follows, and one that then loads is waited for and healthy."""
+    probed = {**CHAT, "healthCheck": {"path": "/health", "intervalSeconds": 1}}
+    async with open_router(tmp_path, unready(reason), rules=rules, backends=[probed]) as (host, agent):
+        for _ in range(6):
+            said, seconds = await ask(host)
+            error = json.loads(said.body)["error"]
+            assert said.status == 503
+            assert seconds < 1
+            assert f"chat: not_ready ({reason})" in error["message"]
+            assert error["code"] == ("fail_closed_runtime" if rules else "no_backend_available")
+            assert (said.headers.get("x-should-retry") == "false") == (reason in STOPPED)
+            assert (said.headers.get("retry-after") is None) == (reason in STOPPED)
+            await trio.sleep(1)
+        (backend,) = (await host.status()).backends
+        assert (backend.healthy, backend.message) == (False, f"InferenceService ml/chat is not ready ({reason})")
+        assert host.host.find(KEY).ready()[0] is False
+        agent.say(unready("Loading"))
+        async with trio.open_nursery() as nursery:
+
+            async def answered():
+                assert (await ask(host))[0].status == 200
+
+            nursery.start_soon(answered)
+            await trio.sleep(SEEN)
+            assert (await host.status()).backends[0].healthy is True
+            agent.say(READY)
+
+
+@pytest.mark.parametrize("reason", PATIENT)
+async def test_a_service_that_loads_is_waited_for(patient_clock, tmp_path, reason):
+    """So is one whose engine has just ended by itself: the next one starts."""
+    async with open_router(tmp_path, unready(reason)) as (host, agent), trio.open_nursery() as nursery:
+
+        async def come_up():
+            await trio.sleep(30)
+            agent.say(READY)
+
+        nursery.start_soon(come_up)
+        said, seconds = await ask(host)
+        assert said.status == 200
+        assert seconds >= 30
+
+
+async def test_a_service_that_is_stopped_while_it_is_waited_for_is_told_within_a_second(patient_clock, tmp_path):
+    """The wait ends with what is true now."""
+    async with open_router(tmp_path, unready("Loading")) as (host, agent), trio.open_nursery() as nursery:
+
+        async def stop():
+            await trio.sleep(10)
+            agent.say(unready("ScaledToZero"))
+
+        nursery.start_soon(stop)
+        said, seconds = await ask(host)
+        assert said.status == 503
+        assert seconds <= 12
+        assert b"not_ready (ScaledToZero)" in said.body
+
+
+async def test_a_service_that_this_host_does_not_serve_is_no_answer(patient_clock, tmp_path):
+    """As while the host is cordoned: 503, and not the gateway's 404 with the names of other models."""
+    async with open_router(tmp_path, None) as (host, _):
+        said, seconds = await ask(host)
+        assert (said.status, seconds < 1) == (503, True)
+        assert b"no model" not in said.body
+        (backend,) = (await host.status()).backends
+        assert (backend.healthy, backend.message) == (False, "InferenceService ml/chat is not served here")

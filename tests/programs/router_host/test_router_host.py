@@ -1,0 +1,308 @@
+"""The ModelRouters of a process: each runs from its coming to its end, and its status says how it does."""
+
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from controller.cluster import open_cluster, utcnow
+from http_lab import MemoryListener
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Response
+from llmkube.base.http.server import run_server
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import find_condition
+from llmkube.programs.router_host.hosted_router import HostedSettings
+from llmkube.programs.router_host.router_host import RouterHost
+from llmkube.programs.router_host.router_paths import routers_handler
+from llmkube.router.config.model_digest import model_digest
+from router.auth.token_lab import jwks, token
+
+pytestmark = pytest.mark.ci
+
+KEY = Key("ml", "front")
+CHAT = {"name": "chat", "inferenceServiceRef": {"name": "chat"}}
+SEEN = 4.0
+"""Seconds after which a change is taken up: the host looks every second, and so does the router."""
+
+
+@pytest.fixture
+def patient_clock(autojump_clock):
+    """Time jumps only where no thread works either: keys are read and written in threads."""
+    autojump_clock.autojump_threshold = 0.03
+    return autojump_clock
+
+
+class Host:
+    """A host of routers behind a gateway, and somebody to ask it."""
+
+    def __init__(self, client, host, front, folder):
+        self.client = client
+        self.host = host
+        self.front = front
+        self.folder = folder
+        self.asked = []  # what reached the gateway itself: requests to services
+
+    async def apply(self, name=KEY.name, **spec):
+        meta = {"name": name, "namespace": KEY.namespace}
+        resource = ModelRouter.RESOURCE
+        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+        asked = {"backends": [CHAT], "defaultRoute": "chat"} | spec
+        given = {name: value for name, value in asked.items() if value is not None}
+        await self.client.apply(ModelRouter, {**body, "spec": given}, field_manager="user")
+        await trio.sleep(SEEN)
+
+    async def ask(self, path="/routers/ml/front/v1/chat/completions", **headers):
+        body = b'{"model": "chat", "messages": [{"role": "user", "content": "hi"}]}'
+        async with open_http_client(self.front.connect) as client:
+            from llmkube.base.http.message import Headers
+
+            return await client.request("POST", f"http://gw{path}", headers=Headers.of(headers), body=body)
+
+    async def status(self):
+        return (await self.client.get(ModelRouter, KEY)).status
+
+    async def until(self, phase, name=KEY.name):
+        """Wait for a phase: a file of budgets takes the disk as long as it takes."""
+        while (await self.client.get(ModelRouter, Key(KEY.namespace, name))).status.phase != phase:  # noqa: ASYNC110
+            await trio.sleep(1)
+
+    async def condition(self, kind):
+        return find_condition((await self.status()).conditions, kind)
+
+
+MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml", "uid": "u"}, "spec": {"source": "hf://a/b"}})
+
+
+def service(name):
+    return decode(InferenceService, {"metadata": {"name": name, "namespace": "ml"}, "spec": {"modelRef": "phi"}})
+
+
+@asynccontextmanager
+async def open_host(tmp_path, services=("chat",), gateway=None, **settings):
+    """Hold it; the gateway answers requests to services by itself, unless there is another one."""
+    there = {Key("ml", name): service(name) for name in services}
+    front = MemoryListener()
+    async with open_cluster(routers_elsewhere=True) as cluster, trio.open_nursery() as nursery:
+        settings = HostedSettings(
+            client=cluster.client,
+            gateway_url="http://127.0.0.1:8080",
+            folder=tmp_path,
+            connect=front.connect,
+            utcnow=utcnow,
+            rng=random.Random(1),
+            **settings,
+        )
+        host = RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None)
+        made = Host(cluster.client, host, front, tmp_path)
+
+        async def answer_all(exchange):
+            made.asked.append(exchange.body)
+            choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
+            answer = {"object": "chat.completion", "choices": [choice]}
+            await exchange.respond(Response.json(200, answer))
+
+        await nursery.start(host.run, random.Random(2))
+        handler = routers_handler(host.find, gateway or answer_all)
+        await nursery.start(lambda *, task_status: run_server(handler, [front], task_status=task_status))
+        yield made
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, tmp_path):
+    """It answers at its path within seconds, says Ready and where it is; deleted, it is gone."""
+    async with open_host(tmp_path) as host:
+        assert (await host.ask()).status == 404
+        await host.apply()
+        assert (await host.ask()).status == 200
+        assert b'"model":"ml/chat"' in host.asked[-1]
+        hosted = host.host.find(KEY)
+        assert hosted.live.routing.config.backends["chat"].slots == 1
+        assert hosted.live.routing.config.backends["chat"].model_digest == model_digest(service("chat").spec, MODEL)
+        status = await host.status()
+        assert status.phase == "Ready"
+        assert status.endpoint == "http://127.0.0.1:8080/routers/ml/front/v1/chat/completions"
+        await host.client.delete(ModelRouter, KEY)
+        await trio.sleep(SEEN)
+        assert (await host.ask()).status == 404
+
+
+async def test_an_edit_counts_without_a_restart(patient_clock, tmp_path):
+    """The same router goes on by the new spec; what it may not run by leaves the one before."""
+    async with open_host(tmp_path) as host:
+        await host.apply()
+        before = host.host.find(KEY)
+        await host.apply(defaultRoute=None)
+        assert (await host.ask()).status == 404
+        assert host.host.find(KEY) is before
+        await host.apply()
+        await host.apply(policy={"auditLog": {"sink": "otlp"}})
+        assert (await host.ask()).status == 200
+        accepted = await host.condition("Accepted")
+        assert "spec.policy.auditLog.sink" in accepted.message
+        assert "serves on by the spec before" in accepted.message
+        assert (await host.status()).phase == "Degraded"
+
+
+async def test_a_router_that_cannot_be_run_by_waits_for_its_edit(patient_clock, tmp_path):
+    """Failed, with all reasons; the others run; after the edit it runs too."""
+    async with open_host(tmp_path) as host:
+        await host.apply("other")
+        await host.apply(policy={"classification": {"mode": "detector"}})
+        assert (await host.status()).phase == "Failed"
+        assert (await host.ask("/routers/ml/other/v1/chat/completions")).status == 200
+        await host.apply()
+        assert (await host.status()).phase == "Ready"
+
+
+async def test_clients_show_the_router_s_keys(patient_clock, tmp_path):
+    """A key of the Secret lets in, another does not; a rotated one counts within seconds; the object shows none."""
+    async with open_host(tmp_path) as host:
+        await put_secret(host.client, "clients", team="first-key")
+        await host.apply(policy={"auth": {"keysSecretRef": {"name": "clients"}}})
+        assert (await host.ask()).status == 401
+        assert (await host.ask(Authorization="Bearer first-key")).status == 200
+        await put_secret(host.client, "clients", team="second-key")
+        await trio.sleep(SEEN)
+        assert (await host.ask(Authorization="Bearer first-key")).status == 401
+        assert (await host.ask(Authorization="Bearer second-key")).status == 200
+        assert "second-key" not in str(await host.client.get_json(f"{ModelRouter.RESOURCE.path('ml', 'front')}"))
+
+
+async def test_clients_show_tokens_that_a_secret_has_the_keys_of(patient_clock, tmp_path):
+    """Without the Secret there is 503, and nothing is open; a rotated key counts within seconds."""
+    tokens = {"provider": "corp", "issuer": "https://id.example", "audiences": ["llm"], "teamClaim": "team"}
+    tokens |= {"jwksSecretRef": {"name": "idp", "key": "keys"}}
+    first, second = (f"Bearer {token(name, exp=utcnow().timestamp() + 6000)}" for name in ("ed-1", "ed-2"))
+    async with open_host(tmp_path) as host:
+        await host.apply(policy={"auth": {"jwt": tokens}})
+        assert (await host.ask(Authorization=first)).status == 503
+        assert (await host.ask()).status == 401
+        await put_secret(host.client, "idp", keys=jwks("ed-1").decode())
+        await trio.sleep(SEEN)
+        assert (await host.ask(Authorization=first)).status == 200
+        await put_secret(host.client, "idp", keys=jwks("ed-2").decode())
+        await trio.sleep(SEEN)
+        assert (await host.ask(Authorization=first)).status == 401
+        assert (await host.ask(Authorization=second)).status == 200
+        await host.apply(policy={"auth": {"jwt": tokens | {"audiences": []}}})
+        assert "spec.policy.auth.jwt.audiences: " in (await host.condition("Accepted")).message
+        assert (await host.ask(Authorization=second)).status == 200
+
+
+async def test_a_missing_service_is_told_and_comes_back(patient_clock, tmp_path):
+    """Its backend is down alone."""
+    async with open_host(tmp_path, services=()) as host:
+        await host.apply()
+        status = await host.status()
+        assert (status.phase, status.backends[0].message) == ("Degraded", "there is no InferenceService chat")
+
+
+async def test_an_object_chooses_no_file_of_this_machine(patient_clock, tmp_path):
+    """The audit log is in the state directory, whatever path the object names, and the status says so."""
+    async with open_host(tmp_path / "state") as host:
+        await host.apply(policy={"auditLog": {"sink": "file", "filePath": str(tmp_path / "elsewhere")}})
+        await host.ask()
+        await trio.sleep(SEEN)
+        assert not (tmp_path / "elsewhere").exists()
+        assert '"router.dispatch"' in (tmp_path / "state/ml.front/audit.log").read_text()
+        assert "filePath" in (await host.condition("SpecHonoured")).message
+
+
+async def test_the_metrics_of_two_routers_are_one_family(patient_clock, tmp_path):
+    """Each says which router it is of; a scrape has each name once."""
+    async with open_host(tmp_path) as host:
+        await host.apply()
+        await host.apply("other")
+        await host.ask()
+        await host.ask("/routers/ml/other/v1/chat/completions")
+        registry = CollectorRegistry()
+        registry.register(host.host)
+        families = [family.name for family in registry.collect()]
+        assert len(families) == len(set(families))
+        counted = [
+            (sample.labels["router"], sample.labels["backend"], sample.value)
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "llmkube_router_requests_total"
+        ]
+        assert sorted(counted) == [("ml/front", "chat", 1.0), ("ml/other", "chat", 1.0)]
+
+
+async def test_at_rest_nothing_is_written(patient_clock, tmp_path):
+    """A look every second is no write every second."""
+    async with open_host(tmp_path) as host:
+        await host.apply()
+        before = (await host.client.get(ModelRouter, KEY)).metadata.resource_version
+        await trio.sleep(60)
+        assert (await host.client.get(ModelRouter, KEY)).metadata.resource_version == before
+
+
+async def put_secret(client, name, **entries):
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "ml"}, "stringData": entries}
+    await client.apply(Secret, body, field_manager="user", force=True)
+    await trio.sleep(SEEN)
+
+
+@pytest.mark.parametrize("path", ["/routers/ml", "/routers/ml/nobody/v1/models"])
+async def test_a_path_without_a_router_says_how_paths_are(path, patient_clock, tmp_path):
+    """404 with the form."""
+    async with open_host(tmp_path) as host:
+        answer = await host.ask(path)
+        assert answer.status == 404
+        assert b"/routers/NAMESPACE/NAME/v1" in answer.body
+
+
+async def test_keys_that_a_killed_process_has_left_are_removed(patient_clock, tmp_path):
+    """The router was deleted, and its process killed before it had removed its keys."""
+    left = tmp_path / "ml.gone" / "keys" / "backends" / "cloud"
+    left.parent.mkdir(parents=True)
+    left.write_text("sk-old")
+    async with open_host(tmp_path):
+        await trio.sleep(SEEN)
+        assert not left.exists()
+
+
+BUDGETED = {"policy": {"budgets": [{"name": "day", "scope": "router", "maxTokens": 5000, "windowSeconds": 86400}]}}
+
+
+async def test_a_budget_holds_over_a_restart_of_the_host(patient_clock, tmp_path):
+    """What was taken before the host ended closes the budget after it, and the status says how much that is."""
+    async with open_host(tmp_path) as host:
+        await host.apply(**BUDGETED)
+        await host.until("Ready")
+        assert (await host.ask()).status == 200
+    async with open_host(tmp_path) as host:
+        await host.apply(**BUDGETED)
+        await host.until("Ready")
+        assert (await host.ask()).status == 429
+        assert host.asked == []
+        assert (await host.status()).budget_utilization[0].tokens_used > 4096
+
+
+async def test_a_damaged_budget_file_stops_its_router_alone(patient_clock, tmp_path):
+    """Its status says which file; the other router of the host answers, and the file is left as it is."""
+    async with open_host(tmp_path) as host:
+        await host.apply(**BUDGETED)
+        await host.until("Ready")
+        assert (await host.ask()).status == 200
+    (file,) = tmp_path.rglob("*.db")
+    file.write_bytes(b"no database" * 1000)
+    async with open_host(tmp_path) as host:
+        await host.apply(**BUDGETED)
+        await host.apply("other")
+        await host.until("Failed")
+        await host.until("Ready", "other")
+        assert (await host.ask()).status >= 400
+        assert (await host.ask("/routers/ml/other/v1/chat/completions")).status == 200
+        status = await host.status()
+        assert status.phase == "Failed"
+        assert any(f"the budgets in {file} are damaged" in each.message for each in status.conditions)
+    assert file.read_bytes() == b"no database" * 1000

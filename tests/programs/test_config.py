@@ -1,0 +1,126 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmkube.base.errors import UserError
+from llmkube.base.settings import settings_of
+from llmkube.cli.commands.programs.agent import agent_settings
+from llmkube.cli.commands.programs.controller import workload_settings
+from llmkube.controller.settings import Allowance
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.controller_config import ALLOWANCES, ControllerConfig
+from llmkube.programs.config.tables import TABLES, load
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.state_location import state_dir_of
+
+
+def test_the_state_directory_is_the_platforms(monkeypatch, tmp_path):
+    """Without a flag the state lies where the platform keeps a user's data."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert state_dir_of(None) == tmp_path / ".local" / "share" / "llmkube"
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert state_dir_of(None) == Path("/data/llmkube")
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    assert state_dir_of(None) == tmp_path / ".local" / "share" / "llmkube"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert state_dir_of(None) == tmp_path / "Library" / "Application Support" / "llmkube"
+
+
+def test_the_file_in_the_chosen_directory_counts(tmp_path):
+    """Flag and variable choose the directory whose config.toml is read, and the flag is the stronger one."""
+    for name, port in (("flag", 1), ("variable", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(f"[up]\ngateway_port = {port}\n")
+    environ = {"LLMKUBE_STATE_DIR": str(tmp_path / "variable")}
+    config = load("up", UpConfig, {}, environ)
+    assert (config.state_dir, config.gateway_port) == (tmp_path / "variable", 2)
+    config = load("up", UpConfig, {"state_dir": str(tmp_path / "flag")}, environ)
+    assert (config.state_dir, config.gateway_port) == (tmp_path / "flag", 1)
+
+
+def test_s14_no_setting_is_read_where_others_may_write(tmp_path):
+    """A state directory that is not this user's alone is refused before its config.toml is looked at."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "config.toml").write_text("this is no TOML")
+    state.chmod(0o777)
+    with pytest.raises(UserError, match=r"state is not safe to use: others .* chmod 700 it.*--state-dir"):
+        load("up", UpConfig, {"state_dir": str(state)}, {})
+    tmp_path.chmod(0o777)
+    missing = load("up", UpConfig, {"state_dir": str(tmp_path / "none")}, {})  # nothing is read, and nothing made
+    assert missing.state_dir == tmp_path / "none"
+
+
+def test_the_guides_flags_exist():
+    """Every flag of the agent that the guide and the issue name is a setting with that flag."""
+    flags = {each.flag for each in settings_of(AgentConfig)}
+    guide = "--host-ip --namespace --model-store --llama-server --port --log-level --kubeconfig"
+    assert flags >= set(guide.split())
+
+
+@pytest.mark.parametrize("kind", TABLES.values())
+def test_every_setting_has_help(kind):
+    """No flag appears in --help without a sentence."""
+    assert all(each.help.endswith(".") for each in settings_of(kind))
+
+
+def test_an_agent_beside_its_server_begins_with_no_address(tmp_path):
+    """With the API server on the loopback address none is known at first; the agent is told where to look for one."""
+    settings = agent_settings(AgentConfig(state_dir=tmp_path), "https://127.0.0.1:6443", Path("/bin/engine"))
+    assert (settings.advertise_address, settings.bind_address) == (None, "127.0.0.1")
+    assert settings.api_server == "https://127.0.0.1:6443"
+    assert settings.host_ip is None
+    assert settings.accelerators == {"metal"}
+    assert settings.store_dir == tmp_path / "store"
+
+
+def test_a_selector_that_is_none_names_its_flag(tmp_path):
+    """A typo in --selector is an error at the start; a good one selects."""
+    config = AgentConfig(state_dir=tmp_path, selector="team in ml")
+    with pytest.raises(UserError, match=r"--selector: .*team in ml"):
+        agent_settings(config, "https://127.0.0.1:6443", Path("/bin/engine"))
+    config = AgentConfig(state_dir=tmp_path, selector="team=ml")
+    settings = agent_settings(config, "https://127.0.0.1:6443", Path("/bin/engine"))
+    assert settings.selector.matches({"team": "ml"})
+    assert not settings.selector.matches({})
+
+
+def test_an_agents_flags_reach_it(tmp_path):
+    """Name, namespace, store, endpoints API and Lease namespace are what the flags say."""
+    config = AgentConfig(
+        state_dir=tmp_path,
+        host_name="studio",
+        namespace="team",
+        model_store=tmp_path / "models",
+        endpoints_api="endpoints",
+        lease_namespace="leases",
+        accelerator=("cpu", "metal"),
+    )
+    settings = agent_settings(config, "https://127.0.0.1:6443", Path("/bin/engine"))
+    assert (settings.host_name, settings.namespace, settings.endpoints_api) == ("studio", "team", "endpoints")
+    assert (settings.store_dir, settings.lease_namespace) == (tmp_path / "models", "leases")
+    assert settings.accelerators == {"cpu", "metal"}
+
+
+def test_labels_are_given_as_pairs():
+    """KEY=VALUE becomes a label, also an empty one; anything else is refused with its flag."""
+    given = ControllerConfig(image="x", monitor_label=("release=prometheus", "a="), shared_gpu_node=("gpu=shared",))
+    settings = workload_settings(given)
+    assert settings.monitor_labels == {"release": "prometheus", "a": ""}
+    assert settings.shared_gpu_selector == {"gpu": "shared"}
+    with pytest.raises(UserError, match="--monitor-label takes KEY=VALUE, not 'release'"):
+        workload_settings(ControllerConfig(image="x", monitor_label=("release",)))
+
+
+def test_what_editors_may_ask_for_reaches_the_controller(tmp_path):
+    """S3: each `--allow` is a member of the settings; none is given by default, and another word is refused."""
+    assert workload_settings(ControllerConfig(image="x")).allow == frozenset()
+    flags = {"state_dir": tmp_path, "image": "x", "allow": ALLOWANCES, "allow_priority_class": ("gpu-*",)}
+    settings = workload_settings(load("controller", ControllerConfig, flags, {}))
+    assert settings.allow == frozenset(Allowance)
+    assert settings.priority_classes == ("gpu-*",)
+    with pytest.raises(UserError, match='"everything" is not one of foreignVolumes, tokens'):
+        load("controller", ControllerConfig, {**flags, "allow": ("everything",)}, {})

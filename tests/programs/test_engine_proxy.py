@@ -1,0 +1,85 @@
+"""Which networks a running proxy admits: what its file says now, and its own host."""
+
+import attrs
+import pytest
+import trio
+
+from llmkube.programs import engine_proxy
+from llmkube.programs.engine_proxy import LOOK_SECONDS, Admission
+from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.nouns.proxy_config import ProxyConfig
+
+GIVEN, NODES = "10.9.0.0/16", AdmittedNetworks(nodes=("10.0.0.1/32", "10.244.0.0/24"))
+STRANGER = "192.0.2.9"
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """The addresses that this host has now."""
+    found = {"192.0.2.2"}
+    monkeypatch.setattr(engine_proxy, "interface_addresses", lambda: [*found, "fe80::1%eth0", "127.0.0.1"])
+    return found
+
+
+@pytest.fixture
+def config(tmp_path):
+    return ProxyConfig(("192.0.2.1", 1), ("127.0.0.1", 2), "key", (GIVEN,), networks=str(tmp_path / "networks"))
+
+
+def admitted(admission, *peers):
+    admission.look()
+    return [admission.admits(each) for each in peers]
+
+
+def test_the_host_itself_is_never_locked_out(config, own):
+    """Over loopback, from the address that the engine is published at, and from any that the host has by now."""
+    admission = Admission(config)
+    assert admitted(admission, "127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1", "192.0.2.2") == [True] * 5
+    assert admitted(admission, STRANGER, "192.0.2.3", "fe80::1%eth0", "") == [False] * 4
+    own.clear()
+    own.add("192.0.2.3")
+    assert admitted(admission, "192.0.2.2", "192.0.2.3") == [False, True]
+
+
+@pytest.mark.parametrize("changes", [{"networks": ""}, {"networks": "", "allowed": (), "keys": ("of-a-client",)}])
+def test_an_engine_of_no_cluster_and_one_with_keys_ask_the_host_too(config, own, changes):
+    """As for `llmkube up`, whose gateway is the way in, and a service with a Secret."""
+    admission = Admission(attrs.evolve(config, **changes))
+    assert admitted(admission, "127.0.0.1", "192.0.2.1", "192.0.2.2") == [False] * 3
+    assert admitted(admission, "10.9.0.1") == ["allowed" not in changes]
+
+
+async def test_what_the_agent_writes_counts_soon(config, own, autojump_clock, monkeypatch, tmp_path):
+    """Nodes come and go; a file that is gone or broken changes nothing, and so does an address that cannot be asked."""
+
+    async def at_once(look):  # no real thread under a virtual clock
+        await trio.lowlevel.checkpoint()
+        look()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    file, admission = tmp_path / "networks", Admission(config)
+    pods = ("10.244.0.7", "10.0.0.1", "10.9.0.1", STRANGER)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.run)
+        for text, expected in (
+            (NODES.dump(), [True, True, True, False]),
+            ("{", [True, True, True, False]),
+            (None, [True, True, True, False]),
+            (AdmittedNetworks(nodes=("10.0.0.1/32",)).dump(), [False, True, True, False]),
+        ):
+            file.write_text(text) if text is not None else file.unlink()
+            await trio.sleep(LOOK_SECONDS + 0.1)
+            assert [admission.admits(each) for each in pods] == expected
+        nursery.cancel_scope.cancel()
+
+
+def test_a_host_that_cannot_be_asked_for_its_addresses_keeps_what_counted(config, own, monkeypatch):
+    """No descriptor is left."""
+    admission = Admission(config)
+    admission.look()
+
+    def full():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(engine_proxy, "interface_addresses", full)
+    assert admitted(admission, "192.0.2.2", STRANGER) == [True, False]

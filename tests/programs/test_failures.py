@@ -1,0 +1,75 @@
+import errno
+import io
+
+import click
+import pytest
+
+from llmkube.base.errors import UserError, WorldError
+from llmkube.base.settings import SettingError
+from llmkube.k8s.errors import NotFoundError
+from llmkube.programs.failures import CommandError, ExitCode, MistypedError, in_one_sentence
+
+
+def told(error):
+    with pytest.raises(CommandError) as caught, in_one_sentence():
+        raise error
+    return caught.value.message, caught.value.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "code"),
+    [
+        (UserError("is wrong", field="spec.source"), "spec.source: is wrong", ExitCode.FAILED),
+        (WorldError("the disk is full"), "the disk is full", ExitCode.FAILED),
+        (SettingError("--api-port: no"), "--api-port: no", ExitCode.USAGE),
+        (NotFoundError("no such thing", code=404), "no such thing", ExitCode.NOT_FOUND),
+        (ExceptionGroup("g", [ExceptionGroup("h", [WorldError("a")]), UserError("b")]), "a\nb", ExitCode.FAILED),
+        (ExceptionGroup("g", [WorldError("a"), WorldError("a")]), "a", ExitCode.FAILED),
+        (ExceptionGroup("g", [CommandError("late", ExitCode.TIMED_OUT)]), "late", ExitCode.TIMED_OUT),
+    ],
+)
+def test_expected_errors_become_sentences(error, message, code):
+    """What LLMKube expects to go wrong ends in its own sentence and its exit code, also out of a nursery."""
+    assert told(error) == (message, code)
+
+
+@pytest.mark.parametrize("error", [ValueError("bug"), ExceptionGroup("g", [WorldError("a"), ValueError("bug")])])
+def test_bugs_keep_their_traceback(error):
+    """An unexpected error is never dressed up as a user's mistake, even in the company of expected ones."""
+    with pytest.raises(type(error)) as caught, in_one_sentence():
+        raise error
+    assert caught.value is error
+
+
+def test_a_full_disk_under_the_output_is_a_sentence():
+    """What a command prints and its file does not take is told as that; other errors of the system are bugs."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert told(full) == ("the output cannot be written (No space left on device)", ExitCode.FAILED)
+    with pytest.raises(OSError, match="elsewhere"), in_one_sentence():
+        raise OSError(errno.EBADF, "elsewhere")
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
+def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, terminal, lines):
+    """U20: at 80 columns no word of an error is cut; scripts get it on one line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    to = io.StringIO()
+    monkeypatch.setattr(to, "isatty", lambda: terminal)
+    CommandError("word " * 20 + "end").show(to)
+    told = to.getvalue().rstrip("\n").split("\n")
+    assert len(told) == lines
+    assert " ".join(told) == "Error: " + "word " * 20 + "end"
+
+
+@pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
+def test_a_mistyped_command_line_is_told_within_the_columns(monkeypatch, terminal, lines):
+    """U20: below click's own usage, the sentence breaks between words on a terminal, and stays whole elsewhere."""
+    monkeypatch.setenv("COLUMNS", "80")
+    to = io.StringIO()
+    monkeypatch.setattr(to, "isatty", lambda: terminal)
+    command = click.Command("port-forward")
+    MistypedError("word " * 20 + "end", click.Context(command, info_name="llmkube port-forward")).show(to)
+    usage, *told = to.getvalue().rstrip("\n").split("\n")
+    assert usage.startswith("Usage: llmkube port-forward")
+    assert " ".join(line for line in told if line and not line.startswith("Try")) == "Error: " + "word " * 20 + "end"
+    assert len([line for line in told if "word" in line]) == lines

@@ -1,0 +1,275 @@
+"""The models of a host's Ollama, which a script plays: pulled once, told with their progress, refused by name."""
+
+import json
+import shutil
+from functools import partial
+
+import pytest
+import trio
+
+from gguf_corpus import DEMO
+from llmkube.programs.daemon_engine.ollama import pull_room
+from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama.pull_room import free_near
+from llmkube.programs.ollama_library import OllamaLibrary, ollama_here
+from llmkube.weights.errors import (
+    FetchError,
+    NoSpaceError,
+    NotGGUFError,
+    SourceNotAllowedError,
+    SourceNotFoundError,
+    SourceRefusedError,
+)
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.ollama_model import AllowedModels, OllamaModel
+from programs.daemon_engine.ollama.fake_daemon import (
+    LIBRARY_BLOB,
+    URL,
+    FakeDaemon,
+    answers,
+    blob_of,
+    breaks_off,
+    shown_header,
+)
+from programs.daemon_engine.ollama.test_program import playing
+
+TINY = OllamaModel("tiny:latest")
+
+
+def daemon(**changes):
+    return FakeDaemon(shows={LIBRARY_BLOB: shown_header(DEMO)}, **changes)
+
+
+def library(client, fake, *allowed):
+    return OllamaLibrary(DaemonApi(client, URL), AllowedModels(allowed or ("*",)), free=fake.free)
+
+
+async def test_a_model_is_pulled_once_and_told(autojump_clock):
+    """Its file is Ollama's, its facts are the header's, and how far the pull is shows in bytes."""
+    fake, told = daemon(), []
+    async with playing(fake) as client:
+        models = library(client, fake)
+        assert not await models.has(TINY)
+        weights, facts = await models.fetch(TINY, told.append)
+        assert facts.shape.tensors == read_header(DEMO).shape.tensors
+        assert weights.identity == f"ollama://tiny:latest@sha256:{weights.sha256}"
+        assert weights.path.name == LIBRARY_BLOB
+        assert [each.stage for each in told[1:-1]] == ["downloading"] * 9
+        assert str(told[5]).startswith("downloading: 50 B of 100 B (50 %), 100 B/s, 0.50 s left")
+        assert await models.has(TINY)
+        assert await models.keeps(weights.identity)
+        assert not await models.keeps(weights.identity[:-1])
+        await models.fetch(TINY, told.append)
+    assert fake.calls.count("/api/pull") == 1
+
+
+async def test_services_of_one_model_share_a_pull(autojump_clock):
+    """Who comes second waits, and finds it there; who comes second after a failure tries once more."""
+    fake = daemon(faults={"/api/pull": [breaks_off]})
+    failed = []
+    async with playing(fake) as client, trio.open_nursery() as nursery:
+        models = library(client, fake)
+
+        async def fetch():
+            try:
+                await models.fetch(TINY, lambda _: None)
+            except FetchError as error:
+                failed.append(str(error))
+
+        for _ in range(5):
+            nursery.start_soon(fetch)
+    assert len(failed) == 1
+    assert fake.calls.count("/api/pull") == 2
+
+
+def error(words, status=500):
+    return answers(status, json.dumps({"error": words}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (error("pull model manifest: file does not exist", 404), SourceNotFoundError, "no tiny:latest: look up name"),
+        (error("pull model manifest: 412: this model requires a newer version"), SourceRefusedError, "upgrade Ollama"),
+        (error("write /blobs: no space left on device"), FetchError, "has not pulled tiny:latest.*no space left"),
+        (breaks_off, FetchError, "has not pulled tiny:latest"),
+        (
+            answers(200, b'{"status": "success"}\n'),
+            FetchError,
+            "says that it has pulled tiny:latest, and does not know",
+        ),
+    ],
+)
+async def test_a_pull_that_fails_names_the_model_and_the_way_out(autojump_clock, fault, kind, words):
+    """One attempt is one pull; the caller decides when to ask again."""
+    fake = daemon(faults={"/api/pull": [fault]})
+    async with playing(fake) as client:
+        with pytest.raises(kind, match=words):
+            await library(client, fake).fetch(TINY, lambda _: None)
+    assert fake.calls.count("/api/pull") == 1
+
+
+async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypatch):
+    """It may be started later; one on another machine never is what is asked for."""
+    fake = daemon(answers=False)
+    async with playing(fake) as client:
+        with pytest.raises(FetchError, match=r"none answers at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
+            await library(client, fake).fetch(TINY, lambda _: None)
+        assert not await library(client, fake).has(TINY)
+        monkeypatch.setenv("OLLAMA_HOST", "192.0.2.7")
+        with pytest.raises(SourceRefusedError, match=r"ollama://tiny:latest: OLLAMA_HOST names http://192.0.2.7:11434"):
+            await ollama_here(client, AllowedModels(("*",))).fetch(TINY, lambda _: None)
+
+
+async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
+    """A server that is older than the facts is to be upgraded; nothing is pulled again for that."""
+    fake = daemon(blobs={LIBRARY_BLOB})
+    fake.shows = {}
+    async with playing(fake) as client:
+        with pytest.raises(NotGGUFError, match="upgrade Ollama"):
+            await library(client, fake).fetch(TINY, lambda _: None)
+    assert fake.calls.count("/api/pull") == 0
+
+
+async def test_what_its_owner_does_not_allow_is_neither_pulled_nor_served(autojump_clock):
+    """The same words whether or not Ollama has it; nothing is asked of Ollama."""
+    fake, told = daemon(blobs={LIBRARY_BLOB}), []
+    async with playing(fake) as client:
+        models = library(client, fake, "llama*", "me/*")
+        for name in ("tiny:latest", "library/tiny:latest", "you/tiny:latest", "nothing:latest"):
+            with pytest.raises(SourceNotAllowedError, match=f"--allow-ollama-sources {name} .*name the same") as caught:
+                await models.fetch(OllamaModel(name), lambda _: None)
+            told.append(str(caught.value).replace(name, "NAME"))
+            assert not await models.has(OllamaModel(name))
+            assert not await models.keeps(f"ollama://{name}@{LIBRARY_BLOB.replace('-', ':')}")
+    assert len(set(told)) == 1
+    assert fake.calls == []
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("layers", "free", "refused"),
+    [
+        ([100 * MIB], 106 * MIB, False),  # 5 % stay free
+        ([100 * MIB], 104 * MIB, True),
+        ([100 * MIB, 10 * MIB], 113 * MIB, True),  # the second one is known when it begins
+        ([100 * MIB, 10 * MIB], 116 * MIB, False),
+    ],
+)
+async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autojump_clock, layers, free, refused):
+    """Before a tenth of what does not fit has come; said are the bytes, the folder and two ways out."""
+    fake = daemon(layers={"tiny:latest": layers}, free_bytes=free)
+    async with playing(fake) as client:
+        models = library(client, fake)
+        if not refused:
+            await models.fetch(TINY, lambda _: None)
+            return
+        with pytest.raises(NoSpaceError, match=r"no space in Ollama's models folder: .* needed, .*ollama rm") as caught:
+            await models.fetch(TINY, lambda _: None)
+        assert (caught.value.needed_bytes, caught.value.free_bytes) == (int(sum(layers) * 1.05), free)
+        await trio.sleep(60)
+        assert fake.fetched_bytes <= sum(layers[:-1]) + layers[-1] // 10
+        assert LIBRARY_BLOB not in fake.blobs
+
+
+async def test_what_did_not_fit_is_not_pulled_to_find_that_out_again(autojump_clock):
+    """Its size is kept for ten minutes; with room for it, it is pulled at once."""
+    fake = daemon(layers={"tiny:latest": [100 * MIB]}, free_bytes=50 * MIB)
+
+    async def refused():
+        with pytest.raises(NoSpaceError):
+            await models.fetch(TINY, lambda _: None)
+
+    async with playing(fake) as client:
+        models = library(client, fake)
+        for seconds in (0, 30, 300):
+            await trio.sleep(seconds)
+            await refused()
+        assert fake.calls.count("/api/pull") == 1
+        await trio.sleep(300)
+        await refused()
+        assert fake.calls.count("/api/pull") == 2
+        fake.free_bytes = 200 * MIB
+        await models.fetch(TINY, lambda _: None)
+        assert fake.calls.count("/api/pull") == 3
+
+
+async def test_two_pulls_do_not_share_one_room(autojump_clock):
+    """The second waits for the first, says so, and does not fit any more; what is there already waits for none."""
+    other = OllamaModel("other:latest")
+    fake = daemon(layers={"tiny:latest": [100 * MIB], "other:latest": [90 * MIB]}, free_bytes=150 * MIB)
+    fake.library["other:latest"] = blob_of(b"other")
+    told = []
+    async with playing(fake) as client, trio.open_nursery() as nursery:
+        models = library(client, fake)
+        nursery.start_soon(models.fetch, TINY, lambda _: None)
+        await trio.sleep(0.3)
+        with pytest.raises(NoSpaceError):
+            await models.fetch(other, told.append)
+        assert (told[0].stage, told[0].note) == ("waiting", "Ollama pulls another model")
+        await models.fetch(TINY, lambda _: None)
+    assert fake.free_bytes == 50 * MIB
+
+
+@pytest.mark.parametrize(
+    ("store", "environ", "folder"),
+    [
+        ({"mine:latest": LIBRARY_BLOB}, {"OLLAMA_MODELS": "/other"}, "/home/me"),
+        ({}, {"OLLAMA_MODELS": "/srv/models"}, "/srv/models"),
+        ({}, {"OLLAMA_MODELS": ""}, "/home/them/.ollama/models"),
+    ],
+)
+async def test_the_disk_of_its_models_is_looked_at(autojump_clock, monkeypatch, store, environ, folder):
+    """Where it says that a model of its is; else where this user's Ollama would have them."""
+    fake, looked = daemon(store=store, sizes=dict.fromkeys(store, 1)), []
+    for name, value in {"HOME": "/home/them", **environ}.items():
+        monkeypatch.setenv(name, value)
+
+    async def free(path):
+        looked.append(str(path))
+        return await fake.free(path)
+
+    async with playing(fake) as client:
+        await OllamaLibrary(DaemonApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
+    assert looked == [folder]
+
+
+async def test_a_folder_that_is_not_there_yet_is_measured_by_the_one_above(tmp_path):
+    """So is one that this user may not see."""
+    assert 0 < await free_near(tmp_path / "not" / "there" / "yet") <= shutil.disk_usage(tmp_path).total
+
+
+def counts_the_largest(self, text, done, total):
+    self.needed_bytes = max(self.needed_bytes, total)
+    pull_room.refuse_too_much(self.folder, self.needed_bytes, self.free_bytes)
+
+
+allowed = test_what_its_owner_does_not_allow_is_neither_pulled_nor_served
+fits = test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known
+
+BUGS = {
+    "what does not fit is pulled": (
+        *(pull_room, "refuse_too_much", lambda *_: None),
+        partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
+    ),
+    "nothing stays free": (
+        *(pull_room, "margin_of", lambda _: 0),
+        partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
+    ),
+    "files are not added up": (
+        *(pull_room.PullRoom, "take", counts_the_largest),
+        partial(fits, layers=[100 * MIB, 10 * MIB], free=113 * MIB, refused=True),
+    ),
+    "all models are allowed": (AllowedModels, "admits", lambda *_: True, allowed),
+}
+
+
+@pytest.mark.parametrize("name", BUGS)
+async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, name):
+    """Each of these has a test that it does not survive."""
+    owner, attribute, replacement, timeline = BUGS[name]
+    monkeypatch.setattr(owner, attribute, replacement)
+    with pytest.RaisesGroup(pytest.fail.Exception, flatten_subgroups=True):
+        await timeline(autojump_clock)

@@ -1,0 +1,186 @@
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from free_ports import free_port
+from llmkube.base.http.listen import PortTakenError
+from llmkube.cli.commands.programs.controller import EVERY_ADDRESS
+from llmkube.programs.program import (
+    Stop,
+    open_optional_port,
+    open_port,
+    open_service_nursery,
+    run_until_signal,
+    settle_heap,
+)
+from waiting import until
+
+
+async def test_a_stop_ends_the_innermost_place_only():
+    """What lies around the innermost `here` goes on, and ends in its own order."""
+    stop, order = Stop(), []
+    with stop.here():
+        async with open_service_nursery() as outer:
+
+            async def support():
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    order.append("support")
+
+            outer.start_soon(support)
+            with stop.here():
+                outer.start_soon(trio.sleep, 0)
+                stop.request_nowait("SIGTERM")
+                await trio.sleep_forever()
+            await trio.lowlevel.checkpoint()
+            order.append("inner")
+        order.append("outer")
+    assert order == ["inner", "support", "outer"]
+
+
+async def test_a_place_after_the_stop_does_not_begin():
+    """A stop during the start is not forgotten when the next layer opens."""
+    stop = Stop()
+    stop.request_nowait("SIGINT")
+    reached = False
+    with stop.here():
+        await trio.lowlevel.checkpoint()
+        reached = True
+    assert not reached
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_the_first_signal_stops_and_the_second_is_answered(number):
+    """Each of them stops; a second one during the stop says so and disturbs nothing."""
+    told, cleaned = [], False
+
+    async def body(stop):
+        nonlocal cleaned
+        with stop.here():
+            os.kill(os.getpid(), number)
+            await trio.sleep_forever()
+        version = len(told)
+        os.kill(os.getpid(), number)
+        await until(lambda: len(told) > version)
+        cleaned = True
+        return "done"
+
+    result = await run_until_signal(body, told.append)
+    assert cleaned
+    assert result == "done"
+    assert told == [
+        f"{number.name}: stopping",
+        f"{number.name}: already stopping; waiting for the engines to end",
+    ]
+
+
+async def test_a_signal_before_the_innermost_place_ends_the_body():
+    """During the start of the outer layers a signal ends everything, and the body has no result."""
+
+    async def body(stop):
+        os.kill(os.getpid(), signal.SIGINT)
+        await trio.sleep_forever()
+
+    assert await run_until_signal(body, lambda _line: None) is None
+
+
+async def test_a_body_that_returns_ends_the_program():
+    """Without a signal the result comes through, and the signal handlers are taken back."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def body(stop):
+        await trio.lowlevel.checkpoint()
+        return 7
+
+    assert await run_until_signal(body, print) == 7
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_the_controllers_port_is_open_to_both_families():
+    """In a cluster of IPv6 alone the controller's probes are reached, too; IPv4 is not given up for that."""
+    there = await trio.open_tcp_listeners(0)
+    for listener in there:
+        await listener.aclose()
+    number = free_port()
+    async with open_optional_port(number, "--port", EVERY_ADDRESS) as port:
+        assert {one.socket.family for one in port.listeners} == {one.socket.family for one in there}
+        assert {one.socket.getsockname()[1] for one in port.listeners} == {number}
+
+
+async def test_a_taken_port_names_its_flag():
+    """A port that another program has is an error that names the flag, and a free one is given for 0."""
+    async with open_port(0, "--gateway-port") as port:
+        number = int(port.url.rpartition(":")[2])
+        with pytest.raises(PortTakenError, match=f"--api-port: .*{number}"):
+            async with open_port(number, "--api-port"):
+                pass
+    async with open_port(number, "--api-port"):
+        pass
+
+
+async def test_port_0_may_mean_none():
+    """Where 0 turns a server off, nothing is opened."""
+    async with open_optional_port(0, "--port") as port:
+        assert port is None
+
+
+def test_what_is_loaded_is_not_looked_through_again():
+    """What is there when a program has started is out of the garbage collector's sight."""
+    thresholds, loaded = gc.get_threshold(), []
+    assert any(one is loaded for one in gc.get_objects())  # which lists what the collector looks through
+    try:
+        settle_heap()
+        assert all(one is not loaded for one in gc.get_objects())
+        assert gc.get_threshold()[0] > 1000
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's alone")
+def test_free_memory_below_what_stays_goes_back_to_the_kernel():
+    """Of 40 MiB that were let go below a piece that stays, nearly all are given back."""
+    code = (
+        "import os\n"
+        "from llmkube.programs.program import trim_heap\n"
+        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE') >> 20\n"
+        "pieces = [bytes(10_000) for _ in range(4000)]\n"
+        "stays, pieces[:] = pieces[-1], []\n"
+        "before = resident()\n"
+        "trim_heap()\n"
+        "print(before - resident())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert int(done.stdout) > 30
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted"), [(256, 4096, 4096), (256, 20_000, 10_240), (15_000, 20_000, 15_000), (256, 256, 256)]
+)
+def test_a_program_takes_the_descriptors_that_it_may_have(soft, hard, wanted):
+    """From the 256 of launchd it comes to 10,240, or to what its user may have; more is never given back."""
+    code = (
+        "import resource\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        "from llmkube.programs.program import raise_descriptor_limit\n"
+        "raise_descriptor_limit()\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(wanted), str(hard)]
+
+
+async def test_an_ipv6_address_has_brackets_wherever_it_has_a_port():
+    """The URL can be typed into a client, and the error names the address as `--listen` takes it."""
+    async with open_port(0, "--listen", "::1") as port:
+        number = port.listeners[0].socket.getsockname()[1]
+        assert port.url == f"http://[::1]:{number}"
+        with pytest.raises(PortTakenError, match=rf"--listen: cannot listen on \[::1\]:{number}: another program"):
+            async with open_port(number, "--listen", "::1"):
+                pass

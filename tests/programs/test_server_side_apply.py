@@ -1,0 +1,96 @@
+import pytest
+
+from cli.memory_cluster import open_cluster_client
+from llmkube.cli.commands.tools.files import demo_manifests
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import TransportError
+from llmkube.k8s.resource import Key
+from llmkube.programs.server_side_apply import FIELD_MANAGER, Applier, Manifest
+
+VERSION = "inference.llmkube.dev/v1alpha1"
+
+
+def manifest(kind="ConfigMap", name="a", version="v1", **rest):
+    return Manifest("x.yaml, document 1", {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **rest})
+
+
+async def applied(*manifests, namespace="default"):
+    told = []
+    async with open_cluster_client() as client:
+        results = await Applier(client, namespace).apply_all(manifests, told.append)
+    assert tuple(told) == results
+    return results
+
+
+async def test_the_demo_is_applied_by_its_own_manager():
+    """The demo's objects arrive in the default namespace, and their fields belong to `llmkube-up`."""
+    async with open_cluster_client() as client:
+        results = await Applier(client).apply_all(demo_manifests(), lambda _: None)
+        assert [(str(each.key), each.error) for each in results] == [("default/demo", "")] * 2
+        model = await client.get(Model, Key("default", "demo"))
+        service = await client.get(InferenceService, Key("default", "demo"))
+    assert (model.spec.source, service.spec.model_ref) == ("builtin://demo", "demo")
+    assert {each["manager"] for each in model.metadata.managed_fields} == {FIELD_MANAGER}
+
+
+async def test_applying_twice_changes_nothing():
+    """The second start with the same files leaves the objects as they are."""
+    async with open_cluster_client() as client:
+        applier = Applier(client)
+        await applier.apply_all(demo_manifests(), lambda _: None)
+        before = await client.get(Model, Key("default", "demo"))
+        await applier.apply_all(demo_manifests(), lambda _: None)
+        assert await client.get(Model, Key("default", "demo")) == before
+
+
+async def test_a_refusal_does_not_end_the_rest():
+    """An object that the API server refuses is a result with its words; the next one is applied."""
+    bad = manifest("InferenceService", "bad", VERSION, spec={"modelRef": "a", "replicas": -1})
+    refused, good = await applied(bad, manifest())
+    assert "spec.replicas" in refused.error
+    assert (good.error, str(good.key)) == ("", "default/a")
+
+
+async def test_a_field_that_does_not_exist_is_refused():
+    """A misspelt field is refused by name, and not dropped in silence."""
+    (refused,) = await applied(manifest("Model", "a", VERSION, spec={"source": "builtin://demo", "sorce": "x"}))
+    assert "sorce" in refused.error
+
+
+@pytest.mark.parametrize(
+    ("unknown", "message"),
+    [
+        (manifest("ConfgMap"), "kind: v1 has no kind ConfgMap"),
+        (manifest("A", version="example.org/v1"), "apiVersion: the API server knows no example.org/v1"),
+        (manifest("A", version="v7"), "apiVersion: the API server knows no v7"),
+    ],
+)
+async def test_unknown_kinds_are_named(unknown, message):
+    """A kind or a version that the server does not serve is a refusal that says which."""
+    (refused,) = await applied(unknown)
+    assert refused.error.startswith(message)
+
+
+async def test_cluster_scoped_kinds_have_no_namespace():
+    """A Namespace is applied although it has none itself."""
+    (result,) = await applied(manifest("Namespace", "team"), namespace="default")
+    assert (result.error, str(result.key)) == ("", "team")
+
+
+async def test_an_object_may_name_its_namespace():
+    """An object's own namespace beats the default one."""
+    metadata = {"name": "a", "namespace": "kube-system"}
+    (result,) = await applied(Manifest("x", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}))
+    assert (result.error, str(result.key)) == ("", "kube-system/a")
+
+
+async def test_a_silent_server_ends_everything():
+    """When the API server cannot be reached, applying stops with that error."""
+
+    class Gone:
+        async def get_json(self, path):
+            raise TransportError("connection refused")
+
+    with pytest.raises(TransportError):
+        await Applier(Gone()).apply_all([manifest()], lambda _: None)

@@ -1,0 +1,151 @@
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmkube.base.errors import UserError
+from llmkube.programs.state_dir import FullDiskError, held_state_dir, temporary_state_dir
+from llmkube.supervisor.host.processes import marked
+
+
+def test_the_folder_is_private(tmp_path):
+    """The folder is made with mode 0700, and one that exists is made so, whatever the umask."""
+    old = tmp_path / "old"
+    old.mkdir(mode=0o755)
+    for path in (old, tmp_path / "a" / "new"):
+        with held_state_dir(path):
+            assert path.stat().st_mode & 0o777 == 0o700
+            assert (path / "lock").stat().st_mode & 0o777 == 0o600
+
+
+def test_s14_a_folder_is_not_made_where_every_user_may_swap_it(tmp_path):
+    """Below a folder that is writable for all and not sticky no state directory is made."""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(UserError, match="every user may write to"), held_state_dir(tmp_path / "open" / "state"):
+        pass
+    assert not (tmp_path / "open" / "state").exists()
+    (tmp_path / "open").chmod(0o1777)
+    with held_state_dir(tmp_path / "open" / "state"):
+        pass
+
+
+def test_a_second_program_is_told_the_pid(tmp_path):
+    """Only one program at a time holds a folder; the other one learns which."""
+    with (
+        held_state_dir(tmp_path),
+        pytest.raises(UserError, match=f"in use by the llmkube process with pid {os.getpid()};.*--state-dir"),
+        held_state_dir(tmp_path),
+    ):
+        pass
+
+
+def test_the_lock_falls_with_its_holder(tmp_path):
+    """After the holder's end, even by kill -9, the folder can be held again."""
+    program = (
+        "import os, pathlib, signal\nfrom llmkube.programs.state_dir import held_state_dir\n"
+        f"with held_state_dir(pathlib.Path({str(tmp_path)!r})): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    with held_state_dir(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_children_do_not_inherit_the_lock(tmp_path):
+    """An engine that outlives its agent does not keep the folder locked."""
+    with held_state_dir(tmp_path):
+        program = [sys.executable, "-c", "print('here', flush=True); input()"]
+        child = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False)
+    # Linux closes what is not inherited a moment after it has let the parent go on: wait for the program itself.
+    assert child.stdout.readline() == b"here\n"
+    with held_state_dir(tmp_path):
+        pass
+    child.communicate(b"\n")
+
+
+def test_locks_of_different_names_do_not_meet(tmp_path):
+    """An API server and an agent of their own may share a folder."""
+    with held_state_dir(tmp_path, "apiserver.lock"), held_state_dir(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    """A file in the way is reported with the flag that chooses another place."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be used .*--state-dir"), held_state_dir(tmp_path / "file" / "sub"):
+        pass
+
+
+def test_a_temporary_folder_leaves_nothing():
+    """The folder and its content are gone at the end."""
+    with temporary_state_dir() as path:
+        (path / "store").mkdir()
+        (path / "store" / "file").write_text("x")
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert not path.exists()
+
+
+def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeypatch):
+    """The next program ends the engine of a killed one and removes its folder; what is in use, or chosen, stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = (
+        "import os, signal, subprocess, sys\nfrom llmkube.programs.state_dir import temporary_state_dir\n"
+        "with temporary_state_dir() as path:\n"
+        "    environ = os.environ | {'LLMKUBE_AGENT_STATE': str(path)}\n"
+        "    engine = [sys.executable, '-c', 'print(flush=True); input()']\n"
+        "    child = subprocess.Popen(engine, env=environ, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "    child.stdout.readline()\n"  # for a moment after the spawn the kernel shows no environment
+        "    print(path, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    chosen = tmp_path / "llmkube-mine"
+    with held_state_dir(chosen):
+        pass
+    with (
+        temporary_state_dir() as used,
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as killed,
+    ):
+        left = Path(killed.stdout.readline().decode().strip())
+        killed.wait()
+        assert (left.is_dir(), len(marked("LLMKUBE_AGENT_STATE", str(left)))) == (True, 1)
+        with temporary_state_dir():
+            assert (left.exists(), marked("LLMKUBE_AGENT_STATE", str(left))) == (False, [])
+            assert ((chosen / "lock").exists(), (used / "lock").exists()) == (True, True)
+
+
+def refused(path):
+    with pytest.raises(FullDiskError) as told, held_state_dir(path):
+        pass
+    return str(told.value)
+
+
+def test_a_first_start_on_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+    """Path, free and needed bytes and the way out are said; a folder with something in it is not refused beforehand."""
+    monkeypatch.setattr("llmkube.base.full_disk.free_bytes", lambda _: 16 << 10)
+    said = refused(tmp_path / "new")
+    assert said == (
+        f"the disk of the state directory {tmp_path / 'new'} is full: 16.0 KiB are free, and LLMKube needs 4.0 MiB to "
+        "start, and room for the models; free some, or choose another disk with --state-dir"
+    )
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "journal").mkdir()
+    with held_state_dir(tmp_path / "old"):
+        pass
+
+
+def test_what_fills_the_disk_is_told_and_a_bug_is_not(tmp_path):
+    """An error that nothing but a full disk has caused, also in a group, is the sentence; any other passes through."""
+    full, bug = OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")
+    with pytest.raises(FullDiskError), held_state_dir(tmp_path):
+        raise ExceptionGroup("a nursery", [full, ExceptionGroup("another", [full])])
+    with pytest.raises(ExceptionGroup) as told, held_state_dir(tmp_path):
+        raise ExceptionGroup("a nursery", [full, bug])
+    assert bug in told.value.exceptions
