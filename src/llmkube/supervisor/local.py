@@ -119,13 +119,15 @@ class LocalWeights:
             self.store,
             progress=progress,
             limiter=self.limiter,
-            downloader=self.downloader,
-            token=partial(self.tokens.find, model),
-            access=partial(self.tokens.find_access, model),
-            registry=partial(self.tokens.find_registry, model, source),
-            policy=self.policy,
+            download=partial(
+                self.downloader.fetch,
+                token=partial(self.tokens.find, model),
+                access=partial(self.tokens.find_access, model),
+                registry=partial(self.tokens.find_registry, model, source),
+                policy=self.policy,
+                namespace=model.key.namespace,
+            ),
             local=self.local,
-            namespace=model.key.namespace,
         )
         try:
             if isinstance(source, LocalFile) and sha256 is not None:

@@ -241,11 +241,9 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
                     sha256=expected,
                     progress=gauge,
                     limiter=limiter,
-                    downloader=downloader,
-                    token=token,
-                    access=access,
-                    policy=order.policy,
-                    fresh=order.fresh,
+                    download=partial(
+                        downloader.fetch, token=token, access=access, policy=order.policy, fresh=order.fresh
+                    ),
                 )
             except (WeightsError, FetchError) as error:
                 file = await trio.to_thread.run_sync(partial(_kept, order, store, source, error), limiter=limiter)

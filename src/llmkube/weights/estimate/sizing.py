@@ -145,15 +145,7 @@ class _Sum:
 
 
 def _add_weights(found: _Sum, shape: Shape, demand: Demand) -> None:
-    weights = place_weights(
-        shape,
-        device_layers=demand.device_layers,
-        overrides=demand.overrides,
-        repack=demand.repack,
-        machine=demand.machine,
-        mmap=demand.mmap,
-        guessing="draft-mtp" in demand.speculation,
-    )
+    weights = place_weights(shape, demand)
     rest = Place.DEVICE if demand.device_layers else Place.HOST
     found.add("weights", Place.DEVICE, weights.device_bytes)
     found.add("weights", Place.HOST, weights.host_bytes)

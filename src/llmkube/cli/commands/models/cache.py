@@ -4,6 +4,7 @@ import datetime
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -300,10 +301,9 @@ async def _preload(
                     sha256=sha256,
                     progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
                     limiter=limiter,
-                    downloader=downloader,
-                    token=token,
-                    access=access,
-                    policy=AddressPolicy(from_operator=True),
+                    download=partial(
+                        downloader.fetch, token=token, access=access, policy=AddressPolicy(from_operator=True)
+                    ),
                 )
         console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)
     return found
