@@ -7,7 +7,8 @@ import threading
 import pytest
 import trio
 
-from llmkube.weights.download.fetch import Progress, fetch
+from llmkube.weights.download.fetch import fetch
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,

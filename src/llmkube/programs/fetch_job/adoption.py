@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from llmkube.weights.download.fetch import OnProgress, Progress
+from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import FetchError
 from llmkube.weights.source import BucketFile, HubFile, Remote, WebFile
 from llmkube.weights.store import local_files

@@ -10,7 +10,7 @@ import trio
 
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import Builtin, Given, LocalFile, LocalFolder, VolumeSource
 from llmkube.weights.store import local_files
@@ -18,8 +18,6 @@ from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import in_threads
 from llmkube.weights.store.index import PUBLIC, Record, blob_info, commit_record
 from llmkube.weights.store.local_sources import LocalSources
-
-__all__ = ["OnProgress", "Progress", "WeightsFile", "fetch"]
 
 Download = Callable[..., Awaitable[WeightsFile]]
 """`Downloader.fetch`, with who asks and under which policy: takes a source, `sha256` and `progress`."""

@@ -22,8 +22,9 @@ from llmkube.weights.download.redirects import FileRequest, FileResponse, as_fet
 from llmkube.weights.download.resolver import DownloadJob, Resolver
 from llmkube.weights.download.retry import DownloadLimits, Network
 from llmkube.weights.errors import FetchError, NotGGUFError, RangeError
-from llmkube.weights.formats.gguf import GGUFFacts, facts_of
+from llmkube.weights.formats.gguf import facts_of
 from llmkube.weights.formats.gguf_reader import HeaderReader
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.http_responses import RangeRequest, ReadBody, interpret, interpret_part, range_total
 from llmkube.weights.source import BucketFile, HubRepository, RemoteFile, WebFile
 

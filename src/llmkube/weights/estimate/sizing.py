@@ -25,19 +25,6 @@ from llmkube.weights.estimate.layers import (
 from llmkube.weights.estimate.tensor_placement import layer_on_device, place_weights
 from llmkube.weights.formats.shape import Shape
 
-__all__ = [
-    "DEFAULT_CACHE_RAM_BYTES",
-    "Component",
-    "Demand",
-    "Estimate",
-    "Place",
-    "Shape",
-    "default_cache_ram_bytes",
-    "estimate",
-    "largest_context",
-    "room_of",
-]
-
 _MIB: Final = 1 << 20
 
 PROCESS_BYTES: Final = 48 * _MIB

@@ -14,11 +14,11 @@ from typing import Any, Final
 import attrs
 
 from llmkube.weights.errors import NotGGUFError
-from llmkube.weights.formats.gguf import GGUFFacts, quantization
+from llmkube.weights.formats.gguf import quantization
 from llmkube.weights.formats.gguf_format import MAX_LAYERS, TENSOR_TYPES
 from llmkube.weights.formats.gguf_reader import MAX_TENSORS
 from llmkube.weights.formats.gguf_rules import ARCHITECTURE, FOR_SIZING, OF_ARCHITECTURE, PER_LAYER, REQUIRED, TOKENS
-from llmkube.weights.formats.shape import Shape, Tensor
+from llmkube.weights.formats.shape import GGUFFacts, Shape, Tensor
 
 _FROM: Final = re.compile(r"^FROM\s+(\S.*?sha256[-:]([0-9a-f]{64}))\s*$", re.MULTILINE)
 _BLOCKS: Final = {name: (elements, size_bytes) for name, elements, size_bytes in TENSOR_TYPES.values()}
