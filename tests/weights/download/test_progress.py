@@ -2,8 +2,7 @@ import datetime
 
 import pytest
 
-from llmkube.weights.download.meter import Meter
-from llmkube.weights.download.progress import Progress, Rate
+from llmkube.weights.download.progress import Meter, Progress, Rate
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 MINUTE = datetime.timedelta(minutes=1)
