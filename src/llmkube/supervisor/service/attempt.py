@@ -220,12 +220,11 @@ class Attempt:
         alone = self.before is None
         command = Command(
             argv=plan.render(
-                program=engine.program,
+                engine,
                 model=str(launch.weights.path),
                 host=record.host,
                 port=record.port,
                 keys=str(keys),
-                wrapper=engine.wrapper,
             ),
             env=dict(plan.env),
             work_dir=context.settings.state_dir / "work" / key.namespace / file_stem(key.name),
