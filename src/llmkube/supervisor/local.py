@@ -22,13 +22,11 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.client_keys import ClientKeys
-from llmkube.supervisor.credentials import SourceCredentials
+from llmkube.supervisor.credentials import ClientKeys, SourceCredentials
 from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.engine.orphans import match_processes
+from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
 from llmkube.supervisor.engine.proxy import remove_config_files
-from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.host.this_machine import open_host_memory
 from llmkube.supervisor.host_cordon import CordonFile

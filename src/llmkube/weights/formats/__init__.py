@@ -1,4 +1,4 @@
-"""What a GGUF header says, read within bounds of time and memory, and refused as llama.cpp refuses it.
+"""What a GGUF header says, read within bounds of time and memory, and refused as llama.cpp refuses it. Pure.
 
 gguf                     the facts and the shape of a file
 gguf_reader              fed piece by piece, so that it works on a download too
