@@ -30,7 +30,7 @@ from llmkube.runtimes.container.images import CPU, Images
 from llmkube.runtimes.container.weights_source import SOURCE, hub_repository, is_mounted, parsed_source
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import Placeholder, PlanError
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.source import HubRepository, Source
 
 DEFAULT_PATH: Final = EndpointSpec().path
