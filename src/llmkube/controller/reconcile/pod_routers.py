@@ -19,9 +19,7 @@ from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
 from llmkube.router.config.local_address import stays_here
-from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 from llmkube.router.config.written_form import encode_config
 
 
@@ -81,14 +79,7 @@ class PodRouters:
                 key_file = f"{KEYS_FOLDER}/services/{name}"
                 keys.append(KeyFile(path=key_file, secret=asked.name, key=asked.key))
             model = self.context.informers.models.get(Key(router.key.namespace, service.spec.model_ref))
-            return ResolvedService(
-                base_url=self._base_url(service),
-                key_file=key_file,
-                slots=slots_of(service.spec),
-                splits_cache=splits_cache(service.spec),
-                is_replicated=is_replicated(service.spec),
-                model_digest=model_digest(service.spec, model),
-            )
+            return ResolvedService.of(service, model, base_url=self._base_url(service), key_file=key_file)
 
         compiled = compile_router(router, resolve, keys_folder=KEYS_FOLDER)
         named = {one.path: one for one in (*compiled.key_files, *keys)}

@@ -32,14 +32,12 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.times import timestamp
 from llmkube.programs.router_host.router_paths import router_url
 from llmkube.programs.router_host.secret_files import put_files, read_secrets, remove_files
-from llmkube.programs.router_host.through_gateway import through_gateway
+from llmkube.router.backends import ModelDirectory
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
 from llmkube.router.config.routing_config import Audit, RoutingConfig
-from llmkube.router.dispatch.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
-from llmkube.router.proxy.standing import WhyNotReady, unknown_readiness
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks: how late an edit, a key or the state of a backend may be seen."""
@@ -61,13 +59,12 @@ class HostedSettings:
 
     Attributes:
         client: The API server.
-        gateway_url: Where the gateway listens: the way to every service, and to the routers themselves.
+        gateway_url: Where clients reach every service, and the routers themselves.
         folder: Where keys and audit logs lie.
         connect: Opens connections.
         utcnow: The wall clock.
         rng: Draws for weights, pauses and names of requests.
-        ask_engine: Asks the engine of a service how it does, past the gateway; None asks the gateway.
-        why_not_ready: Returns why the service of a backend is not ready and does not load; "" otherwise.
+        directory: Says where the engines of services are.
     """
 
     client: Client
@@ -76,8 +73,7 @@ class HostedSettings:
     connect: Connect
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
-    ask_engine: AskEngine | None = None
-    why_not_ready: WhyNotReady = unknown_readiness
+    directory: ModelDirectory
 
 
 @attrs.define(eq=False)
@@ -127,8 +123,7 @@ class HostedRouter:
             rng=settings.rng,
             connect=settings.connect,
             budgets_folder=self.folder / _BUDGETS,
-            ask_engine=settings.ask_engine,
-            why_not_ready=settings.why_not_ready,
+            directory=settings.directory,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
             while True:
@@ -161,7 +156,8 @@ class HostedRouter:
             service = self.service_of(Key(self.key.namespace, name))
             if service is None:
                 return None
-            return through_gateway(self.settings.gateway_url, service, self.model_of(service))
+            url = f"{self.settings.gateway_url}/v1"
+            return ResolvedService.of(service, self.model_of(service), base_url=url, model=str(service.key))
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:

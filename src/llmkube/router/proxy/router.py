@@ -29,44 +29,47 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.http.connection import Judge, Stamp, StreamHandler, Unread
 from llmkube.base.http.dial import Connect, dial
+from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.limits import Limits
 from llmkube.router.auth.jwks_fetch import fetch_jwks
 from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.auth.key_files import BackendKeys
-from llmkube.router.auth.principals import judge_of
+from llmkube.router.auth.principals import judge_of, principal_of
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
+from llmkube.router.backends import ModelDirectory
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
-from llmkube.router.dispatch.attempt import AskEngine, Attempts
+from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
+from llmkube.router.front_door import FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
+from llmkube.router.model_list import Listed, ModelList
 from llmkube.router.origin_policy import page_grant
+from llmkube.router.policy.request_facts import Principal
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.decisions import Decisions
-from llmkube.router.proxy.handler import RouterHandler
-from llmkube.router.proxy.listed_models import ListedModels
+from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.reload import Reload
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.shared import Shared, alone
-from llmkube.router.proxy.standing import Standing, WhyNotReady, unknown_readiness
+from llmkube.router.proxy.standing import Standing
 from llmkube.router.proxy.unread_requests import UnreadRequests
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
 
-LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
-"""A body is parsed as a whole: 16 MiB take a tenth of a second."""
+LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +78,7 @@ class Router:
 
     Attributes:
         handler: Answers requests.
+        listed_fields: Answers those alone that backends are asked for.
         judge: Refuses them by their heads.
         stamp: What every answer carries.
         unread: What is told of a request that cannot be read.
@@ -87,6 +91,7 @@ class Router:
     """
 
     handler: StreamHandler
+    listed_fields: StreamHandler
     judge: Judge
     stamp: Stamp
     unread: Unread
@@ -109,8 +114,7 @@ async def open_router(
     ca_file: Path | None = None,
     write: Write | None = None,
     budgets_folder: Path | None = None,
-    ask_engine: AskEngine | None = None,
-    why_not_ready: WhyNotReady = unknown_readiness,
+    directory: ModelDirectory | None = None,
     shared: Shared | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
@@ -124,8 +128,7 @@ async def open_router(
         ca_file: Certificates to trust beside the system's.
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
-        ask_engine: Asks an engine of ours how it does, where the address of backends is a gateway's.
-        why_not_ready: Returns why the service of such a backend is not ready and does not load; "" otherwise.
+        directory: Says where the engines of services are; None dials the address of each backend.
         shared: What it has in common with others; their parent then probes the backends, and says how they stand.
 
     Raises:
@@ -144,12 +147,15 @@ async def open_router(
         kept=parts.budgets,
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
-    async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
+    async with (
+        open_transport(connect, ca_file=ca_file, directory=directory) as transport,
+        trio.open_nursery() as writing,
+    ):
         await accounts.open(routing.config)
         await writing.start(audit.run)
         await writing.start(accounts.run)
         await audit.begin(routing.config)
-        attempts = Attempts(transport, keys, ask_engine)
+        attempts = Attempts(transport, keys)
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
@@ -157,7 +163,7 @@ async def open_router(
             parts=parts, prefixes=prefixes, watch=watch, probes=probes, accounts=accounts, audit=audit, write=write
         )
         live = LiveConfig(source, routing, change, checker_of, seen=seen)
-        standing = Standing(live, keys, circuits, why_not_ready, audit, accounts)
+        standing = Standing(live, keys, circuits, directory, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         if shared is None:
             registry.register(
@@ -176,22 +182,26 @@ async def open_router(
         conversations = Conversations(parts.shelf, lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         decisions = Decisions(observed, prefixes, rng)
-        handler = RouterHandler(
+        listed_fields = ListedFields(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(
                 QueuedCalls(calls, turns, circuits, observed, metrics.tried), circuits, metrics.continued
             ),
             decisions=decisions,
-            listed=ListedModels(lambda: live.routing, decisions, int(utcnow().timestamp())),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
             budgets=accounts,
             prefixes=prefixes,
             conversations=conversations,
-            ready=standing.ready,
             rng=rng,
         )
+
+        def models(exchange: StreamExchange) -> list[Listed]:
+            routing = live.routing
+            principal = principal_of(exchange.head.lines, exchange.peer, routing.clients)
+            return decisions.models(routing.config, principal or Principal())
+
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.unread)
         async with trio.open_nursery() as tasks:
@@ -199,7 +209,13 @@ async def open_router(
             for run in (refresh.run, watch.run, *asking, live.run, shadows.run, conversations.run):
                 await tasks.start(run)
             yield Router(
-                handler=handler,
+                handler=FrontDoor(
+                    hint=HINT,
+                    models=ModelList(models, int(utcnow().timestamp())),
+                    ready=standing.ready,
+                    listed_fields=listed_fields,
+                ),
+                listed_fields=listed_fields,
                 judge=judge,
                 stamp=page_grant,
                 unread=UnreadRequests(lambda: live.routing, metrics, audit, rng),

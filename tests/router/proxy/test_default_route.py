@@ -1,4 +1,4 @@
-"""What engines do not speak, at the gateway: a router answers it, and its requests go the gateway's own way."""
+"""What engines do not speak, at the default route: a router answers it, and asks the engine itself."""
 
 import json
 import random
@@ -18,11 +18,8 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine.model_directory import AgentDirectory
-from llmkube.programs.router_host.engine_health import engine_asker
-from llmkube.programs.router_host.gateway_router import GatewayRouter, gateway_config
-from llmkube.programs.router_host.hosted_router import HostedSettings
-from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
 from router.continuation import llama_script
 
@@ -133,9 +130,12 @@ class World:
         self.views[found.key] = View(aliases=found.spec.aliases, **view)
         self.version += 1
 
-    async def connect(self, host, port):
-        if host != "engine":
-            return await self.front.connect(host, port)
+    @property
+    def there(self):
+        return Services(directory=self.directory, all=self.services.values, model_of=lambda _: MODEL, url="http://gw")
+
+    async def connect(self, host, port):  # and to nothing else: no request comes back to the gateway
+        assert host == "engine"
         return await self.engines[port].listener.connect(host, port)
 
     async def ask(self, path, body=None, method="POST", **headers):
@@ -155,20 +155,10 @@ async def open_world(*engines):
     world = World(engines or (Engine(),))
     world.serve("chat")
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
-        settings = HostedSettings(
-            client=None,
-            gateway_url="http://gw",
-            folder=None,
-            connect=world.connect,
-            utcnow=utcnow,
-            rng=random.Random(1),
-            ask_engine=engine_asker(world.directory, client),
-        )
-        router = GatewayRouter(settings, world.directory, world.services.values, lambda _: MODEL)
-        await nursery.start(router.run)
+        route = partial(run_default_route, connect=world.connect, utcnow=utcnow, rng=random.Random(1))
+        handler = await nursery.start(route, world.there, client)
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
-        handler = gateway_handler(world.directory, client, utcnow, router.handle)
         await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant))
         yield world
         nursery.cancel_scope.cancel()
@@ -352,7 +342,7 @@ def test_the_config_has_what_continues_an_answer():
     """Slots, digest and cache are those of a ModelRouter's backend of the same service."""
     world = World([])
     world.serve("chat", spec={"parallelSlots": 3})
-    config = gateway_config("http://gw", world.directory, world.services.values(), lambda _: MODEL)
+    config = default_config(world.there)
     backend = config.backends["ml/chat"]
     assert (backend.slots, backend.local, backend.model, backend.base_url) == (3, True, "ml/chat", "http://gw/v1")
     assert backend.model_digest
