@@ -17,6 +17,7 @@ from llmkube.base.http.server import run_server, serve_connection
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.front_door import passing_door
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.pass_through import PassThrough
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"
@@ -86,7 +87,7 @@ async def world(nursery):
             world = World(directory or TWO)
             for engine in by_port.values():
                 await nursery.start(run_server, engine.handle, [engine.listener])
-            handler = passing_door(world.directory, upstream, lambda: BORN)
+            handler = passing_door(PassThrough(world.directory, upstream), lambda: BORN)
             serve = partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant)
             await nursery.start(serve)
             return world
@@ -270,7 +271,7 @@ ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Header
 
 @pytest.mark.parametrize("origin", PAGES)
 async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
-    """U1: an engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
 
     async def handler(exchange):
         loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
@@ -304,7 +305,7 @@ async def test_an_engine_that_has_gone_is_told_to_a_page(world):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
 async def test_a_preflight_allows_what_the_page_will_send(world, path):
-    """U1: OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
+    """OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
@@ -329,7 +330,7 @@ async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
 
 @pytest.mark.parametrize("path", ["/", "/v1"])
 async def test_the_root_says_what_this_is(world, path):
-    """U18: a person who opens the gateway's address in a browser, or its base URL, is told where to go."""
+    """A person who opens the gateway's address in a browser, or its base URL, is told where to go."""
     answer = await (await world()).ask("GET", path)
     assert answer.status == 200
     assert b"/v1/chat/completions" in answer.body
@@ -456,7 +457,7 @@ async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
     wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     with structlog.testing.capture_logs() as logs:
         async with open_http_client(listener.connect) as upstream:
-            received = await converse(passing_door(ONE, upstream, lambda: BORN), wire)
+            received = await converse(passing_door(PassThrough(ONE, upstream), lambda: BORN), wire)
     assert received.startswith(b"HTTP/1.1 502 ")
     assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "engine_failed"
     assert [log["event"] for log in logs] == ["engine did not answer"]
@@ -480,7 +481,7 @@ async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
     with structlog.testing.capture_logs() as logs:
         async with open_http_client(listener.connect) as upstream:
             front, back = trio.testing.memory_stream_pair()
-            nursery.start_soon(serve_connection, passing_door(ONE, upstream, lambda: BORN), back)
+            nursery.start_soon(serve_connection, passing_door(PassThrough(ONE, upstream), lambda: BORN), back)
             async with open_http_client(always(front)) as client:
                 with pytest.raises(BrokenOffError):
                     await client.request("POST", GATEWAY + CHAT, body=b'{"model": "only"}')

@@ -55,6 +55,7 @@ class Backend:
         alias: The model id that the engine itself goes by.
         credentials: Header lines that let the gateway in; the client's own credentials do not go to the engine then.
         mode: What it was started for: `chat`, `embedding`, `rerank`; "" where that is not known.
+        service: Namespace and name of its service; "" where that is not known.
     """
 
     host: str
@@ -62,6 +63,7 @@ class Backend:
     alias: str
     credentials: bytes = attrs.field(default=b"", repr=False)
     mode: str = ""
+    service: str = ""
 
     @property
     def credential_headers(self) -> Headers:

@@ -15,12 +15,10 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import StreamHandler
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
-from llmkube.router.backends import ModelDirectory
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.model_list import ModelList, models_in
@@ -113,21 +111,18 @@ def _is_translated(head: RequestHead, path: str) -> bool:
     return path.startswith("/api/") or (path.startswith(RESPONSES) and head.method != "POST")
 
 
-def passing_door(
-    directory: ModelDirectory, client: HttpClient, utcnow: Callable[[], datetime], listed: StreamHandler | None = None
-) -> FrontDoor:
+def passing_door(passes: PassThrough, utcnow: Callable[[], datetime], listed: StreamHandler | None = None) -> FrontDoor:
     """Return what passes any field of requests to engines.
 
     Args:
-        directory: The models.
-        client: Reaches the engines.
+        passes: Passes them on.
         utcnow: The wall clock, for the `created` field that OpenAI's model objects must have.
         listed: Answers what engines do not speak; None leaves such requests to the engines.
     """
     return FrontDoor(
         hint=_HINT if listed is None else _HINT + _OLLAMA_HINT,
         # a model has no birthday here; the gateway's is as good and never changes
-        models=ModelList(lambda _: models_in(directory), int(utcnow().timestamp()), client),
-        any_field=PassThrough(directory, client),
+        models=ModelList(lambda _: models_in(passes.directory), int(utcnow().timestamp()), passes.client),
+        any_field=passes,
         listed_fields=listed,
     )

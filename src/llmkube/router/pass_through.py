@@ -4,6 +4,7 @@ Which engine that is, its `model` says. Whether it runs, loads or has failed is 
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import attrs
@@ -23,6 +24,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
 """What editors ask llama.cpp's server for beside the paths under `/v1`."""
+
+_WITHOUT_SLOT: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
+"""What an engine answers beside its slots."""
 
 
 @attrs.frozen
@@ -50,6 +54,14 @@ CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[Body]]]] = {
 """All that is changed of a body, by field: `model` becomes the name that the engine itself goes by."""
 
 
+UnderWay = Callable[[str, bool], AbstractContextManager[None]]
+"""Counts a request of a service until a scope ends, and whether it takes a slot of the engine."""
+
+
+def _uncounted(_service: str, _takes_slot: bool) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 @attrs.frozen(eq=False)
 class PassThrough:
     """Passes requests on.
@@ -57,10 +69,12 @@ class PassThrough:
     Attributes:
         directory: The models.
         client: Reaches their engines.
+        under_way: Counts requests.
     """
 
     directory: ModelDirectory
     client: HttpClient
+    under_way: UnderWay = _uncounted
 
     async def __call__(self, exchange: StreamExchange, *, unless: Collection[int] = ()) -> bool:
         """Pass a request on and its answer back; return False of an answer with one of these statuses, which stays.
@@ -83,7 +97,8 @@ class PassThrough:
             body = await correct(body, engine)
         try:
             origin, keys = (engine.host, engine.port), engine.credentials
-            return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
+            with self.under_way(engine.service, path not in _WITHOUT_SLOT):
+                return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
         except HttpError as exc:
             if exchange.begun:
                 raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole

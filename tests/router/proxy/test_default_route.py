@@ -21,6 +21,7 @@ from llmkube.programs.one_machine.model_directory import AgentDirectory
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
+from llmkube.router.queue.turns import Turns
 from router.continuation import llama_script
 
 CHAT = "/v1/chat/completions"
@@ -121,6 +122,7 @@ class World:
         self.views = {}
         self.version = 0
         self.front = MemoryListener()
+        self.turns = Turns()
         self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
 
     def serve(self, name, namespace="ml", spec=None, **view):
@@ -132,7 +134,13 @@ class World:
 
     @property
     def there(self):
-        return Services(directory=self.directory, all=self.services.values, model_of=lambda _: MODEL, url="http://gw")
+        return Services(
+            directory=self.directory,
+            all=self.services.values,
+            model_of=lambda _: MODEL,
+            url="http://gw",
+            turns=self.turns,
+        )
 
     async def connect(self, host, port):  # and to nothing else: no request comes back to the gateway
         assert host == "engine"
@@ -303,6 +311,27 @@ async def test_requests_wait_for_a_slot(autojump_clock):
             for _ in range(3):
                 nursery.start_soon(world.ask, "/api/chat", HELLO)
     assert ([path for path, _, _ in engine.asked].count(CHAT), engine.most_at_once) == (3, 1)
+
+
+async def test_what_passes_takes_a_slot(autojump_clock):
+    """What is translated waits for it, and comes before what passes later, which waits at the engine, if at all."""
+    engine, ended = Engine(), []
+    engine.pause = 1.0
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+
+        async def ask(name, path, seconds):
+            await trio.sleep(seconds)
+            await world.ask(path, HELLO)
+            ended.append(name)
+
+        nursery.start_soon(ask, "first", CHAT, 0.0)
+        nursery.start_soon(ask, "second", CHAT, 0.1)
+        nursery.start_soon(ask, "translated", "/api/chat", 0.2)
+        nursery.start_soon(ask, "third", CHAT, 1.05)
+    assert ended == ["first", "second", "translated", "third"]
+    assert engine.most_at_once == 3  # without a bound of ours, as ever
 
 
 async def test_an_answer_survives_its_engine(autojump_clock):

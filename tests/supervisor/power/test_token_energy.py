@@ -15,9 +15,8 @@ from lengths import EXAMPLES
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.power import meter as meter_module
 from llmkube.supervisor.power import token_energy
-from llmkube.supervisor.power.integral import integrate
+from llmkube.supervisor.power.meter import integrate, share
 from llmkube.supervisor.power.sample import PowerSample
-from llmkube.supervisor.power.shares import share
 from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
 
 STEP = 0.2

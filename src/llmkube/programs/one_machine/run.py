@@ -240,6 +240,7 @@ class _Up(Generic[T]):
                         all=followed.services.values,
                         model_of=followed.model_of,
                         url=gateway.url,
+                        turns=shared.turns,
                     )
                     route = partial(run_default_route, connect=sockets.connect, utcnow=ports.utcnow, rng=self.rng)
                     handler = routers_handler(routers.find, await support.start(route, services, http))

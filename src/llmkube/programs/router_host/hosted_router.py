@@ -38,6 +38,7 @@ from llmkube.router.config.compile_router import Compiled, ResolvedService, comp
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.queue.turns import Turns
 
 LOOK_SECONDS: Final = 1.0
 """Between two looks: how late an edit, a key or the state of a backend may be seen."""
@@ -65,6 +66,7 @@ class HostedSettings:
         utcnow: The wall clock.
         rng: Draws for weights, pauses and names of requests.
         directory: Says where the engines of services are.
+        turns: The queues in front of these.
     """
 
     client: Client
@@ -74,6 +76,7 @@ class HostedSettings:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     directory: ModelDirectory
+    turns: Turns = attrs.field(factory=Turns)
 
 
 @attrs.define(eq=False)
@@ -124,6 +127,7 @@ class HostedRouter:
             connect=settings.connect,
             budgets_folder=self.folder / _BUDGETS,
             directory=settings.directory,
+            turns=settings.turns,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
             while True:

@@ -19,8 +19,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.dial import Connect, TlsDialer, dial
 from llmkube.base.http.errors import ConnectError
-from llmkube.base.http.message import netloc
-from llmkube.base.http.pool import Origin
+from llmkube.base.http.message import Origin, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.router.backends import Backend as Engine
 from llmkube.router.backends import ModelDirectory

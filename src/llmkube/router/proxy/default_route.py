@@ -26,8 +26,10 @@ from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, 
 from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.front_door import passing_door
 from llmkube.router.model_field import BodyError, read_model
+from llmkube.router.pass_through import PassThrough
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.queue.turns import Turns
 
 NAME: Final = "gateway"
 CIRCUIT_SECONDS: Final = 1.0
@@ -43,12 +45,14 @@ class Services:
         all: Returns the services that there are.
         model_of: Returns what a service serves; None while that is not there.
         url: Where clients reach them.
+        turns: The queues in front of their engines, of all routes.
     """
 
     directory: ModelDirectory
     all: Callable[[], Iterable[InferenceService]]
     model_of: Callable[[InferenceService], Model | None]
     url: str
+    turns: Turns
 
 
 async def run_default_route(
@@ -79,8 +83,10 @@ async def run_default_route(
         connect=connect,
         write=_write_nothing,
         directory=services.directory,
+        turns=services.turns,
     ) as router:
-        task_status.started(passing_door(services.directory, client, utcnow, _listed_fields(services, router)))
+        passes = PassThrough(services.directory, client, router.under_way)
+        task_status.started(passing_door(passes, utcnow, _listed_fields(services, router)))
         await trio.sleep_forever()
 
 

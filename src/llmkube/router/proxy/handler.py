@@ -29,8 +29,9 @@ from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.record import Record, record_of
 from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.dispatch.verdicts import Cause
+from llmkube.router.model_list import Listed
 from llmkube.router.policy.decision import Decision
-from llmkube.router.policy.request_facts import RequestFacts, facts_of
+from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.decisions import NEVER_AGAIN, Decisions, nowhere
@@ -100,6 +101,12 @@ class ListedFields:
         else:
             known = ", ".join((*ROUTES, "/v1/models", *LISTS))
             raise refused(404, f"nothing at {path}; there is {known}", "not_found")
+
+    def models(self, exchange: StreamExchange) -> list[Listed]:
+        """Return what the client of a request can ask for."""
+        routing = self.routing()
+        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients)
+        return self.decisions.models(routing.config, principal or Principal())
 
     # -- one request -------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ The caller serves its handler, and stops serving before it closes.
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,11 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.http.connection import Judge, Stamp, StreamHandler, Unread
 from llmkube.base.http.dial import Connect, dial
-from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.limits import Limits
 from llmkube.router.auth.jwks_fetch import fetch_jwks
 from llmkube.router.auth.jwks_refresh import JwksRefresh
 from llmkube.router.auth.key_files import BackendKeys
-from llmkube.router.auth.principals import judge_of, principal_of
+from llmkube.router.auth.principals import judge_of
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.backends import ModelDirectory
@@ -52,9 +51,9 @@ from llmkube.router.front_door import FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
-from llmkube.router.model_list import Listed, ModelList
+from llmkube.router.model_list import ModelList
 from llmkube.router.origin_policy import page_grant
-from llmkube.router.policy.request_facts import Principal
+from llmkube.router.pass_through import UnderWay
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.decisions import Decisions
@@ -66,6 +65,7 @@ from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.shared import Shared, alone
 from llmkube.router.proxy.standing import Standing
 from llmkube.router.proxy.unread_requests import UnreadRequests
+from llmkube.router.queue.turns import Turns
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
 
@@ -86,6 +86,7 @@ class Router:
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
         in_flight_of: Returns the same by the backend's name.
+        under_way: Counts a request of a backend that passes its handler by.
         budgets: Returns how much of each budget is taken.
         live: The config that counts now.
     """
@@ -99,6 +100,7 @@ class Router:
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
     in_flight_of: Callable[[], Mapping[str, int]]
+    under_way: UnderWay
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
     live: LiveConfig
 
@@ -115,6 +117,7 @@ async def open_router(
     write: Write | None = None,
     budgets_folder: Path | None = None,
     directory: ModelDirectory | None = None,
+    turns: Turns | None = None,
     shared: Shared | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
@@ -129,6 +132,7 @@ async def open_router(
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
         directory: Says where the engines of services are; None dials the address of each backend.
+        turns: The queues in front of engines, where other routers of this process have the same.
         shared: What it has in common with others; their parent then probes the backends, and says how they stand.
 
     Raises:
@@ -140,6 +144,7 @@ async def open_router(
     metrics = RouterMetrics.on(registry, name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
     parts = shared or alone(routing.config, budgets_folder, utcnow, rng)
+    parts = parts if turns is None else attrs.evolve(parts, turns=turns)
     turns, circuits = parts.turns, parts.circuits
     audit = _audit_log(write, parts.audit_lock, routing.config, utcnow, rng)
 
@@ -197,11 +202,6 @@ async def open_router(
             rng=rng,
         )
 
-        def models(exchange: StreamExchange) -> list[Listed]:
-            routing = live.routing
-            principal = principal_of(exchange.head.lines, exchange.peer, routing.clients)
-            return decisions.models(routing.config, principal or Principal())
-
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.unread)
         async with trio.open_nursery() as tasks:
@@ -211,7 +211,7 @@ async def open_router(
             yield Router(
                 handler=FrontDoor(
                     hint=HINT,
-                    models=ModelList(models, int(utcnow().timestamp())),
+                    models=ModelList(listed_fields.models, int(utcnow().timestamp())),
                     ready=standing.ready,
                     listed_fields=listed_fields,
                 ),
@@ -223,6 +223,7 @@ async def open_router(
                 states=standing.states,
                 in_flight=observed.in_flight.total,
                 in_flight_of=lambda: dict(observed.in_flight),
+                under_way=partial(_under_way, live, observed, turns),
                 budgets=lambda: accounts.used(live.routing.config),
                 live=live,
             )
@@ -246,6 +247,18 @@ def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
         return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
 
     return checker_of
+
+
+@contextmanager
+def _under_way(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Iterator[None]:
+    backend = live.routing.config.backends.get(name)
+    queued = backend if takes_slot and backend is not None and backend.slots else None
+    observed.in_flight[name] += 1
+    try:
+        with turns.slot_if_free(queued) if queued is not None else nullcontext():
+            yield
+    finally:
+        observed.in_flight[name] -= 1
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:

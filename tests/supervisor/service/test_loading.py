@@ -4,7 +4,7 @@ import trio
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.nouns.liveness import EngineStats
-from llmkube.supervisor.service.load_progress import LoadLine
+from llmkube.supervisor.service.loading import LoadLine
 
 GIGABYTE = 1 << 30
 
