@@ -98,9 +98,11 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
     """Hold it; one engine answers for all services, unless a directory is given, and a way to its engines."""
     there = {Key("ml", name): service(name) for name in services}
     front, engine = MemoryListener(), MemoryListener()
-    async with open_cluster(routers_elsewhere=True) as cluster, trio.open_nursery() as nursery:
+    hosts = []
+
+    def placed(client):
         settings = HostedSettings(
-            client=cluster.client,
+            client=client,
             gateway_url="http://127.0.0.1:8080",
             folder=tmp_path,
             connect=connect or engine.connect,
@@ -108,7 +110,11 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
             rng=random.Random(1),
             directory=directory or OneEngine(),
         )
-        host = RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None)
+        hosts.append(RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None))
+        return hosts[0]
+
+    async with open_cluster(routers=placed) as cluster, trio.open_nursery() as nursery:
+        (host,) = hosts
         made = Host(cluster.client, host, front, tmp_path)
 
         async def answer_all(exchange):
@@ -120,7 +126,7 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
         async def refuse_all(exchange):
             await exchange.respond(Response.text(410, "no request comes back to the gateway"))
 
-        await nursery.start(host.run, random.Random(2))
+        await nursery.start(host.run)
         await nursery.start(run_server, answer_all, [engine])
         await nursery.start(run_server, routers_handler(host.find, refuse_all), [front])
         yield made

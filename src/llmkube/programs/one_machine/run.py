@@ -210,19 +210,7 @@ class _Up(Generic[T]):
                     view = await agents.start(run_agent, server.client, settings, ports)
                     registry = agent_registry(view, ports.downloads, view.memory, cordon=lambda: view.cordon.current)
                     registry.register(loop_watchdog)
-                    control = partial(
-                        run_controller,
-                        server.client,
-                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
-                        ControllerSettings(
-                            host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url, routers_elsewhere=True
-                        ),
-                        utcnow=ports.utcnow,
-                        rng=self.rng,
-                        registry=registry,
-                    )
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
-                    await support.start(control)
                     shared = HostedSettings(
                         client=server.client,
                         gateway_url=gateway.url,
@@ -234,7 +222,18 @@ class _Up(Generic[T]):
                     )
                     routers = RouterHost(shared, followed.services.get, followed.model_of)
                     registry.register(routers)
-                    await support.start(routers.run, self.rng)
+                    await support.start(routers.run)
+                    control = partial(
+                        run_controller,
+                        server.client,
+                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
+                        ControllerSettings(host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url),
+                        utcnow=ports.utcnow,
+                        rng=self.rng,
+                        registry=registry,
+                        routers=routers,
+                    )
+                    await support.start(control)
                     services = Services(
                         directory=directory,
                         all=followed.services.values,
