@@ -1,4 +1,4 @@
-"""What engines do not speak, at the gateway: a router answers it, and its requests go the gateway's own way."""
+"""What engines do not speak, at the default route: a router answers it, and asks the engine itself."""
 
 import json
 import random
@@ -18,12 +18,10 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.one_machine.model_directory import AgentDirectory
-from llmkube.programs.router_host.engine_health import engine_asker
-from llmkube.programs.router_host.gateway_router import GatewayRouter, gateway_config
-from llmkube.programs.router_host.hosted_router import HostedSettings
-from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
+from llmkube.router.queue.turns import Turns
 from router.continuation import llama_script
 
 CHAT = "/v1/chat/completions"
@@ -124,6 +122,7 @@ class World:
         self.views = {}
         self.version = 0
         self.front = MemoryListener()
+        self.turns = Turns()
         self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
 
     def serve(self, name, namespace="ml", spec=None, **view):
@@ -133,9 +132,18 @@ class World:
         self.views[found.key] = View(aliases=found.spec.aliases, **view)
         self.version += 1
 
-    async def connect(self, host, port):
-        if host != "engine":
-            return await self.front.connect(host, port)
+    @property
+    def there(self):
+        return Services(
+            directory=self.directory,
+            all=self.services.values,
+            model_of=lambda _: MODEL,
+            url="http://gw",
+            turns=self.turns,
+        )
+
+    async def connect(self, host, port):  # and to nothing else: no request comes back to the gateway
+        assert host == "engine"
         return await self.engines[port].listener.connect(host, port)
 
     async def ask(self, path, body=None, method="POST", **headers):
@@ -155,20 +163,10 @@ async def open_world(*engines):
     world = World(engines or (Engine(),))
     world.serve("chat")
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
-        settings = HostedSettings(
-            client=None,
-            gateway_url="http://gw",
-            folder=None,
-            connect=world.connect,
-            utcnow=utcnow,
-            rng=random.Random(1),
-            ask_engine=engine_asker(world.directory, client),
-        )
-        router = GatewayRouter(settings, world.directory, world.services.values, lambda _: MODEL)
-        await nursery.start(router.run)
+        route = partial(run_default_route, connect=world.connect, utcnow=utcnow, rng=random.Random(1))
+        handler = await nursery.start(route, world.there, client)
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
-        handler = gateway_handler(world.directory, client, utcnow, router.handle)
         await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant))
         yield world
         nursery.cancel_scope.cancel()
@@ -315,6 +313,27 @@ async def test_requests_wait_for_a_slot(autojump_clock):
     assert ([path for path, _, _ in engine.asked].count(CHAT), engine.most_at_once) == (3, 1)
 
 
+async def test_what_passes_takes_a_slot(autojump_clock):
+    """What is translated waits for it, and comes before what passes later, which waits at the engine, if at all."""
+    engine, ended = Engine(), []
+    engine.pause = 1.0
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+
+        async def ask(name, path, seconds):
+            await trio.sleep(seconds)
+            await world.ask(path, HELLO)
+            ended.append(name)
+
+        nursery.start_soon(ask, "first", CHAT, 0.0)
+        nursery.start_soon(ask, "second", CHAT, 0.1)
+        nursery.start_soon(ask, "translated", "/api/chat", 0.2)
+        nursery.start_soon(ask, "third", CHAT, 1.05)
+    assert ended == ["first", "second", "translated", "third"]
+    assert engine.most_at_once == 3  # without a bound of ours, as ever
+
+
 async def test_an_answer_survives_its_engine(autojump_clock):
     """A client of Ollama's reads one stream, whose end is clean, and the same text as of an engine that lives."""
     engine = Mortal(4)
@@ -352,7 +371,7 @@ def test_the_config_has_what_continues_an_answer():
     """Slots, digest and cache are those of a ModelRouter's backend of the same service."""
     world = World([])
     world.serve("chat", spec={"parallelSlots": 3})
-    config = gateway_config("http://gw", world.directory, world.services.values(), lambda _: MODEL)
+    config = default_config(world.there)
     backend = config.backends["ml/chat"]
     assert (backend.slots, backend.local, backend.model, backend.base_url) == (3, True, "ml/chat", "http://gw/v1")
     assert backend.model_digest
