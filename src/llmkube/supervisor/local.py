@@ -22,13 +22,11 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.client_keys import ClientKeys
-from llmkube.supervisor.credentials import SourceCredentials
+from llmkube.supervisor.credentials import ClientKeys, SourceCredentials
 from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.engine.orphans import match_processes
+from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
 from llmkube.supervisor.engine.proxy import remove_config_files
-from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.host.this_machine import open_host_memory
 from llmkube.supervisor.host_cordon import CordonFile
@@ -43,7 +41,7 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import PLACE_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
-from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.download.fetch import ModelLibrary, Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import (
     DigestMismatchError,
@@ -54,7 +52,6 @@ from llmkube.weights.errors import (
 from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from llmkube.weights.formats.shape import FolderFacts, ModelHeader
-from llmkube.weights.model_library import ModelLibrary
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.picked_files import given_to_engine

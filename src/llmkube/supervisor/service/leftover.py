@@ -78,8 +78,7 @@ async def _program(context: ServiceContext, launch: Launch) -> Exit:
     """Run the program of the engine, told to unload alone; return how it has ended."""
     engines, plan, key = context.ports.engines, launch.plan, context.status_manager.key
     engine = await engines.info(plan.runtime)
-    model, wrapper = str(launch.weights.path), engine.wrapper
-    argv = plan.render(program=engine.program, model=model, host="127.0.0.1", port=0, keys="", wrapper=wrapper)
+    argv = plan.render(engine, model=str(launch.weights.path), host="127.0.0.1", port=0, keys="")
     command = Command(
         argv=(*argv, UNLOAD_LEFT),
         env=dict(plan.env),

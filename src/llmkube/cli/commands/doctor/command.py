@@ -13,7 +13,7 @@ import psutil
 import trio
 
 from llmkube.apiserver.server import utcnow_real
-from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.errors import LLMKubeError, UserError, innermost
 from llmkube.base.log import configure_logging
 from llmkube.cli.commands.doctor import cluster, from_pod, mac, machine, ollama, omlx, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
@@ -162,7 +162,7 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
                 expected, bugs = group.split(_EXPECTED)
                 if bugs is not None or expected is None:
                     raise
-                found[index] = _unknown(probe.name, str(_first(expected)))
+                found[index] = _unknown(probe.name, str(innermost(expected)))
             return
         found[index] = _unknown(probe.name, f"no answer within {probe.seconds:g} s")
 
@@ -176,7 +176,3 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
 def _unknown(name: str, problem: str) -> Finding:
     """What could not be looked at is told, and is no failure of what it looks at."""
     return warned(name, f"cannot be told: {problem}", why="it may be well or not", fix="repeat; --json has all lines")
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
