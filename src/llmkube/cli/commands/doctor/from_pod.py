@@ -22,8 +22,8 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import netloc
-from llmkube.cli.commands.doctor.cluster_facts import PodReach
-from llmkube.cli.commands.doctor.probes.cluster_probes import may
+from llmkube.cli.commands.doctor.cluster import may
+from llmkube.cli.commands.doctor.findings import Finding, failed, passed
 from llmkube.controller.render.fetch_container import llmkube_container
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
@@ -137,7 +137,7 @@ async def find_image(client: Client, namespace: str) -> str:
         ) from exc
 
 
-async def try_from_pod(client: Client, namespace: str, image: str, address: str) -> PodReach:
+async def try_from_pod(client: Client, namespace: str, image: str, address: str) -> Finding:
     """Listen, have a pod dial, and return what it got.
 
     Args:
@@ -148,7 +148,7 @@ async def try_from_pod(client: Client, namespace: str, image: str, address: str)
     """
     key = Key(namespace, f"llmkube-doctor-{secrets.token_hex(4)}")
     if not await may(client, {"verb": "create", "group": "batch", "resource": "jobs", "namespace": namespace}):
-        return PodReach(job=str(key), address=address, problem=f"you may not create Jobs in {namespace}")
+        return judge_tried(key, address, Tried(problem=f"you may not create Jobs in {namespace}"))
     word = secrets.token_hex(8)
     async with _open_word(address, word) as place, _open_job(client, reach_job(key, image, place, word), key):
         tried = None
@@ -158,10 +158,28 @@ async def try_from_pod(client: Client, namespace: str, image: str, address: str)
                 tried = read_pods(pods.items)
                 if tried is None:
                     await trio.sleep(POLL_SECONDS)
-        if tried is None:
-            return PodReach(job=str(key), address=place, problem=f"its pod has not ended within {WAIT_SECONDS:g} s")
-        error = "" if tried.result == REACHED else tried.result
-        return PodReach(job=str(key), address=place, error=error, problem=tried.problem)
+        tried = tried or Tried(problem=f"its pod has not ended within {WAIT_SECONDS:g} s")
+        return judge_tried(key, place, tried)
+
+
+def judge_tried(job: Key, address: str, tried: Tried) -> Finding:
+    """A pod reached this host at the address that it advertises. Pure."""
+    name = "from a pod"
+    if tried.problem:
+        return failed(
+            name,
+            f"Job {job}: {tried.problem}",
+            why="whether pods reach this host is not known",
+            fix="mend that, and repeat; --image names another image, --namespace another place",
+        )
+    if tried.result != REACHED:
+        return failed(
+            name,
+            f"{address} cannot be reached: {tried.result}",
+            why="services that run here answer no pod, and no client through the cluster",
+            fix="open this host's firewall for the nodes, or advertise another address: --host-ip",
+        )
+    return passed(name, f"a pod reached {address}")
 
 
 @asynccontextmanager

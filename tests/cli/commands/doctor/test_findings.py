@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from llmkube.cli.commands.doctor import report
-from llmkube.cli.commands.doctor.findings import failed, passed, warned
-from llmkube.cli.commands.doctor.report import as_json, as_text
+from llmkube.cli.commands.doctor import findings
+from llmkube.cli.commands.doctor.findings import as_json, as_text, exit_code, failed, passed, warned
 
 FINDINGS = (
     passed("disk", "55.4 GiB free in /home/ada"),
@@ -25,7 +24,7 @@ FINDINGS = (
 @pytest.fixture
 def terminal(monkeypatch):
     """Standard output is a terminal of 80 columns."""
-    monkeypatch.setattr(report.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(findings.sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
@@ -84,3 +83,10 @@ def test_programs_get_every_field():
         "why": "asleep it answers no request",
         "fix": "`sudo pmset -a sleep 0`",
     }
+
+
+def test_only_a_failure_ends_a_script():
+    """A warning is for people."""
+    well, doubtful, bad = passed("a", "b"), warned("a", "b", why="c", fix="d"), failed("a", "b", why="c", fix="d")
+    assert exit_code([well, doubtful]) == 0
+    assert exit_code([well, bad, doubtful]) == 1

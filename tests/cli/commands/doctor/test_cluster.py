@@ -1,4 +1,4 @@
-"""What the API server is asked, and which one."""
+"""What the API server is asked, which one, and what its answers mean."""
 
 import random
 import socket
@@ -10,20 +10,26 @@ import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 
 from cli.commands.doctor.limited_api import allowed_by
-from cli.commands.doctor.places import installation
+from cli.commands.doctor.places import check_finding, installation
 from k8s.scripted import status_object
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.cli.commands.doctor.probes import cluster_probes
-from llmkube.cli.commands.doctor.probes.cluster_probes import (
+from llmkube.cli.commands.doctor import cluster
+from llmkube.cli.commands.doctor.cluster import (
     REVIEWS,
+    Answer,
     api_server,
     attributes_of,
     find_target,
+    judge_advertised,
+    judge_answer,
+    judge_lan_access,
     lacking_rights,
+    not_asked,
     rights_command,
     skew_of,
+    unanswered,
 )
 from llmkube.cli.target_cluster import Where
 from llmkube.k8s.client import Client
@@ -191,10 +197,73 @@ def test_without_any_file_there_is_nothing_to_ask(home):
 
 async def test_an_api_server_that_says_nothing_is_away(home, monkeypatch):
     """It accepts connections, and answers none: that is a failure, and not a look that took too long."""
-    monkeypatch.setattr(cluster_probes, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = home / "silent"
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
         file.write_text(CONFIG.replace("NAME", "lab").replace("https://lab:6443", server))
-        found = await api_server(installation(home / "state"), Where(kubeconfig=str(file)), lambda: NOON)
-    assert (found.server, found.problem) == (server, "no answer within 0.2 s")
+        (found,) = await api_server(installation(home / "state"), Where(kubeconfig=str(file)), lambda: NOON)
+    check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
+
+
+PLACE = 'https://c:6443 (context "lab")'
+ANSWER = Answer(version="Kubernetes v1.34.1")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (not_asked(""), "pass", "no cluster is named"),
+        (not_asked("lab"), "pass", '--context "lab"'),
+        (*judge_answer("https://c", ANSWER, "", agent=True), "pass", "v1.34.1"),
+        (unanswered(PLACE, "connection refused"), "fail", f"{PLACE}: connection refused"),
+        (unanswered(PLACE, "Unauthorized", 401), "fail", "`llmkube agent join`"),
+        (judge_lan_access("refused", job=True, daemon=False), "fail", "errno 65"),
+        (judge_lan_access("refused", job=True, daemon=False), "fail", "Local Network Privacy"),
+        (judge_lan_access("reached", job=True, daemon=False), "pass", "the job reaches"),
+        (judge_lan_access("unknown", job=True, daemon=False), "warn", "`llmkube agent restart`"),
+        (judge_lan_access("", job=True, daemon=False), "warn", "only the job can tell"),
+        (judge_lan_access("", job=True, daemon=True), "pass", "exempt"),
+        (judge_lan_access("", job=False, daemon=False), "pass", "no job"),
+        (judge_advertised("192.168.1.5", given=False), "pass", "192.168.1.5, as it talks"),
+        (judge_advertised("192.168.1.5", given=True), "pass", "by --host-ip"),
+        (judge_advertised("", given=False), "fail", "--host-ip ADDRESS"),
+    ],
+)
+def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
+    """And one that is well has nothing to mend."""
+    check_finding(found, verdict, words)
+
+
+def judged(*, agent=True, **changes):
+    return list(judge_answer(PLACE, attrs.evolve(ANSWER, **changes), "`llmkube rbac agent`", agent=agent))
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdicts"),
+    [
+        ({}, {"API server": "pass", "rights": "pass"}),
+        ({"installed": False}, {"API server": "pass", "kinds": "fail", "rights": "pass"}),
+        ({"lacking": ("create leases",)}, {"API server": "pass", "rights": "fail"}),
+        ({"lacking": ("create leases",), "agent": False}, {"API server": "pass", "rights": "warn"}),
+        ({"skew": timedelta(seconds=4)}, {"API server": "pass", "rights": "pass", "clock": "pass"}),
+        ({"skew": timedelta(seconds=-5)}, {"API server": "pass", "rights": "pass", "clock": "warn"}),
+        ({"skew": timedelta(seconds=60)}, {"API server": "pass", "rights": "pass", "clock": "fail"}),
+    ],
+)
+def test_one_server_is_several_lines(changes, verdicts):
+    """That it answers, that it serves our kinds, what the agent may do, and what time it has."""
+    assert {each.name: each.verdict.value for each in judged(**changes)} == verdicts
+
+
+def test_a_long_list_of_rights_is_cut_and_counted():
+    """One screen: four are named, and how many there are besides."""
+    found = judged(lacking=tuple(f"create kind{number}" for number in range(9)))[1]
+    assert found.found.endswith("create kind3; and 5 more")
+    assert found.fix == "`llmkube rbac agent`"
+
+
+@pytest.mark.parametrize(("skew", "words"), [(300, "300 s behind the"), (-300, "300 s ahead of the")])
+def test_a_clock_is_said_from_this_machine_s_side(skew, words):
+    """The API server's being ahead is ours being behind."""
+    assert words in judged(skew=timedelta(seconds=skew))[-1].found

@@ -11,13 +11,15 @@ import pytest
 import trio
 
 from cli.commands.doctor.limited_api import allowed_by
-from cli.commands.doctor.probes.test_cluster_probes import Reviews
+from cli.commands.doctor.places import check_finding
+from cli.commands.doctor.test_cluster import Reviews
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.doctor.probes import pod_probe
-from llmkube.cli.commands.doctor.probes.pod_probe import (
+from llmkube.cli.commands.doctor import from_pod
+from llmkube.cli.commands.doctor.findings import Verdict
+from llmkube.cli.commands.doctor.from_pod import (
     LABEL,
     find_image,
     reach_job,
@@ -85,7 +87,7 @@ async def dialled(container):
 
 
 async def outcome(client, state_of, monkeypatch, address="127.0.0.1"):
-    monkeypatch.setattr(pod_probe, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(from_pod, "POLL_SECONDS", 0.05)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(run_kubelet, client, state_of))
         with trio.fail_after(60):
@@ -98,8 +100,8 @@ async def test_a_pod_reaches_this_host_and_the_job_goes(monkeypatch):
     """Over a real socket: the word has come through, and nothing of ours is left in the cluster."""
     async with cluster() as client:
         found = await outcome(client, dialled, monkeypatch)
-        assert (found.error, found.problem) == ("", "")
-        assert found.address.startswith("127.0.0.1:")
+        assert found.verdict is Verdict.PASS
+        assert found.found.startswith("a pod reached 127.0.0.1:")
         assert (await client.get_json(JOBS))["items"] == []
 
 
@@ -111,7 +113,7 @@ async def test_a_pod_that_gets_no_answer_tells_the_errno(monkeypatch):
         return await dialled({**container, "args": [program, f"{address.rpartition(':')[0]}:1", flag, word]})
 
     async with cluster() as client:
-        assert (await outcome(client, walled, monkeypatch)).error == "ECONNREFUSED"
+        check_finding(await outcome(client, walled, monkeypatch), "fail", " cannot be reached: ECONNREFUSED")
 
 
 async def test_another_machine_at_the_address_is_no_success(monkeypatch):
@@ -121,7 +123,8 @@ async def test_another_machine_at_the_address_is_no_success(monkeypatch):
         return await dialled({**container, "args": [*container["args"][:3], "another"]})
 
     async with cluster() as client:
-        assert (await outcome(client, other, monkeypatch)).error == "another machine answers there"
+        found = await outcome(client, other, monkeypatch)
+        check_finding(found, "fail", " cannot be reached: another machine answers there")
 
 
 async def test_an_image_that_cannot_be_pulled_is_told_and_the_job_goes(monkeypatch):
@@ -133,17 +136,18 @@ async def test_an_image_that_cannot_be_pulled_is_told_and_the_job_goes(monkeypat
 
     async with cluster() as client:
         found = await outcome(client, stuck, monkeypatch)
-        assert "ImagePullBackOff" in found.problem
+        check_finding(found, "fail", ": its pod does not start: ImagePullBackOff")
+        assert "--image" in found.fix
         assert (await client.get_json(JOBS))["items"] == []
 
 
 async def test_a_pod_that_never_ends_is_given_up_and_the_job_goes(monkeypatch):
     """After the deadline; a cluster without a node is one."""
-    monkeypatch.setattr(pod_probe, "WAIT_SECONDS", 0.3)
-    monkeypatch.setattr(pod_probe, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(from_pod, "WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(from_pod, "POLL_SECONDS", 0.05)
     async with cluster() as client:
         found = await try_from_pod(client, "default", IMAGE, "127.0.0.1")
-        assert "has not ended" in found.problem
+        check_finding(found, "fail", "has not ended")
         assert (await client.get_json(JOBS))["items"] == []
 
 
@@ -159,7 +163,7 @@ async def test_who_may_create_no_jobs_creates_none():
     """The review is asked first, and nothing is tried."""
     async with cluster(frozenset({("create", "jobs")})) as client:
         found = await try_from_pod(client, "default", IMAGE, "127.0.0.1")
-        assert found.problem == "you may not create Jobs in default"
+        check_finding(found, "fail", ": you may not create Jobs in default")
         assert (await client.get_json(JOBS))["items"] == []
 
 
