@@ -5,7 +5,7 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import FORMATS, Model
-from llmkube.programs.daemon_engine.ollama.options import parse
+from llmkube.programs.daemon_engine.ollama_program import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import ollama
 from llmkube.runtimes.process.exits import ExitCause, classify

@@ -12,7 +12,7 @@ import attrs
 
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
-from llmkube.programs.daemon_engine.ollama.runners import Runners
+from llmkube.programs.daemon_engine.processes import Runners
 
 NAME: Final = "Ollama"
 

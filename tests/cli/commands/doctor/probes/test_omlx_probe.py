@@ -7,7 +7,7 @@ from llmkube.base.http.message import Response
 from llmkube.cli.commands.doctor.omlx import EMPTY_BYTES, Omlx
 from llmkube.cli.commands.doctor.probes import omlx_probe
 from llmkube.cli.commands.doctor.probes.omlx_probe import look_at, port_of
-from programs.daemon_engine.omlx.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
+from programs.daemon_engine.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
 
 URL = "http://127.0.0.1:8000"
 
