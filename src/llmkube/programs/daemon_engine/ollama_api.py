@@ -15,7 +15,7 @@ import trio
 from llmkube.base.http.client import HttpClient, SendBytes
 from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
-from llmkube.programs.daemon_engine.daemon_http import (
+from llmkube.programs.daemon_engine.server import (
     ASK_SECONDS,
     DaemonError,
     DaemonHttp,

@@ -16,14 +16,21 @@ from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.server import run_server
 from llmkube.programs.daemon_engine.model_lock import locks_in
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.daemon_process import OllamaProgram
-from llmkube.programs.daemon_engine.ollama.options import parse
-from llmkube.programs.daemon_engine.ollama.program import Outside, serve
-from llmkube.programs.daemon_engine.server_process import NoDaemonError, Server
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_program import (
+    DaemonAddressError,
+    OllamaProgram,
+    Outside,
+    daemon_url,
+    parse,
+    refuse_elsewhere,
+    serve,
+    store_name,
+)
+from llmkube.programs.daemon_engine.server import NoDaemonError, Server
 from llmkube.programs.program import Stop
 from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
-from programs.daemon_engine.ollama.fake_daemon import SERVER_PID, URL, FakeDaemon, blob_of
+from programs.daemon_engine.fake_ollama import SERVER_PID, URL, FakeDaemon, blob_of
 from waiting import until
 
 LIBRARY = ("--model", "ollama://tiny", "--alias", "chat", "--service", "a/b", "--port", "0")
@@ -206,3 +213,70 @@ def _is_gone(pid):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return True
+
+
+LEAST = ["--model", "/m/a.gguf", "--alias", "chat", "--service", "default/chat", "--port", "8001"]
+
+
+def test_llama_servers_names_are_taken():
+    """An agent writes the same words for both."""
+    options = parse([*LEAST, "--ctx-size", "4096", "--n-gpu-layers", "0", "--api-key-file", "/k"], {})
+    assert options.store_name.startswith("llmkube/default_chat:")
+    assert (options.port, str(options.keys)) == (8001, "/k")
+    assert options.parameters == {"num_ctx": 4096, "num_gpu": 0}
+    assert options.library_name == ""
+    assert options.daemon == "http://127.0.0.1:11434"
+
+
+def test_a_model_of_the_library_is_named_by_its_url():
+    """Without a context Ollama's own default counts."""
+    options = parse(["--model", "ollama://llama3.2:1b", *LEAST[2:]], {"OLLAMA_HOST": "0.0.0.0:1234"})
+    assert options.library_name == "llama3.2:1b"
+    assert options.parameters == {}
+    assert options.daemon == "http://127.0.0.1:1234"
+
+
+@pytest.mark.parametrize(
+    ("changed", "environ", "said"),
+    [
+        (("--service", "chat"), {}, "write NAMESPACE/NAME"),
+        (("--model", "ollama://"), {}, "ollama://NAME:TAG"),
+        (("--port", "1"), {"OLLAMA_HOST": "10.0.0.7"}, "not on this machine"),
+        (("--threads", "4"), {}, "--threads"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
+    """Nothing is taken and ignored."""
+    with pytest.raises(SystemExit) as end:
+        parse([*LEAST, *changed], environ)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["mac.local:80", "10.0.0.7", "[fe80::1]:11434"])
+def test_a_server_of_another_machine_is_refused(said):
+    """Its memory is not this host's, and its processes are not seen here."""
+    with pytest.raises(DaemonAddressError, match=r"127\.0\.0\.1:PORT"):
+        refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
+
+
+@pytest.mark.parametrize("said", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
+def test_a_server_of_this_machine_is_not(said):
+    """All of these are loopback, or what is asked there."""
+    refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "stored"),
+    [
+        ("default", "chat", "llmkube/default_chat:"),
+        ("a", "b" * 253, "llmkube/a_" + "b" * 78 + ":"),
+        ("team-a", "llama3.1", "llmkube/team-a_llama3.1:"),
+    ],
+)
+def test_a_service_has_one_name_in_the_store(namespace, name, stored):
+    """It is one that Ollama takes; with other weights, or another context, it is another one."""
+    first = store_name(namespace, name, "/m/a.gguf", 512)
+    assert first.startswith(stored)
+    assert len(first) == len(stored) + 8
+    assert first != store_name(namespace, name, "/m/a.gguf", 1024)

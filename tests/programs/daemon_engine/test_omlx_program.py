@@ -10,13 +10,12 @@ import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
-from llmkube.programs.daemon_engine.omlx.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx.daemon_process import OmlxProgram, command_line, link_name, made_folder
-from llmkube.programs.daemon_engine.omlx.options import parse
-from llmkube.programs.daemon_engine.omlx.program import Outside, look_for, read_key, serve
-from llmkube.programs.daemon_engine.server_process import NoDaemonError, Server
+from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_program import Found, Outside, Whose, choose, look_for, parse, read_key, serve
+from llmkube.programs.daemon_engine.omlx_server import OmlxProgram, link_name
+from llmkube.programs.daemon_engine.server import NoDaemonError, Server
 from llmkube.programs.program import Stop
-from programs.daemon_engine.omlx.fake_omlx import NAME, URL, FakeOmlx, reached
+from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, reached
 from waiting import until
 
 ASK = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -132,7 +131,7 @@ async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
 async def test_without_omlx_it_is_said_what_is_missing(tmp_path):
     """The agent shows the sentence; nothing is left of what was made for it."""
     async with open_http_client() as client:
-        program = OmlxProgram(options(tmp_path, "--omlx", "/nowhere/omlx"), DaemonApi(client, URL), 1, {})
+        program = OmlxProgram("/nowhere/omlx", tmp_path, DaemonApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="no oMLX answers, and /nowhere/omlx cannot be started"):
             async with program.started():
                 raise AssertionError("it does not exist")
@@ -158,12 +157,13 @@ def test_a_model_is_called_what_it_is_served_as(folder, embeds, name):
 def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
     """Not into ~/.omlx; its settings have the service's context; it is for this user alone."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = made_folder(options(tmp_path / "tiny", "--ctx-size", "512")).path
+    program = OmlxProgram("omlx", tmp_path / "tiny", None, 9, context=512)
+    made = program.made_folder().path
     assert (made.parent, made.stat().st_mode & 0o777) == (tmp_path, 0o700)
     assert (made / "models" / "tiny").readlink() == tmp_path / "tiny"
     settings = json.loads((made / "base" / "settings.json").read_text())
     assert settings["sampling"] == {"max_context_window": 512, "max_context_window_policy": 512}
-    argv = command_line("omlx", made, 9)
+    argv = program.command_line(made)
     assert argv[:6] == ("omlx", "serve", "--model-dir", str(made / "models"), "--base-path", str(made / "base"))
     assert argv[argv.index("--host") + 1] == "127.0.0.1"
     assert "--api-key" not in argv
@@ -173,7 +173,7 @@ async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypat
     """The agent shows the sentence."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     async with open_http_client() as client:
-        program = OmlxProgram(options(tmp_path), DaemonApi(client, URL), 1, {})
+        program = OmlxProgram("omlx", tmp_path, DaemonApi(client, URL), 1, environ={})
         with pytest.raises(NoDaemonError, match="no folder can be made for an oMLX of our own: No such file"):
             async with program.started():
                 raise AssertionError("it has no folder")
@@ -189,3 +189,62 @@ def test_a_key_is_the_first_line_of_its_file(tmp_path):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="holds no key"):
             read_key(path)
+
+
+ARGV = ["--model", "/m/tiny", "--alias", "chat", "--service", "a/b", "--port", "9"]
+
+
+def test_what_the_agent_says_arrives():
+    """By flags for one service, by variables for all of its host."""
+    environ = {"OMLX_PORT": "8001", "LLMKUBE_OMLX_KEY_FILE": "/k", "LLMKUBE_OMLX_STARTUP_SECONDS": "30"}
+    read = parse([*ARGV, "--ctx-size", "512", "--embedding", "--api-key-file", "/keys", "--omlx", "/o"], environ)
+    assert (read.model, read.alias, read.port, read.context, read.embeds) == (Path("/m/tiny"), "chat", 9, 512, True)
+    assert (read.daemon, read.key_file, read.start_seconds) == ("http://127.0.0.1:8001", Path("/k"), 30.0)
+    assert (read.keys, read.program) == (Path("/keys"), "/o")
+
+
+def test_without_them_it_is_as_oMLX_has_it():  # noqa: N802 - its name
+    """Port 8000 and no key."""
+    read = parse(ARGV, {})
+    assert (read.daemon, read.key_file, read.start_seconds) == ("http://127.0.0.1:8000", None, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "environ", "said"),
+    [
+        (["--service", "b"], {}, "write NAMESPACE/NAME"),
+        ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: write a port, such as 8000"),
+        ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: write a port, such as 8000"),
+        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: write seconds, such as 120"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
+    """With 2, and one line."""
+    with pytest.raises(SystemExit) as caught:
+        parse([*ARGV, *changed], environ)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+FOLDER = "/models/tiny"
+
+
+@pytest.mark.parametrize(
+    ("found", "whose", "said"),
+    [
+        ({"folders": ["/models/a", FOLDER]}, Whose.THEIRS, "has the model"),
+        ({"folders": ["/models/a"]}, Whose.OURS, f"add the folder above {FOLDER} to its model folders"),
+        ({"folders": []}, Whose.OURS, "does not have the model"),
+        ({"folders": ["", ""]}, Whose.OURS, "does not say where its models are"),
+        ({"answers": False, "error": "no oMLX answers"}, Whose.OURS, f"no oMLX runs at {URL}"),
+        ({"is_omlx": False}, Whose.OURS, "does not answer as oMLX does"),
+        ({"error": "oMLX answers 401: Invalid API key", "status": 401}, Whose.OURS, "--omlx-key-file"),
+        ({"error": "oMLX has not answered /health in 2 s"}, Whose.NONE, "no second one is started beside it"),
+        ({"error": "oMLX answers 500: oops", "status": 500}, Whose.NONE, "oops; no second one"),
+    ],
+)
+def test_one_that_runs_is_used_if_it_can_serve_the_model(found, whose, said):
+    """Else one of our own, and why; but none beside one that may have loaded what it does not tell."""
+    choice = choose(Found(url=URL, **found), FOLDER)
+    assert choice.whose is whose
+    assert said in choice.why

@@ -15,11 +15,10 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.counters import Counters
-from llmkube.programs.daemon_engine.keeper import GivenUpError, Keeper
-from llmkube.programs.daemon_engine.omlx.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx.model import OmlxModel
-from llmkube.programs.daemon_engine.process import Process
+from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
+from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_model import OmlxModel
+from llmkube.programs.daemon_engine.processes import Process
 
 URL = "http://127.0.0.1:8000"
 FOLDER = "/Users/me/models/tiny-4bit"

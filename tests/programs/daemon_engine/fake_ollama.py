@@ -17,13 +17,11 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.counters import Counters
-from llmkube.programs.daemon_engine.keeper import GivenUpError, Keeper
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.model import OllamaModel
-from llmkube.programs.daemon_engine.ollama.weights import LibraryModel
-from llmkube.programs.daemon_engine.ollama.witness import Witness
-from llmkube.programs.daemon_engine.process import Process
+from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
+from llmkube.programs.daemon_engine.ollama_weights import LibraryModel
+from llmkube.programs.daemon_engine.processes import Process
 from llmkube.weights.formats.gguf import read_header
 
 URL = "http://127.0.0.1:11434"

@@ -7,11 +7,9 @@ import pytest
 import trio
 
 from llmkube.programs.daemon_engine import keeper as keeper_module
-from llmkube.programs.daemon_engine import keeping, unloading
-from llmkube.programs.daemon_engine.keeping import Outcome
-from llmkube.programs.daemon_engine.seen import Seen
-from llmkube.programs.daemon_engine.steps import Act, Step
-from programs.daemon_engine.ollama.fake_daemon import NAME, FakeDaemon, answers, breaks_off, staged
+from llmkube.programs.daemon_engine import keeping
+from llmkube.programs.daemon_engine.keeping import Act, Outcome, Seen, Step
+from programs.daemon_engine.fake_ollama import NAME, FakeDaemon, answers, breaks_off, staged
 
 
 async def test_a_model_is_loaded_kept_and_given_back(autojump_clock):
@@ -349,18 +347,18 @@ def murderous(monkeypatch):
 
 def trusting_unload(monkeypatch):
     """An unload that was answered is done."""
-    right = unloading.unload
+    right = keeping.unload
 
     def unload(seen, since, asked_at, now):
         return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
 
-    monkeypatch.setattr(unloading, "unload", unload)
+    monkeypatch.setattr(keeping, "unload", unload)
 
 
 def merciful(monkeypatch):
     """What our own server keeps after an unload is left."""
-    right = unloading.unload
-    monkeypatch.setattr(unloading, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=False), *rest))
+    right = keeping.unload
+    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=False), *rest))
 
 
 def deaf_to_missing(monkeypatch):
@@ -385,7 +383,7 @@ def impatient(monkeypatch):
 
 def unbounded(monkeypatch):
     """An unload waits for as long as it takes."""
-    monkeypatch.setattr(unloading, "UNLOAD_SECONDS", float("inf"))
+    monkeypatch.setattr(keeping, "UNLOAD_SECONDS", float("inf"))
     monkeypatch.setattr(keeper_module, "LAST_SECONDS", float("inf"))
 
 

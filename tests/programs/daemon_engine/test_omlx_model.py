@@ -5,14 +5,12 @@ import pytest
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Response
-from llmkube.programs.daemon_engine import unloading
-from llmkube.programs.daemon_engine.omlx import account as account_module
-from llmkube.programs.daemon_engine.omlx import model as model_module
-from llmkube.programs.daemon_engine.omlx.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx.model import OmlxModel
-from llmkube.programs.daemon_engine.process import Process
-from llmkube.programs.daemon_engine.steps import Act, Step
-from programs.daemon_engine.omlx.fake_omlx import FOLDER, GIB, NAME, PID, FakeOmlx, refusal, staged
+from llmkube.programs.daemon_engine import keeping, omlx_model
+from llmkube.programs.daemon_engine.keeping import Act, Step
+from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_model import MEASURABLE_BYTES, Account, OmlxModel, Shot, noted, remains
+from llmkube.programs.daemon_engine.processes import Process, omlx_servers_in
+from programs.daemon_engine.fake_omlx import FOLDER, GIB, NAME, PID, FakeOmlx, refusal, staged
 
 CHAT, UNLOAD, ADMIN_UNLOAD = "/v1/chat/completions", f"/v1/models/{NAME}/unload", f"/admin/api/models/{NAME}/unload"
 
@@ -327,14 +325,14 @@ def test_a_server_is_found_by_its_program_its_app_or_its_python():
         Process(3, 1, ("python3.11", "/opt/homebrew/bin/omlx", "serve", "--port", "8000")),
         Process(4, 1, ("/Applications/oMLX.app/Contents/MacOS/python", "-m", "omlx.cli", "serve")),
         Process(5, 1, ("llama-server", "--model", "/m", "--alias", "omlx")),
-        Process(6, 1, ("/usr/bin/python3", "-m", "llmkube.programs.daemon_engine.omlx.program")),
+        Process(6, 1, ("/usr/bin/python3", "-m", "llmkube.programs.daemon_engine.omlx_program")),
         Process(7, 1, ()),
         Process(8, 9, ("/Applications/oMLX.app/Contents/MacOS/python", "-m", "omlx.cli", "serve")),
         Process(9, 1, ("/Applications/oMLX.app/Contents/MacOS/oMLX",)),
     ]
-    assert model_module.servers_in(table) == (8, 2, 3, 4, 9)
+    assert omlx_servers_in(table) == (8, 2, 3, 4, 9)
     ring = [Process(2, 3, ("omlx", "serve")), Process(3, 2, ("omlx", "serve"))]
-    assert model_module.servers_in(ring) == (2, 3)
+    assert omlx_servers_in(ring) == (2, 3)
 
 
 def test_a_key_is_in_no_text_of_it():
@@ -348,13 +346,12 @@ def test_a_key_is_in_no_text_of_it():
 
 def credulous(monkeypatch):
     """What is not listed is not there."""
-    monkeypatch.setattr(model_module, "remains", lambda account, shot: False)
-    monkeypatch.setattr(account_module, "remains", lambda account, shot: False)
+    monkeypatch.setattr(omlx_model, "remains", lambda account, shot: False)
 
 
 def blind_to_others(monkeypatch):
     """Whatever the process holds is ours."""
-    monkeypatch.setattr(account_module, "grown_by_others", lambda earlier, later: 0)
+    monkeypatch.setattr(omlx_model, "grown_by_others", lambda earlier, later: 0)
 
 
 def by_name(monkeypatch):
@@ -378,18 +375,18 @@ def unasked(monkeypatch):
 
 def murderous(monkeypatch):
     """A borrowed process is ended like our own."""
-    right = unloading.unload
-    monkeypatch.setattr(unloading, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=True), *rest))
+    right = keeping.unload
+    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=True), *rest))
 
 
 def trusting_unload(monkeypatch):
     """An unload that was answered is done."""
-    right = unloading.unload
+    right = keeping.unload
 
     def unload(seen, since, asked_at, now):
         return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
 
-    monkeypatch.setattr(unloading, "unload", unload)
+    monkeypatch.setattr(keeping, "unload", unload)
 
 
 @pytest.mark.soak
@@ -411,3 +408,77 @@ async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, bug
     bug(monkeypatch)
     with pytest.raises((AssertionError, ValueError, trio.TooSlowError)):
         await timeline(autojump_clock)
+
+
+G = 1024**3
+OURS, OTHER = 4 * G, 2 * G
+
+
+def shot(held, others=(), *, pid=1, size=OURS):
+    return Shot(pid=pid, held=held, size=size, others=dict.fromkeys(others, OTHER))
+
+
+def account(before, loaded):
+    return Account(before=before, loaded=loaded)
+
+
+LOADED = account(shot(G), shot(5 * G))
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "still"),
+    [
+        pytest.param(LOADED, shot(G), False, id="it holds what it held before"),
+        pytest.param(LOADED, shot(5 * G), True, id="it holds all of it"),
+        pytest.param(LOADED, shot(2 * G), False, id="a quarter is left: buffers of its requests"),
+        pytest.param(LOADED, shot(4 * G), True, id="three quarters are left"),
+        pytest.param(LOADED, shot(3 * G, ["other"]), False, id="another one came, ours went"),
+        pytest.param(LOADED, shot(7 * G, ["other"]), True, id="another one came, ours stayed"),
+        pytest.param(account(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(5 * G), True, id="another one went"),
+        pytest.param(account(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(G), False, id="both went"),
+        pytest.param(account(None, shot(5 * G)), shot(5 * G), True, id="it was there at the first look"),
+        pytest.param(account(None, shot(5 * G)), shot(G), False, id="it was there at the first look, and went"),
+        pytest.param(account(None, shot(5 * G, size=0)), shot(5 * G), False, id="nobody knows what it takes"),
+        pytest.param(account(shot(G), shot(2 * G)), shot(G), False, id="it took less than it was said to"),
+        pytest.param(account(shot(G), shot(2 * G)), shot(2 * G), True, id="it took less, and stayed"),
+        pytest.param(account(shot(G), shot(5 * G, size=0)), shot(5 * G), True, id="measured alone"),
+        pytest.param(LOADED, shot(5 * G, pid=2), False, id="another process"),
+        pytest.param(Account(before=shot(G)), shot(5 * G), False, id="it was never listed"),
+    ],
+)
+def test_what_is_left_of_a_model(known, now, still):
+    """Half of what it takes decides, after what others have brought and taken along."""
+    assert remains(known, now) is still
+
+
+def test_a_model_that_is_too_small_to_be_seen_is_the_servers_word():
+    """Buffers come and go by as much."""
+    small = MEASURABLE_BYTES - 1
+    known = account(shot(G), shot(G + small, size=small))
+    assert not remains(known, shot(G + small))
+
+
+def test_looks_are_taken_into_account_in_their_order():
+    """Listed, it is there; not listed, it is remembered until its memory is back; then the next load is measured."""
+    known = noted(Account(), shot(G), listed=False)
+    assert known == Account(before=shot(G))
+    known = noted(known, shot(5 * G), listed=True)
+    assert known == LOADED
+    assert noted(known, shot(5 * G), listed=False) == LOADED
+    assert noted(known, shot(2 * G), listed=False) == Account(before=shot(2 * G))
+
+
+def test_of_another_process_nothing_is_known():
+    """Nor of one that is not seen any more."""
+    assert noted(LOADED, shot(7 * G, pid=2), listed=True) == Account(loaded=shot(7 * G, pid=2))
+    assert noted(LOADED, shot(7 * G, pid=2), listed=False) == Account(before=shot(7 * G, pid=2))
+    assert noted(LOADED, Shot(pid=None), listed=True) == Account()
+
+
+def test_memory_of_another_model_that_is_not_back_yet_still_counts():
+    """It is not listed at the last look before ours is unloaded; what then comes back was not ours."""
+    both = account(shot(3 * G, ["other"]), shot(7 * G, ["other"]))
+    known = noted(both, shot(7 * G), listed=True)
+    assert known.loaded == shot(7 * G, ["other"])
+    assert remains(known, shot(5 * G))
+    assert noted(both, shot(5 * G), listed=True).loaded == shot(5 * G)

@@ -1,15 +1,18 @@
-"""One look at a model: what the server says, and which processes the kernel shows."""
+"""One model of an Ollama, as the keeper handles it: what its server says, and which processes the kernel shows."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 import trio
 
-from llmkube.programs.daemon_engine.daemon_http import DaemonError, DaemonLateError
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.runners import Holders, holders_of, servers_in
-from llmkube.programs.daemon_engine.processes import ProcessTable
-from llmkube.programs.daemon_engine.seen import Seen, Words
+from llmkube.base.http.message import NO_HEADERS, Headers
+from llmkube.programs.daemon_engine.keeping import Seen, Words
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_weights import Weights
+from llmkube.programs.daemon_engine.process_table import ProcessTable
+from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
+from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError
 
 SCAN_SECONDS: Final = 30.0
 """Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""
@@ -103,10 +106,84 @@ class Witness:
 
     async def _scan(self) -> tuple[Holders, int | None]:
         processes = await self.table.read()
-        servers = servers_in(processes)
+        servers = ollama_servers_in(processes)
         server = self.server
         if server is None:
             if self._borrowed not in servers:
                 self._borrowed = await self.table.listener(servers, self.port)
             server = self._borrowed
         return holders_of(self.blob or _NO_BLOB, processes, server), server
+
+
+KEEP_ALIVE: Final = "5m"
+"""How long Ollama keeps the model without a renewal: so long its memory is taken after this process was killed."""
+
+
+@attrs.frozen(eq=False)
+class OllamaModel:
+    """An `Adapter` (which see).
+
+    Attributes:
+        witness: Looks at it.
+        weights: Brings it into the server's store.
+        embeds: Whether the model computes embeddings alone.
+    """
+
+    witness: Witness
+    weights: Weights
+    embeds: bool = False
+
+    @property
+    def words(self) -> Words:
+        """What is said of Ollama."""
+        return WORDS
+
+    @property
+    def name(self) -> str:
+        """The model's name in the store."""
+        return self.witness.name
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return self.witness.api.url
+
+    @property
+    def headers(self) -> Headers:
+        """None: it asks for no key."""
+        return NO_HEADERS
+
+    @property
+    def shared_as(self) -> str:
+        """The server and the name, which two engines of one service may share while one replaces the other."""
+        return "" if self.witness.server is not None else f"{self.url} {self.name}"
+
+    async def look(self) -> Seen:
+        """Ask the server, and look at the processes."""
+        return await self.witness.look()
+
+    async def prepare(self) -> None:
+        """Have it in the store."""
+        self.witness.blob = await self.weights.prepare(self.witness.api)
+
+    async def load(self) -> None:
+        """Have it loaded, with `KEEP_ALIVE` to stay."""
+        await self.witness.api.load(self.name, KEEP_ALIVE, embeds=self.embeds)
+
+    async def renew(self) -> None:
+        """Give it `KEEP_ALIVE` from now on."""
+        await self.witness.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
+
+    async def unload(self) -> None:
+        """Have it unloaded; also what an earlier front has left, whose file its name tells."""
+        if not self.witness.blob:
+            self.witness.blob = await self.witness.api.blob_of(self.name) or ""
+        await self.witness.api.unload(self.name)
+
+    async def cpu_seconds(self, pids: Sequence[int]) -> float:
+        """Return what these processes have used of the processors."""
+        return await self.witness.table.cpu_seconds(pids)
+
+    async def end(self, pids: Sequence[int]) -> None:
+        """Kill these processes."""
+        await self.witness.table.end(pids)

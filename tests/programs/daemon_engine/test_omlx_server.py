@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from llmkube.programs.daemon_engine.omlx import own_folder
-from llmkube.programs.daemon_engine.omlx.own_folder import PREFIX, new_folder, remove_abandoned
+from llmkube.programs.daemon_engine import omlx_server
+from llmkube.programs.daemon_engine.omlx_server import PREFIX, new_folder, remove_abandoned
 from second_user import OTHER_UID, needs_second_user
 
 
@@ -70,7 +70,7 @@ def test_another_users_stays(parent):
 
 def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monkeypatch):
     """Between its making and its lock another front may look."""
-    real, calls = own_folder._held, []
+    real, calls = omlx_server._held, []
 
     def held(path):
         calls.append(path)
@@ -78,7 +78,7 @@ def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monk
             path.rmdir()
         return real(path)
 
-    monkeypatch.setattr(own_folder, "_held", held)
+    monkeypatch.setattr(omlx_server, "_held", held)
     made = new_folder()
     assert len(calls) == 2
     assert made.path.is_dir()
@@ -87,7 +87,7 @@ def test_a_folder_that_was_taken_for_an_abandoned_one_is_made_again(parent, monk
 
 def test_a_disk_without_locks_is_told(parent, monkeypatch):
     """It is not tried for ever."""
-    monkeypatch.setattr(own_folder, "_held", lambda path: None)
+    monkeypatch.setattr(omlx_server, "_held", lambda path: None)
     with pytest.raises(OSError, match="set TMPDIR to another disk"):
         new_folder()
 

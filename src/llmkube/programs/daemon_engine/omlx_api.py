@@ -12,8 +12,8 @@ import attrs
 
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import Headers, Response
-from llmkube.programs.daemon_engine.daemon_http import ASK_SECONDS, DaemonError, DaemonHttp, DaemonLateError, body_of
-from llmkube.programs.daemon_engine.seen import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.server import ASK_SECONDS, DaemonError, DaemonHttp, DaemonLateError, body_of
 
 LOAD_SECONDS: Final = 3600.0
 """For a load, in which the server says nothing at all."""

@@ -1,6 +1,6 @@
 """Which processes hold a file of weights, by their command lines."""
 
-from llmkube.programs.daemon_engine.ollama.runners import Holders, Process, holders_of
+from llmkube.programs.daemon_engine.processes import Holders, Process, holders_of
 
 BLOB, OTHER = "sha256-" + "a" * 64, "sha256-" + "b" * 64
 

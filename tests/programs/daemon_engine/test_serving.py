@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.programs.daemon_engine.front_options import read_keys
+from llmkube.programs.daemon_engine.serving import read_keys
 
 
 def test_keys_are_read_as_llama_server_reads_them(tmp_path):
