@@ -13,10 +13,10 @@ import orjson
 import trio
 
 from llmkube.base.http.client import HttpClient
-from llmkube.programs.daemon_engine.daemon_http import DaemonError
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.options import DaemonAddressError, daemon_url, refuse_elsewhere
-from llmkube.programs.daemon_engine.ollama.pull_room import Free, free_near, measured, pull_within, refuse_too_much
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_program import DaemonAddressError, daemon_url, refuse_elsewhere
+from llmkube.programs.daemon_engine.ollama_weights import Free, free_near, measured, pull_within, refuse_too_much
+from llmkube.programs.daemon_engine.server import DaemonError
 from llmkube.weights.download.progress import OnProgress, Progress, Rate, Stage
 from llmkube.weights.errors import (
     FetchError,

@@ -40,7 +40,7 @@ def test_llama_server_is_llamacpp_in_a_pod():
     [
         (model(hardware={"accelerator": "metal"}), "llamacpp", "Model.spec.hardware.accelerator", "served by hosts"),
         (model(), "omlx", "spec.runtime", "does not run in pods"),
-        (model(), "nonsense", "spec.runtime", "use one of generic, llamacpp"),
+        (model(), "nonsense", "spec.runtime", "use one of generic, .*llamacpp"),
         (model(format="mlx"), "llamacpp", "Model.spec.format", "llamacpp reads gguf, not mlx"),
         (model(format="mlx"), "generic", "Model.spec.format", "spec.runtime to mlx-lm"),
         (model(source="nonsense"), "llamacpp", "Model.spec.source", "use builtin"),
