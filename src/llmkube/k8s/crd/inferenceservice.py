@@ -13,6 +13,7 @@ from llmkube.k8s.crd.meta import (
     Condition,
     LocalObjectReference,
 )
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, RUNTIME_NAMES
 from llmkube.k8s.crd.placement import (
     SLO,
     Autoscaling,
@@ -38,10 +39,6 @@ from llmkube.k8s.crd.serving import (
 from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, SchemaFacts, Wired, field
 from llmkube.k8s.resource import Object, Resource
 
-POD_RUNTIMES: Final = (
-    "llamacpp", "vllm", "tgi", "personaplex", "generic", "sglang", "triton", "llamacpp-router"
-)  # fmt: skip
-HOST_RUNTIMES: Final = ("llama-server", "omlx", "ollama", "mlx-lm", "vllm-metal")
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
 MODES: Final = ("chat", "embedding", "rerank")
 SERVICE_PHASES: Final = (
@@ -73,7 +70,7 @@ class InferenceServiceSpec(Wired):
     model_ref: str = field(
         "Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1, max_length=NAME_BYTES
     )
-    runtime: str = field("Engine that serves the model.", "llamacpp", enum=(*POD_RUNTIMES, *HOST_RUNTIMES))
+    runtime: str = field("Engine that serves the model.", DEFAULT_RUNTIME, enum=RUNTIME_NAMES)
     aliases: tuple[str, ...] = field(
         "Further model ids that clients may send; the first is the name of the service.",
         (),
