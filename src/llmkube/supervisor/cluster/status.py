@@ -71,7 +71,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
         {
             "type": kind,
             "status": "Unknown",
-            "reason": "NotStated",
+            "reason": Reason.NOT_STATED,
             "message": "the agent has not reported it yet",
             "lastTransitionTime": service.metadata.creation_timestamp,
         }
@@ -113,7 +113,8 @@ def gguf_status(facts: GGUFFacts) -> dict[str, Any]:
 
 def fetch_reason(error: LLMKubeError) -> str:
     """Return the reason of a `Fetched=False` condition: what kind of thing is wrong with the file or its source."""
-    return getattr(error, "reason", "") or ("SourceInvalid" if isinstance(error, UserError) else "FetchFailed")
+    kind = Reason.SOURCE_INVALID if isinstance(error, UserError) else Reason.FETCH_FAILED
+    return getattr(error, "reason", "") or kind
 
 
 def _patch(kind: type[Any], key: Key, status: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import full_disk, is_full
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.engine.key_file import write_keys
 from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
 from llmkube.supervisor.engine.process_stats import EngineProcess, Sampler
@@ -54,13 +55,13 @@ class SpawnError(WorldError):
 class NoRoomError(WorldError):
     """The disk has no room for what an engine needs beside its process: its log, its keys."""
 
-    reason = "NoSpace"
+    reason = Reason.NO_SPACE
 
 
 class AdoptError(WorldError):
     """The process that was to be adopted is not there any more."""
 
-    reason = "EngineExited"
+    reason = Reason.ENGINE_EXITED
 
 
 @attrs.define(eq=False)

@@ -18,7 +18,6 @@ from llmkube.supervisor.host.mach import (
     NOTE_MEMORYSTATUS_PRESSURE_CRITICAL,
     NOTE_MEMORYSTATUS_PRESSURE_NORMAL,
     NOTE_MEMORYSTATUS_PRESSURE_WARN,
-    Kernel,
     LibSystem,
     Pages,
     decode_footprint,
@@ -63,7 +62,7 @@ class DarwinMemory:
         working_set_bytes: What the GPU takes while its limit is not set; None when not known.
     """
 
-    kernel: Kernel
+    kernel: LibSystem
     thresholds: Thresholds = DEFAULTS
     told: Callable[[], Awaitable[None]] = trio.sleep_forever
     working_set_bytes: int | None = None
@@ -140,7 +139,7 @@ class DarwinMemory:
         return int(CAUTIOUS_SHARE * total_bytes), GUESS
 
 
-def working_set_of(kernel: Kernel) -> int | None:
+def working_set_of(kernel: LibSystem) -> int | None:
     """Return what the GPU takes while its limit is not set, in bytes; None when not known. Blocks."""
     try:
         return kernel.working_set() or None

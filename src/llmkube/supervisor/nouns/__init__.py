@@ -1,6 +1,6 @@
 """Values that the rooms of the supervisor share; they do nothing by themselves.
 
-desired, target                 what is wished, and what follows from it
+desired                         what is wished, and what should run for it
 journal                         what an agent leaves for the next one
 lifecycle, liveness             states of a service; does an engine hang
 api_keys                        the API keys of clients: parsed, and their digest

@@ -16,7 +16,7 @@ What the host draws at rest is part of it: it belongs to those that work while t
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import psutil
@@ -165,18 +165,6 @@ class PowerView:
     source: str = "apple"
 
 
-class ProcessorTime(Protocol):
-    """How long programs have computed, in seconds."""
-
-    def of_process(self, pid: int) -> float | None:
-        """What a process has taken; None when it cannot be looked at."""
-        ...
-
-    def of_host(self) -> float:
-        """What all have taken."""
-        ...
-
-
 @attrs.frozen
 class _Use:
     """One engine at the newest sample."""
@@ -199,7 +187,7 @@ class PowerMeter:
     source: str
     domains: tuple[str, ...]
     engines: Callable[[], Mapping[Key, EngineUse]]
-    cpu_time: ProcessorTime
+    cpu_time: CpuTime = CpuTime()
     _point: Point | None = None
     _interval: Interval = NOTHING
     _problem: PowerProblem | None = None

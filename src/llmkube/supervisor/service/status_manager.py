@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 import attrs
 import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -36,7 +37,7 @@ from llmkube.supervisor.service.endpoint_objects import (
 from llmkube.supervisor.service.events import Event, events, model_conditions, service_conditions
 from llmkube.supervisor.service.facts import Facts
 
-log = structlog.get_logger(__name__)
+log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 
@@ -77,6 +78,11 @@ class StatusManager:
         return self.facts.key
 
     @property
+    def log(self) -> FilteringBoundLogger:
+        """Log lines that name the service."""
+        return log.bind(name=self.key.name, namespace=self.key.namespace)
+
+    @property
     def view(self) -> ServiceView:
         """The newest snapshot."""
         return self.facts.view.value
@@ -112,8 +118,8 @@ class StatusManager:
         """Tell what has happened where people look for it."""
         self.recorder.emit_nowait(self.facts.wish.service, event.reason, event.message, type=event.type)
         if event.log:
-            say = log.warning if event.type == "Warning" else log.info
-            say(event.log, **event.fields, name=self.key.name, namespace=self.key.namespace)
+            say = self.log.warning if event.type == "Warning" else self.log.info
+            say(event.log, **event.fields)
 
     def start(self, *, adopting: bool) -> None:
         """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more.
