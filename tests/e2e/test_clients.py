@@ -86,7 +86,7 @@ async def serve(nursery, handler) -> int:
 
 @pytest.mark.ci
 async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path):
-    """U4: openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
+    """Openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
     packages = await trio.to_thread.run_sync(find_client_packages)
     manifests = tmp_path / "all.yaml"
     manifests.write_text(MANIFESTS)

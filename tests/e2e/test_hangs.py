@@ -97,8 +97,9 @@ async def real_engine(tmp_path, model):
     """A bundled engine, how to ask it, and how to look at it."""
     engines = LocalEngines(settings(tmp_path))
     port = free_port()
-    launch = launched(model, await engines.info())
-    argv = launch.plan.render(program=ENGINE, model=str(model), host="127.0.0.1", port=port, keys="")
+    program = await engines.info()
+    launch = launched(model, program)
+    argv = launch.plan.render(program, model=str(model), host="127.0.0.1", port=port, keys="")
     command = Command(argv, {}, tmp_path / "work", tmp_path / "log", cookie=new_cookie())
     async with open_http_client() as http, engines.open_child(command, Shutdown(), Grace(0.2, 0.2)) as child:
         engine = health.Engine(http, f"http://127.0.0.1:{port}", launch.plan)

@@ -270,7 +270,7 @@ ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Header
 
 @pytest.mark.parametrize("origin", PAGES)
 async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
-    """U1: an engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
 
     async def handler(exchange):
         loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
@@ -304,7 +304,7 @@ async def test_an_engine_that_has_gone_is_told_to_a_page(world):
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
 async def test_a_preflight_allows_what_the_page_will_send(world, path):
-    """U1: OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
+    """OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
     engine = Engine()
     gateway = await world(ONE, port1=engine)
     answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
@@ -329,7 +329,7 @@ async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
 
 @pytest.mark.parametrize("path", ["/", "/v1"])
 async def test_the_root_says_what_this_is(world, path):
-    """U18: a person who opens the gateway's address in a browser, or its base URL, is told where to go."""
+    """A person who opens the gateway's address in a browser, or its base URL, is told where to go."""
     answer = await (await world()).ask("GET", path)
     assert answer.status == 200
     assert b"/v1/chat/completions" in answer.body

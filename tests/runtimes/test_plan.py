@@ -26,10 +26,20 @@ PLAN = LaunchPlan(
 
 def test_rendering_fills_the_slots_and_nothing_else():
     """Slots are filled, and a user's argument that only looks like a slot is left alone."""
-    assert PLAN.render(program="/bin/x", model="/m.gguf", host="127.0.0.1", port=80, keys="/k") == (
+    engine = EngineInfo("/bin/x", "1", frozenset())
+    assert PLAN.render(engine, model="/m.gguf", host="127.0.0.1", port=80, keys="/k") == (
         "/bin/x", "--model", "/m.gguf", "--host", "127.0.0.1", "--port", "80", "--api-key-file", "/k",
         "--echo", "{port}"
     )  # fmt: skip
+
+
+def test_a_plan_of_another_version_is_started_with_the_front_of_this_one():
+    """Whatever Python and module its journal names: what of the engine follows them stays."""
+    told = ("/old/python", "-m", "llmkube.cli.daemon_engine.ollama.program", "--ollama", Placeholder.PROGRAM)
+    plan = attrs.evolve(PLAN, argv=told, runtime="ollama")
+    engine = EngineInfo("/bin/ollama", "1", frozenset(), front=("/python", "-m", "front"))
+    words = plan.render(engine, model="/m", host="127.0.0.1", port=80, keys="")
+    assert words == ("/python", "-m", "front", "--ollama", "/bin/ollama")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import attrs
 
+from llmkube.programs.daemon_engine.ollama import program
 from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
 from llmkube.programs.daemon_engine.ollama.model import OllamaModel
 from llmkube.programs.daemon_engine.ollama.options import parse
@@ -40,7 +41,7 @@ class Ollama:
     """An `Engine` (which see)."""
 
     runtime: str = ollama.NAME
-    module: str = ollama.MODULE
+    module: str = program.__name__
     port: int = 11434
 
     def parse(self, argv):

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from llmkube.programs.daemon_engine.omlx import program
 from llmkube.programs.daemon_engine.omlx.daemon_process import link_name
 from llmkube.programs.daemon_engine.omlx.options import parse
 from llmkube.programs.daemon_engine.omlx.program import Outside, opened_model
@@ -36,7 +37,7 @@ class Omlx:
     """
 
     runtime: str = omlx.NAME
-    module: str = omlx.MODULE
+    module: str = program.__name__
     port: int = 8000
     folders: dict = attrs.field(
         factory=lambda: {

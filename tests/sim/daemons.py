@@ -5,7 +5,8 @@ from sim.daemon_ollama import Ollama
 from sim.daemon_omlx import Omlx
 
 ENGINES = (Ollama, Omlx)
-RUNTIMES = tuple(engine().runtime for engine in ENGINES)
+MODULES = {engine().runtime: engine().module for engine in ENGINES}
+RUNTIMES = tuple(MODULES)
 
 
 def daemons_of_a_host():
@@ -15,7 +16,7 @@ def daemons_of_a_host():
 
 def runtime_of(argv):
     """The runtime of a front, by its command line; "" of any other engine."""
-    return next((engine().runtime for engine in ENGINES if engine().module in argv), "")
+    return next((runtime for runtime, module in MODULES.items() if module in argv), "")
 
 
 def is_front(argv):

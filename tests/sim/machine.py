@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -36,7 +37,7 @@ from llmkube.weights.download.fetch import Progress, WeightsFile
 from llmkube.weights.formats.gguf import GGUFFacts
 from sim.connection import Connection
 from sim.daemon import Daemons
-from sim.daemons import daemons_of_a_host, is_front, runtime_of
+from sim.daemons import MODULES, daemons_of_a_host, is_front, runtime_of
 from sim.macs_end import MacsEnd
 
 HELP_FLAGS = frozenset(
@@ -310,7 +311,8 @@ class Machine:
         if self.no_engine or runtime not in self.programs:
             raise NetworkDownError("the engine program is not there")
         if runtime != "llamacpp":
-            return EngineInfo(f"/sim/{runtime}", "0.1", frozenset(), wrapper=f"/sim/{runtime}.py")
+            front = (sys.executable, "-m", MODULES[runtime]) if runtime in MODULES else ()
+            return EngineInfo(f"/sim/{runtime}", "0.1", frozenset(), wrapper=f"/sim/{runtime}.py", front=front)
         return EngineInfo("/sim/llama-server", *self.build)
 
     def free_port(self, host):

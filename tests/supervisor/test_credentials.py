@@ -55,7 +55,7 @@ async def test_the_secret_comes_before_the_file(tmp_path):
 
 
 async def test_the_login_of_a_registry_comes_from_the_secret_alone():
-    """G4: a Model's own docker-registry Secret gives the login of its registry; another kind of Secret is told."""
+    """A Model's own docker-registry Secret gives the login of its registry; another kind of Secret is told."""
     source = parse_source("oci://r.io/phi")
     entry = b'{"auths":{"r.io":{"username":"ada","password":"hush"}}}'
     found = tokens({".dockerconfigjson": entry})

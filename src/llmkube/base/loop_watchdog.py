@@ -21,7 +21,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from llmkube.base.coalesced_ticks import wait_tick
+from llmkube.base.waiting import wait_tick
 
 log = structlog.get_logger(__name__)
 

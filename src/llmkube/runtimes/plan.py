@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from enum import StrEnum
 
 import attrs
@@ -45,6 +46,7 @@ class EngineInfo:
         flags: Those that it knows, as far as it has been asked.
         switches: Those of them that take no value.
         wrapper: A file of ours that goes before its own arguments; "" where it needs none.
+        front: The command of the program of ours that runs for each service of a shared daemon; () where none does.
     """
 
     program: str
@@ -52,10 +54,19 @@ class EngineInfo:
     flags: frozenset[str]
     switches: frozenset[str] = frozenset()
     wrapper: str = ""
+    front: tuple[str, ...] = ()
 
     def first_known(self, *flags: str) -> str | None:
         """Return the first of these spellings that the engine understands."""
         return next((flag for flag in flags if flag in self.flags), None)
+
+
+def front_words(runtime: str) -> tuple[str, ...]:
+    """Return what the command line of a service on a shared daemon begins with in its plan; `front` runs in its place.
+
+    It is the command of earlier versions: digests and journals keep it, so that no upgrade restarts an engine.
+    """
+    return (sys.executable, "-m", f"llmkube.cli.daemon_engine.{runtime}.program")
 
 
 @attrs.frozen
@@ -88,19 +99,18 @@ class LaunchPlan:
     restarted_at: str = ""
     weights_format: str = attrs.field(default="", eq=False)
 
-    def render(
-        self, *, program: str, model: str, host: str, port: int, keys: str, wrapper: str = ""
-    ) -> tuple[str, ...]:
-        """Return argv with every slot filled."""
+    def render(self, engine: EngineInfo, *, model: str, host: str, port: int, keys: str) -> tuple[str, ...]:
+        """Return argv as this engine is started, with every slot filled."""
         fill = {
-            Placeholder.PROGRAM: program,
+            Placeholder.PROGRAM: engine.program,
             Placeholder.MODEL: model,
             Placeholder.HOST: host,
             Placeholder.PORT: str(port),
             Placeholder.KEYS: keys,
-            Placeholder.WRAPPER: wrapper,
+            Placeholder.WRAPPER: engine.wrapper,
         }
-        return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in self.argv)
+        argv = (*engine.front, *self.argv[len(front_words(self.runtime)) :]) if engine.front else self.argv
+        return tuple(fill[arg] if isinstance(arg, Placeholder) else arg for arg in argv)
 
     @property
     def mode(self) -> str:

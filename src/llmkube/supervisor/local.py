@@ -41,7 +41,7 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import PLACE_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
-from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.download.fetch import ModelLibrary, Progress, WeightsFile, fetch
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import (
     DigestMismatchError,
@@ -52,7 +52,6 @@ from llmkube.weights.errors import (
 from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.formats.gguf import GGUFFacts, read_header
 from llmkube.weights.formats.shape import FolderFacts, ModelHeader
-from llmkube.weights.model_library import ModelLibrary
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.picked_files import given_to_engine

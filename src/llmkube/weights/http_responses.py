@@ -73,6 +73,15 @@ class Validator:
 
 
 @attrs.frozen
+class RemoteVersion:
+    """What a server says of a file without sending it."""
+
+    size_bytes: int | None
+    sha256: str | None
+    validator: Validator
+
+
+@attrs.frozen
 class ReadBody:
     """Read the body; it goes to `offset` in the file (0: what is there already is void).
 

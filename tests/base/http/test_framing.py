@@ -154,6 +154,7 @@ BUGS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_deliberate_bug_is_caught(bug, monkeypatch):
     """A server that frames requests otherwise does not get through a hundred streams."""

@@ -249,7 +249,7 @@ def command_for(spec):
     weights = WeightsFile(DEMO, DEMO.stat().st_size, None, "demo")
     plan = plan_for(PlanInputs(service, model, weights, gguf.read_header(DEMO), engine, alias="demo", asks_key=False))
     assert plan.not_honoured == ()
-    return plan.render(program=PROGRAM, model=str(DEMO), host="127.0.0.1", port=0, keys="")
+    return plan.render(engine, model=str(DEMO), host="127.0.0.1", port=0, keys="")
 
 
 @pytest.mark.parametrize(

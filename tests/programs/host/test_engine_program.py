@@ -1,4 +1,5 @@
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from llmkube.base.errors import UserError
 from llmkube.programs.config.host_config import HostConfig
 from llmkube.programs.host.engine_program import engine_settings, find_llama_server, further_programs
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 
 
 def program(folder, name="llama-server", mode=0o755):
@@ -98,6 +100,15 @@ def test_mlx_is_served_by_what_the_host_has(tmp_path, monkeypatch, installed, ta
     mine = program(tmp_path / "mine", "my-omlx")
     named = engine_settings(HostConfig(omlx_bin=mine), search_path=path)
     assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(mine)})
+
+
+def test_the_programs_before_shared_daemons_are_commands_that_run():
+    """Of this Python, whichever daemon: the agent hands them to runtimes that name no module."""
+    fronts = engine_settings(HostConfig())["fronts"]
+    assert set(fronts) == {name for name, runtime in HOST_RUNTIMES.items() if runtime.memory_elsewhere}
+    for executable, flag, module in fronts.values():
+        assert (executable, flag) == (sys.executable, "-m")
+        assert importlib.util.find_spec(module)
 
 
 def test_engines_are_told_where_the_owners_omlx_is(tmp_path, monkeypatch):

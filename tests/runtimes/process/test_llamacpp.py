@@ -51,7 +51,7 @@ def contains(argv, wanted):
 def test_a_plain_service_on_a_cpu():
     """Without a wish the whole command line is this one, and nothing in the spec went unheard."""
     result = planned()
-    argv = result.render(program="llama-server", model="/m.gguf", host="127.0.0.1", port=4711, keys="/keys")
+    argv = result.render(OLD, model="/m.gguf", host="127.0.0.1", port=4711, keys="/keys")
     assert " ".join(argv) == (
         "llama-server --model /m.gguf --host 127.0.0.1 --port 4711 --alias chat --api-key-file /keys --ctx-size 4096 "
         "--parallel 1 --n-gpu-layers 0 --flash-attn auto --metrics --fit off --no-ui --verbosity 4"

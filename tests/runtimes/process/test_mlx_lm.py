@@ -47,8 +47,8 @@ def test_the_command_line(header):
     """The default runtime with mlx weights on metal is mlx-lm: its Python, our file, a key file, one model."""
     found = planned(header, contextSize=8192, parallelSlots=2)
     assert found.runtime == "mlx-lm"
-    words = found.render(program="/py", model="/w", host="127.0.0.1", port=1, keys="/k", wrapper="/e")
-    assert words[:6] == ("/py", "/e", "--llmkube-keys", "/k", "--llmkube-alias", "chat")
+    words = found.render(ENGINE, model="/w", host="127.0.0.1", port=1, keys="/k")
+    assert words[:6] == ("/opt/python", "/site/mlx_entry.py", "--llmkube-keys", "/k", "--llmkube-alias", "chat")
     assert words[6:12] == ("--model", "/w", "--host", "127.0.0.1", "--port", "1")
     assert words[words.index("--decode-concurrency") + 1] == "2"
     assert words[words.index("--allowed-origins") + 1] == "http://localhost"

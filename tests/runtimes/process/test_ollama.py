@@ -1,13 +1,10 @@
 """Ollama on a host, planned: a command line that our own program takes, and no field without effect in silence."""
 
-import sys
-
 import pytest
 
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
 from llmkube.k8s.crd.model import FORMATS, Model
-from llmkube.programs.daemon_engine.ollama import program
 from llmkube.programs.daemon_engine.ollama.options import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import ollama
@@ -18,7 +15,7 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from runtimes.process.test_llamacpp import FACTS, WEIGHTS
 
-ENGINE = EngineInfo("/usr/local/bin/ollama", "0.17.4", frozenset())
+ENGINE = EngineInfo("/usr/local/bin/ollama", "0.17.4", frozenset(), front=("front", "of", "ours", "here"))
 
 
 def objects(model=None, **spec):
@@ -38,9 +35,9 @@ def plan(model=None, keys_digest="", *, asks_key=True, **spec):
 
 def options(made):
     """What our program reads of a plan."""
-    argv = made.render(program=ENGINE.program, model="/m/a.gguf", host="127.0.0.1", port=8001, keys="/k")
-    assert argv[:3] == (sys.executable, "-m", program.__name__)
-    return parse(argv[3:], {})
+    argv = made.render(ENGINE, model="/m/a.gguf", host="127.0.0.1", port=8001, keys="/k")
+    assert argv[: len(ENGINE.front)] == ENGINE.front
+    return parse(argv[len(ENGINE.front) :], {})
 
 
 def test_the_program_takes_what_is_planned():
@@ -127,6 +124,15 @@ def test_what_it_cannot_do_is_refused_before_a_download(of, spec, field):
     with pytest.raises(PlanError) as refused:
         check(*objects(of, **spec))
     assert field in str(refused.value.field)
+
+
+def test_an_upgrade_from_before_programs_moved_restarts_no_engine(monkeypatch):
+    """The digests are those of commit 87d319c9, whose agents ran the front as llmkube.cli.daemon_engine."""
+    monkeypatch.setattr("sys.executable", "/usr/bin/python3")
+    assert plan().argv[:3] == ("/usr/bin/python3", "-m", "llmkube.cli.daemon_engine.ollama.program")
+    assert plan(contextSize=128).digest == "3d7cbdf1e53ff16aa21040f87e9baabb2f2401af6ff05470878f94f69db4e0c7"
+    embedder = plan({"source": "ollama://llama3.2"}, mode="embedding")
+    assert embedder.digest == "59a5b4ed15b8ddf900b10940ca68134b1b2940dd157dacb313cba80a95d43649"
 
 
 def test_what_has_no_effect_is_told():

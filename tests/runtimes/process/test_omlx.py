@@ -1,6 +1,5 @@
 """oMLX on a host, planned: a command line that our own program takes, and no field without effect in silence."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.daemon_engine.omlx import program
 from llmkube.programs.daemon_engine.omlx.options import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import omlx
@@ -18,7 +16,7 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from runtimes.process.test_llamacpp import FACTS, WEIGHTS
 
-ENGINE = EngineInfo("/opt/homebrew/bin/omlx", "0.6.3", frozenset())
+ENGINE = EngineInfo("/opt/homebrew/bin/omlx", "0.6.3", frozenset(), front=("front", "of", "ours", "here"))
 
 
 def objects(model=None, runtime="omlx", **spec):
@@ -36,9 +34,9 @@ def plan(model=None, *, asks_key=True, mlx_runtime="mlx-lm", **spec):
 
 def options(made):
     """What our program reads of a plan."""
-    argv = made.render(program=ENGINE.program, model="/m/tiny", host="127.0.0.1", port=8001, keys="/k")
-    assert argv[:3] == (sys.executable, "-m", program.__name__)
-    return parse(argv[3:], {})
+    argv = made.render(ENGINE, model="/m/tiny", host="127.0.0.1", port=8001, keys="/k")
+    assert argv[: len(ENGINE.front)] == ENGINE.front
+    return parse(argv[len(ENGINE.front) :], {})
 
 
 def test_the_program_takes_what_is_planned():
@@ -62,6 +60,14 @@ def test_mlx_on_metal_is_planned_with_omlx_where_the_host_takes_that():
     assert plan(runtime="llamacpp", mlx_runtime="omlx") == plan(runtime="omlx")
     assert plan(runtime="llamacpp", mlx_runtime="mlx-lm").runtime == "mlx-lm"
     assert plan(runtime="mlx-lm", mlx_runtime="omlx").runtime == "mlx-lm"
+
+
+def test_an_upgrade_from_before_programs_moved_restarts_no_engine(monkeypatch):
+    """The digests are those of commit 87d319c9, whose agents ran the front as llmkube.cli.daemon_engine."""
+    monkeypatch.setattr("sys.executable", "/usr/bin/python3")
+    assert plan().argv[:3] == ("/usr/bin/python3", "-m", "llmkube.cli.daemon_engine.omlx.program")
+    assert plan(contextSize=128).digest == "b01744adb1cac8ab2923e0c675c59c12e6da82208bdaeffc4af7bee4c51b2d33"
+    assert plan(mode="embedding").digest == "a211c0aa9c1383e73dfee09e47f3d6ac9d3c99da2d2714506f13b78ed80339aa"
 
 
 def test_what_has_no_effect_is_told():

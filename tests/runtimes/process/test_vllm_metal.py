@@ -26,7 +26,7 @@ def planned(path, **spec):
 def test_the_command_line(tmp_path):
     """Its cache is as large as was promised, and its share of the GPU is never its own choice; no key is in argv."""
     header, found = planned(tmp_path, contextSize=4096, parallelSlots=3, aliases=["other"])
-    words = found.render(program="/vllm", model="/w", host="127.0.0.1", port=7, keys="/k")
+    words = found.render(EngineInfo("/vllm", "1", frozenset()), model="/w", host="127.0.0.1", port=7, keys="/k")
     assert words[:6] == ("/vllm", "serve", "/w", "--served-model-name", "chat", "other")
     assert words[words.index("--kv-cache-memory-bytes") + 1] == str(cache_size(header.shape, found.demand))
     assert words[words.index("--max-num-seqs") + 1] == "3"

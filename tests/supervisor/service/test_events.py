@@ -68,7 +68,7 @@ def test_the_log_has_each_error_of_a_fetch_once():
 
 
 def test_a_fetch_that_waits_is_one_event():
-    """U14: it says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
+    """It says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
     moves = FACTS.with_fetch_progress("downloading: 5 B")
     waits = moves.with_fetch_progress("waiting since T: h: refused; next attempt at T", "h: refused")
     (told,) = events(moves, waits)

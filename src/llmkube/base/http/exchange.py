@@ -9,7 +9,7 @@ import trio
 
 from llmkube.base.http.errors import ClientGoneError
 from llmkube.base.http.heads import RequestHead
-from llmkube.base.http.hub import HubStream
+from llmkube.base.http.hub import BROKEN, HubStream
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Request, Response, encode_lines, status_allows_body, status_line
 
@@ -166,7 +166,7 @@ class StreamExchange:
         if self._hub_stream is not None:
             try:
                 sent = self._hub_stream.send_nowait(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except BROKEN:
                 await self._give_up()
                 return
             if sent == len(data):
@@ -179,7 +179,7 @@ class StreamExchange:
         with trio.move_on_after(self._limits.send_stall_seconds):
             try:
                 await sending
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except BROKEN:
                 pass
             else:
                 return

@@ -13,7 +13,6 @@ size, digest and the header's facts; of a failure, its reason and a sentence.
 """
 
 import contextlib
-import datetime
 import hashlib
 import os
 import random
@@ -28,7 +27,8 @@ import attrs
 import click
 import trio
 
-from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.errors import LLMKubeError, UserError, innermost
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
@@ -185,7 +185,8 @@ def fetch_weights(
     try:
         result = work()
     except* LLMKubeError as group:
-        error = _first(group)
+        error = innermost(group)
+        assert isinstance(error, LLMKubeError)
         tell(termination_log, told_failure(error))
         raise CommandError(str(error), _exit_code(error)) from group
     tell(termination_log, result)
@@ -223,7 +224,7 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
     async with open_downloader(
         store,
         limiter=limiter,
-        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=order.endpoint,
     ) as downloader:
@@ -375,12 +376,6 @@ def _token(file: Path | None) -> str | None:
 
 def _exit_code(error: LLMKubeError) -> ExitCode:
     return ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
-
-
-def _first(error: BaseExceptionGroup[LLMKubeError] | LLMKubeError) -> LLMKubeError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _summary(result: Mapping[str, Any]) -> str:

@@ -10,12 +10,15 @@ from typing import TypedDict
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs.config.host_config import HostConfig
+from llmkube.programs.daemon_engine.ollama import program as ollama_program
+from llmkube.programs.daemon_engine.omlx import program as omlx_program
 from llmkube.programs.daemon_engine.omlx.options import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.runtimes.process.host_runtime import Program
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 
 _PROGRAM = "llama-server"
 _BUNDLED = "llmkube-llama-server"
+_FRONTS = {"ollama": ollama_program, OMLX: omlx_program}
 _HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
 
 
@@ -23,6 +26,7 @@ class EngineSettings(TypedDict):
     """Settings of the agent (`AgentSettings`)."""
 
     programs: dict[str, str]
+    fronts: dict[str, tuple[str, ...]]
     variables: dict[str, str]
     mlx_runtime: str
 
@@ -86,7 +90,12 @@ def engine_settings(config: HostConfig, *, search_path: str | None = None) -> En
     variables = {PORT_VARIABLE: str(config.omlx_port), START_VARIABLE: f"{config.omlx_startup_seconds:g}"}
     if config.omlx_key_file is not None:
         variables[KEY_FILE_VARIABLE] = str(config.omlx_key_file.expanduser().absolute())
-    return {"programs": programs, "variables": variables, "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx)}
+    return {
+        "programs": programs,
+        "fronts": {name: (sys.executable, "-m", module.__name__) for name, module in _FRONTS.items()},
+        "variables": variables,
+        "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx),
+    }
 
 
 def _chosen(chosen: Path, search_path: str, program: Program) -> Path:

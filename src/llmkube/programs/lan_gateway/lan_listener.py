@@ -9,11 +9,11 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.base.errors import innermost
 from llmkube.base.http.connection import Judge
 from llmkube.base.http.listen import ListenError, open_listeners
 from llmkube.base.http.message import netloc
+from llmkube.base.waiting import wait_tick
 from llmkube.programs.lan_gateway.listen_options import FLAG, Listen, ListenKeys
 from llmkube.programs.program import Port, open_port
 from llmkube.router.gateway import lan_judge, refuse_foreign_pages

@@ -16,8 +16,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.dial import Connect, TlsDialer, dial
-from llmkube.base.http.message import netloc
-from llmkube.base.http.pool import Origin
+from llmkube.base.http.message import Origin, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.router.policy.permits import Permit
 

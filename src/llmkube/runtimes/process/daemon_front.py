@@ -1,14 +1,13 @@
 """What services on a shared daemon have in common: what they refuse, and how the process before the daemon is started.
 
-That process is `llmkube.programs.daemon_engine`, of which nothing is imported here.
+What runs as that process the host says (`EngineInfo.front`).
 """
 
-import sys
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.runtimes.llama_fields import mode_of
-from llmkube.runtimes.plan import Placeholder, PlanError
+from llmkube.runtimes.plan import Placeholder, PlanError, front_words
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 
 UNLOAD_LEFT: Final = "--unload-left"
@@ -38,19 +37,17 @@ def refuse_further(spec: InferenceServiceSpec, runtime: str, daemon: str, instea
         raise PlanError(words, field="spec.env")
 
 
-def front_arguments(inputs: PlanInputs, module: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:
+def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:
     """Return the command line of a service, but for what the daemon's own model needs.
 
     Args:
         inputs: What is known of the service.
-        module: What runs.
+        runtime: Its runtime.
         program_flag: The flag that names the daemon's program.
         model: The model's file or folder, or its name in the daemon's library.
     """
     return [
-        sys.executable,
-        "-m",
-        module,
+        *front_words(runtime),
         program_flag,
         Placeholder.PROGRAM,
         "--model",

@@ -23,8 +23,6 @@ from llmkube.weights.ollama_model import SCHEME, OllamaModel
 from llmkube.weights.source import parse_source
 
 NAME: Final = "ollama"
-MODULE: Final = "llmkube.programs.daemon_engine.ollama.program"
-"""What runs for each service; nothing of it is imported here."""
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {
     "spec.aliases",
@@ -84,7 +82,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     size = ["--ctx-size", str(context_of(spec, inputs.header.context_length))]
     layers = ["--n-gpu-layers", str(layers_of(hardware.gpu) if on_gpu else 0)]
     argv = [
-        *front_arguments(inputs, MODULE, "--ollama", _library_source(inputs.model) or Placeholder.MODEL),
+        *front_arguments(inputs, NAME, "--ollama", _library_source(inputs.model) or Placeholder.MODEL),
         *size,
         *(layers if not on_gpu or (hardware.gpu and hardware.gpu.layers is not None) else ()),
     ]

@@ -21,8 +21,6 @@ from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Demand
 
 NAME: Final = OMLX
-MODULE: Final = "llmkube.programs.daemon_engine.omlx.program"
-"""What runs for each service; nothing of it is imported here."""
 
 ALL_LAYERS: Final = 1 << 16
 CACHES: Final = 2
@@ -70,7 +68,7 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         PlanError: As `check`.
     """
     check(inputs.isvc, inputs.model, inputs.allowances)
-    argv = [*front_arguments(inputs, MODULE, "--omlx"), "--ctx-size", str(inputs.context)]
+    argv = [*front_arguments(inputs, NAME, "--omlx"), "--ctx-size", str(inputs.context)]
     demand = Demand(context=inputs.context, slots=CACHES, device_layers=ALL_LAYERS, cache_ram_bytes=0)
     return inputs.launch_plan(argv, runtime=NAME, env=(), demand=demand, honoured=_HONOURED)
 

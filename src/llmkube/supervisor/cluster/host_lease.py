@@ -26,9 +26,9 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.backoff import Backoff
-from llmkube.base.coalesced_ticks import skip_ticks, wait_tick
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import skip_ticks, wait_tick
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError

@@ -24,7 +24,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.environment import OURS
 from llmkube.runtimes.process.exits import SIGN_AGAIN
-from llmkube.runtimes.process.host_runtime import HostRuntime, Program, ProgramError
+from llmkube.runtimes.process.host_runtime import HostRuntime, ProgramError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine.child import Ending, OwnedProcess, adopt_child, open_child
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, keeping_awake
@@ -161,7 +161,7 @@ class LocalEngines:
                 continue  # it was answered, or the task that asked was cancelled
             self._questions[runtime] = question = _Question()
             try:
-                self._known[identity] = await self._ask(path, known.program)
+                self._known[identity] = await self._ask(path, known)
             except EngineNotFoundError as error:
                 question.error = error
                 raise
@@ -170,13 +170,14 @@ class LocalEngines:
                 question.over.set()
         return self._known[identity]
 
-    async def _ask(self, path: str, program: Program) -> EngineInfo:
+    async def _ask(self, path: str, runtime: HostRuntime) -> EngineInfo:
+        program, front = runtime.program, self.settings.fronts.get(runtime.name, ())
         try:
             runs = path
             if program.runs_by is not None:
                 runs = program.runs_by(await trio.to_thread.run_sync(read_head, path))
             asked = [[word.replace("{program}", runs) for word in words] for words in program.questions]
-            return program.describe(runs, [await self._output(*words) for words in asked])
+            return attrs.evolve(program.describe(runs, [await self._output(*words) for words in asked]), front=front)
         except ProgramError as error:
             raise EngineNotFoundError(f"{path}: {error}") from error
 

@@ -22,7 +22,7 @@ from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
@@ -216,22 +216,6 @@ class HostFacts:
     free_bytes: int = 0
 
 
-class Journal(Protocol):
-    """What the next agent on this host will want to know."""
-
-    async def write(self, entry: Entry) -> None:
-        """Replace a service's entry.
-
-        Raises:
-            WorldError: It cannot be written.
-        """
-        ...
-
-    async def remove(self, key: Key) -> None:
-        """Forget a service."""
-        ...
-
-
 async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - it stands in for one that waits
     raise WorldError(f"{service.key}: no Secret can be read here")
 
@@ -250,7 +234,7 @@ class Ports:
 
     engines: Engines
     weights: Weights
-    journal: Journal
+    journal: FileJournal
     http: HttpClient
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random

@@ -45,6 +45,7 @@ class AgentSettings:
         allowances: Flags and variables that services may use although LLMKube lets none use them.
         llama_server: Path of the llama-server program.
         programs: Paths of the programs of other runtimes, by runtime; one without is looked for by its name.
+        fronts: The commands of the programs that run for each service of a shared daemon, by runtime.
         variables: What all engines of this host find in their environment, such as where their owner's oMLX is.
         mlx_runtime: Which of the engines built on MLX serves `format: mlx` where none is named.
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
@@ -121,6 +122,7 @@ class AgentSettings:
     hub_endpoint: str = ENDPOINT
     allowances: Allowances = NO_ALLOWANCES
     programs: Mapping[str, str] = attrs.field(factory=dict)
+    fronts: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     variables: Mapping[str, str] = attrs.field(factory=dict)
     mlx_runtime: str = MLX_RUNTIME
 

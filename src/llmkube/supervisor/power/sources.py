@@ -15,8 +15,8 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.base.errors import UserError
+from llmkube.base.waiting import wait_tick
 from llmkube.supervisor.power.powermetrics import Powermetrics, power_command
 from llmkube.supervisor.power.sample import COMBINED, PowerProblem, PowerSample, PowerSource
 

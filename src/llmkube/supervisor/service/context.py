@@ -64,8 +64,6 @@ class ServiceContext:
     ) -> Command:
         """Return how the program of a launch is started; what only an engine that serves needs is not in it."""
         plan, model = launch.plan, str(launch.weights.path)
-        words = plan.render(
-            program=engine.program, model=model, host=host, port=port, keys=keys, wrapper=engine.wrapper
-        )
+        words = plan.render(engine, model=model, host=host, port=port, keys=keys)
         work_dir = self.settings.state_dir / "work" / self.key.namespace / file_stem(self.key.name)
         return Command(words, dict(plan.env), work_dir, self.log_path, cookie)

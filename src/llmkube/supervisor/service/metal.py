@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.coalesced_ticks import wait_tick
+from llmkube.base.waiting import wait_tick
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.host_runtime import LogWords
 from llmkube.runtimes.process.host_runtimes import words_of

@@ -38,7 +38,7 @@ from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.nouns.desired import Idle, Launch, Target
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
+from llmkube.supervisor.nouns.lifecycle import Failure, RestartState, ServiceView, after_failure
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
@@ -130,13 +130,11 @@ class Runner:
         context: What its engines share.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
         kept: What has served last, once a newer plan could not take its place; None when the newest one serves.
-        policy: When a failed attempt is repeated.
     """
 
     context: ServiceContext
     adoptable: EngineRecord | None = None
     kept: Launch | None = None
-    policy: RestartPolicy = RestartPolicy()
     _current: Attempt | None = None  # the engine that serves, or will
     _retiring: Attempt | None = None  # the one that it has replaced, as long as that one is there
     _engines: list[Attempt] = attrs.field(factory=list)  # these two, and one that is to replace the first
@@ -320,7 +318,7 @@ class Runner:
 
     def _postpone(self, failure: Failure) -> float:
         """Count a failure of the newest plan, and return after how many seconds it is tried again."""
-        self._attempts, delay = after_failure(self.policy, self._attempts, failure, self.context.ports.rng)
+        self._attempts, delay = after_failure(self._attempts, failure, self.context.ports.rng)
         self._due_at = trio.current_time() + delay
         return delay
 
@@ -338,7 +336,7 @@ class Runner:
             delay, failures = self._postpone(failure), self._attempts.failures
             manager.update(Facts.with_newest_failure, failure, failures, delay, now)
         else:
-            self._state, delay = after_failure(self.policy, self._state, failure, self.context.ports.rng)
+            self._state, delay = after_failure(self._state, failure, self.context.ports.rng)
             failures = self._state.failures
             manager.update(Facts.with_failure, failure, failures, delay, now)
         self.context.log.warning(

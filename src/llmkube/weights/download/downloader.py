@@ -16,10 +16,8 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess
-from llmkube.weights.download.freshness import is_current
 from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
-from llmkube.weights.download.meter import Meter
-from llmkube.weights.download.progress import OnProgress, Progress
+from llmkube.weights.download.progress import Meter, OnProgress, Progress
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.download.resolver import DownloadJob, Resolver
 from llmkube.weights.download.retry import Dependencies, DownloadLimits, OriginPauses
@@ -28,10 +26,10 @@ from llmkube.weights.download.transfer import RejectedVersion, Transfer, Transfe
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
 from llmkube.weights.source import BucketFile, ImageSource, Remote, WebFile
-from llmkube.weights.store.audience import Audience
 from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
 from llmkube.weights.store.index import (
+    Audience,
     BlobInfo,
     Record,
     Unverified,
@@ -39,6 +37,7 @@ from llmkube.weights.store.index import (
     extend_audience,
     find_blob,
     find_recorded,
+    is_current,
     key_of,
     name_of,
     read_record,

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -12,13 +12,13 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import Downloader, GetAccess, GetRegistry, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
+from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import Builtin, Given, LocalFile, LocalFolder, VolumeSource
 from llmkube.weights.store import local_files
-from llmkube.weights.store.audience import PUBLIC
 from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
 from llmkube.weights.store.disk import in_threads
-from llmkube.weights.store.index import blob_info, commit_record
+from llmkube.weights.store.index import PUBLIC, blob_info, commit_record
 from llmkube.weights.store.local_sources import LocalSources
 
 __all__ = ["OnProgress", "Progress", "WeightsFile", "fetch"]
@@ -175,3 +175,24 @@ async def _open_writer(store: Store, limiter: trio.CapacityLimiter) -> AsyncGene
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
             await trio.to_thread.run_sync(writer.close, limiter=limiter)
+
+
+class ModelLibrary(Protocol):
+    """The program that keeps them."""
+
+    async def fetch(self, source: OllamaModel, progress: OnProgress) -> tuple[WeightsFile, GGUFFacts]:
+        """Have it pull a model that it does not have, and return what it says of the model's file.
+
+        Raises:
+            WeightsError: There is no such model, or it cannot be served here; says what to do.
+            FetchError: The program does not answer, or has not pulled it.
+        """
+        ...
+
+    async def has(self, source: OllamaModel) -> bool:
+        """Whether it has the model already; it has not if it does not answer."""
+        ...
+
+    async def keeps(self, identity: str) -> bool:
+        """Whether a file that `fetch` has returned is still the one of its model."""
+        ...

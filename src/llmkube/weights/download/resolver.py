@@ -9,17 +9,23 @@ import trio
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face, registry
 from llmkube.weights.download.buckets import BucketAccess, Signer
-from llmkube.weights.download.freshness import RemoteVersion
-from llmkube.weights.download.meter import Meter
+from llmkube.weights.download.progress import Meter
 from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.download.retry import Dependencies, retry
 from llmkube.weights.download.transfer import TransferRequest
 from llmkube.weights.errors import AccessDeniedError, DigestMismatchError, FetchError, SourceError, StalledError
-from llmkube.weights.http_responses import REGISTRY_ADVICE, RangeRequest, Validator, linked_digest, range_total, refusal
+from llmkube.weights.http_responses import (
+    REGISTRY_ADVICE,
+    RangeRequest,
+    RemoteVersion,
+    Validator,
+    linked_digest,
+    range_total,
+    refusal,
+)
 from llmkube.weights.source import BucketFile, HubFile, HubFolder, HubRepository, ImageSource, Remote, WebFile
-from llmkube.weights.store.audience import Audience
-from llmkube.weights.store.index import key_of
+from llmkube.weights.store.index import Audience, key_of
 from llmkube.weights.urls import UserInfo, WebUrl
 
 T = TypeVar("T")

@@ -8,12 +8,10 @@ import attrs
 import trio
 
 from llmkube.weights.address_policy import AddressPolicy
+from llmkube.weights.download.body_pipe import BodyReceiver, DiskWriter, RingBuffer
 from llmkube.weights.download.buckets import Signer
-from llmkube.weights.download.disk_writer import DiskWriter
-from llmkube.weights.download.receiver import BodyReceiver
 from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, open_response
 from llmkube.weights.download.retry import Dependencies, retry
-from llmkube.weights.download.ring_buffer import RingBuffer
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import attrs
 
 from llmkube.weights.estimate.graph_allocator import Graph, Node
-from llmkube.weights.estimate.kv_cache import Cells
-from llmkube.weights.estimate.layers import Layer
+from llmkube.weights.estimate.layers import Cells, Layer
 from llmkube.weights.formats.shape import Shape
 
 Block = Mapping[str, tuple[int, ...]]

@@ -11,8 +11,17 @@ from llmkube.base.units import format_bytes
 from llmkube.weights.estimate import mlx
 from llmkube.weights.estimate.compute_buffer import Batch, compute_bytes
 from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Component, Demand, Estimate, Place
-from llmkube.weights.estimate.kv_cache import CELL_PADDING, Cells, cache_bytes, cells, state_bytes
-from llmkube.weights.estimate.layers import Layer, head_lengths, is_known, layers_of
+from llmkube.weights.estimate.layers import (
+    CELL_PADDING,
+    Cells,
+    Layer,
+    cache_bytes,
+    cells,
+    head_lengths,
+    is_known,
+    layers_of,
+    state_bytes,
+)
 from llmkube.weights.estimate.tensor_placement import layer_on_device, place_weights
 from llmkube.weights.formats.shape import Shape
 

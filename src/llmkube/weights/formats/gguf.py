@@ -40,8 +40,7 @@ from llmkube.weights.formats.gguf_format import (
     UINT64,
     VALUE_NAMES,
 )
-from llmkube.weights.formats.gguf_header import Header, Value
-from llmkube.weights.formats.gguf_reader import MAX_TENSORS, HeaderReader
+from llmkube.weights.formats.gguf_reader import MAX_TENSORS, Header, HeaderReader, Value
 from llmkube.weights.formats.gguf_rules import (
     ARCHITECTURE,
     FOR_SIZING,

@@ -1,4 +1,4 @@
-"""The index: which blobs a source led to, so that a file that was fetched once always starts, offline too.
+"""The index: which blobs a source led to and who may have them, so that what was fetched once starts, offline too.
 
 A record vouches for its blobs by size and time of change; a blob that differs in time only is read again before it is
 believed. Everything here blocks on the disk.
@@ -20,11 +20,52 @@ import attrs
 
 from llmkube.base.private_files import write_private
 from llmkube.weights.errors import FetchError
-from llmkube.weights.http_responses import Validator
+from llmkube.weights.http_responses import RemoteVersion, Validator
 from llmkube.weights.source import Builtin, Remote, WebFile
-from llmkube.weights.store.audience import OWNER, Audience
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
 from llmkube.weights.store.partial import Partial, cannot_write
+
+
+@attrs.frozen
+class Audience:
+    """Who may have the weights of one record without another question to their source.
+
+    Attributes:
+        public: Every Model: the source gave them to a request without a credential.
+        namespaces: Models of these: a credential of theirs has worked.
+        credentials: Keyed digests of the credentials that have worked (`Store.keyed_digest`).
+    """
+
+    public: bool = False
+    namespaces: tuple[str, ...] = ()
+    credentials: tuple[str, ...] = ()
+
+    def admits(self, namespace: str | None) -> bool:
+        """Whether a Model of this namespace may have them; None is the owner of the store."""
+        return self.public or namespace is None or namespace in self.namespaces
+
+    def shares_with(self, credential: str) -> bool:
+        """Whether who presents this credential may have them under another source's name; empty is none."""
+        return self.public or (bool(credential) and credential in self.credentials)
+
+    def extended(self, namespace: str | None, credential: str) -> "Audience":
+        """Return the audience after the source has given them to a request with this credential; empty is none."""
+        if not credential:
+            return attrs.evolve(self, public=True)
+        added = () if namespace is None else (namespace,)
+        return attrs.evolve(
+            self,
+            namespaces=tuple(dict.fromkeys((*self.namespaces, *added))),
+            credentials=tuple(dict.fromkeys((*self.credentials, credential))),
+        )
+
+
+PUBLIC = Audience(public=True)
+"""What took no credential."""
+
+OWNER = Audience()
+"""What only the store's owner may have until a credential has worked."""
+
 
 _LONGEST_RECORD: Final = 256 * 1024
 _NAME: Final = re.compile(r"[\w][\w.-]{0,254}", re.ASCII)
@@ -263,6 +304,29 @@ def save_record(store: Store, key: str, record: Record) -> None:
     text = json.dumps(data)
     write_private(store.index / f"{key}.json", text)
     sync_folder(store.index)
+
+
+def is_current(record: Record, seen: Sequence[RemoteVersion]) -> bool:
+    """Whether every file is as it was fetched.
+
+    A digest decides where a server gives one: a content network has an ETag of its own for the same bytes. Else the
+    ETag does, else the time of change, else the size; a file of which nothing can be compared has not changed.
+    """
+    if len(record.pieces) != len(seen):
+        return False
+    versions = record.versions or (Validator(),) * len(seen)
+    for piece, version, now in zip(record.pieces, versions, seen, strict=True):
+        if now.sha256 is not None:
+            same = now.sha256 == piece.sha256
+        elif now.size_bytes not in (None, piece.size_bytes):
+            same = False
+        elif version.etag and now.validator.etag:
+            same = version.etag == now.validator.etag
+        else:
+            same = version.agrees(now.validator)
+        if not same:
+            return False
+    return True
 
 
 def _record(data: Any) -> Record:

@@ -392,7 +392,7 @@ def trusting_unload(monkeypatch):
     monkeypatch.setattr(unloading, "unload", unload)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("bug", "timeline"),
     [

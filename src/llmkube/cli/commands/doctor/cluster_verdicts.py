@@ -1,4 +1,4 @@
-"""What facts of the cluster mean, and of this host as its pods see it. Pure."""
+"""What facts of the cluster mean, and of this host as its pods see it."""
 
 import datetime
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Any of what the probes find, one value per subject; what it means is for the judge. Pure."""
+"""Any of what the probes find, one value per subject; what it means is for the judge."""
 
 import attrs
 

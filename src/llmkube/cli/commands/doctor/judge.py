@@ -1,4 +1,4 @@
-"""Facts to findings: each kind of fact has one judge. Pure."""
+"""Facts to findings: each kind of fact has one judge."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What the probes of our programs find. Pure."""
+"""What the probes of our programs find."""
 
 from pathlib import Path
 

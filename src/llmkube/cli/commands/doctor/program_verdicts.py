@@ -1,4 +1,4 @@
-"""What facts of our own programs mean. Pure."""
+"""What facts of our own programs mean."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -4,7 +4,6 @@ import datetime
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import trio
 from rich.console import Console
 
 from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.models.inspect import as_data as facts_as_data
 from llmkube.cli.commands.models.inspect import described
@@ -72,7 +72,7 @@ def list_models(*, form: str, **flags: Any) -> None:
     if not models:
         click.echo(f"No models in {store.root}.")
     else:
-        now = datetime.datetime.now(datetime.UTC)
+        now = utcnow()
         click.echo(output.table(COLUMNS, (_row(each, now) for each in models)))
     if unfinished := incomplete_bytes(store):
         click.echo(f"\nUnfinished downloads take {format_bytes(unfinished)}.")
@@ -286,7 +286,7 @@ async def _preload(
     async with open_downloader(
         store,
         limiter=limiter,
-        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=config.hub_endpoint,
         room_bytes=host_budget(total).limit_bytes if (total := host_facts().total_bytes) else None,

@@ -8,7 +8,7 @@ import attrs
 import psutil
 import trio
 
-from llmkube.base.errors import LLMKubeError
+from llmkube.base.errors import LLMKubeError, innermost
 from llmkube.cli.commands.doctor.facts import Fact, Unanswered
 
 SECONDS: Final = 8.0
@@ -47,7 +47,7 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Fact, ...]:
                 expected, bugs = group.split(_EXPECTED)
                 if bugs is not None or expected is None:
                     raise
-                found[index] = Unanswered(probe.name, str(_first(expected)))
+                found[index] = Unanswered(probe.name, str(innermost(expected)))
             return
         found[index] = Unanswered(probe.name, f"no answer within {probe.seconds:g} s")
 
@@ -55,7 +55,3 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Fact, ...]:
         for index, probe in enumerate(probes):
             nursery.start_soon(run, index, probe)
     return tuple(found[index] for index in range(len(probes)))
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

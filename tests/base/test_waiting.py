@@ -2,7 +2,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.base.coalesced_ticks import skip_ticks, skips_so_far, wait_tick
+from llmkube.base.waiting import skip_ticks, skips_so_far, wait_tick
 
 
 async def test_all_who_share_a_period_wake_together(autojump_clock):

@@ -27,7 +27,7 @@ from llmkube.base.http.errors import (
     RefusedError,
 )
 from llmkube.base.http.message import Headers
-from llmkube.base.http.websocket.session import Bounds, connect_websocket, open_websocket
+from llmkube.base.http.websocket import Bounds, connect_websocket
 
 MIB = 1024 * 1024
 
@@ -50,7 +50,7 @@ async def connected(port, bounds=None, *, connect=dial, protocols=(), host="127.
     """A WebSocket to a server of this machine, within a time that no test needs."""
     upgrade = partial(HttpClient(connect).upgrade, f"http://{host}:{port}/chat")
     with trio.fail_after(60):
-        async with open_websocket(upgrade, protocols, bounds or Bounds()) as websocket:
+        async with await connect_websocket(upgrade, protocols, bounds or Bounds()) as websocket:
             yield websocket
 
 
@@ -493,7 +493,7 @@ async def test_a_cancellation_anywhere_leaves_no_connection():
                     scope.cancel()
 
                 call.start_soon(cancel)
-                async with open_websocket(partial(HttpClient(connect).upgrade, "http://pod:80/")) as websocket:
+                async with await connect_websocket(partial(HttpClient(connect).upgrade, "http://pod:80/")) as websocket:
                     await websocket.send(b"hello")
                     assert await websocket.receive() == b"hello"
                 finished += 1

@@ -5,19 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side
+from wsproto.frame_protocol import FrameProtocol
 
 from http_lab import cut
 from llmkube.base.http.errors import ProtocolError
 from llmkube.base.http.message import Headers
-from llmkube.base.http.websocket.frames import (
+from llmkube.base.http.websocket import (
     FRAME_BYTES,
     PART,
     Close,
     FrameReader,
-    FrameWriter,
     Offer,
     Ping,
     Violation,
+    frames_of,
 )
 
 OFFER = Offer(b"the sample nonce", ("v4.channel.k8s.io", "other"))  # RFC 6455, 1.3
@@ -60,12 +61,16 @@ def test_an_answer_that_does_not_fit_the_offer_is_refused(lines, why):
         OFFER.judge(Headers(lines), "pod")
 
 
+def client_frames():
+    return FrameProtocol(client=True, extensions=[])
+
+
 def frame(opcode, data=b"", *, fin=True):
     return Frame(opcode, data, fin).serialize(mask=False)
 
 
 def events_of(pieces, max_message_bytes=1000):
-    reader, events = FrameReader(max_message_bytes), []
+    reader, events = FrameReader(client_frames(), max_message_bytes), []
     for piece in pieces:
         reader.feed(piece)
         while (event := reader.take()) is not None:
@@ -127,7 +132,7 @@ def test_what_breaks_the_rules_is_refused(wire, code, at_once):
 
 def test_a_long_message_is_refused_before_all_of_it_has_come():
     """Of a message that claims 2^40 bytes, no more than the bound is kept."""
-    reader = FrameReader(1000)
+    reader = FrameReader(client_frames(), 1000)
     reader.feed(b"\x82\x7f" + (2**40).to_bytes(8, "big") + b"x" * 1001)
     assert isinstance(reader.take(), Violation)
 
@@ -138,7 +143,7 @@ def test_a_long_message_is_refused_before_all_of_it_has_come():
 def test_what_is_written_is_what_another_implementation_reads(message):
     """Each frame is masked and short enough, and the message comes out whole."""
     server, sizes = Protocol(Side.SERVER, max_size=None), []
-    for wire in FrameWriter().message(message):
+    for wire in frames_of(message, client_frames()):
         sizes.append(len(wire))
         server.receive_data(wire)
     frames = server.events_received()
@@ -151,5 +156,5 @@ def test_what_is_written_is_what_another_implementation_reads(message):
 
 def test_equal_frames_are_masked_differently():
     """The mask of each frame is drawn anew, so that no one can choose what stands on the wire."""
-    writer = FrameWriter()
-    assert len({wire for _ in range(8) for wire in writer.message(b"the same bytes")}) == 8
+    frames = client_frames()
+    assert len({wire for _ in range(8) for wire in frames_of(b"the same bytes", frames)}) == 8

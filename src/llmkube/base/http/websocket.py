@@ -1,35 +1,187 @@
 """The client's side of a WebSocket (RFC 6455) over a connection of ours. No extensions, no background task.
 
 ```
- open_websocket ─ upgrade       any client of ours that asks for the switch, under one deadline
+ connect_websocket ─ upgrade    any client of ours that asks for the switch, under one deadline
                 ├ send          one task at a time; a full connection makes it wait
                 ├ receive       one task at a time; answers pings, and reads no more than it is asked for
                 └ aclose        the close handshake, bounded; the connection is gone afterwards in any case
 ```
+
+`wsproto` judges and writes frames; the handshake is a head like any other, and is judged here.
 """
 
+import base64
+import hashlib
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from typing import Final
 
 import attrs
 import trio
+from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFailed
 
 from llmkube.base.http.client import Upgraded
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError, PeerClosedError, ProtocolError
 from llmkube.base.http.hub import RECEIVE_BYTES
 from llmkube.base.http.message import Headers
-from llmkube.base.http.websocket.frames import (
-    CLEAN_CLOSE,
-    Close,
-    FrameReader,
-    FrameWriter,
-    Offer,
-    Part,
-    Ping,
-    Violation,
-)
+
+FRAME_BYTES: Final = 256 * 1024
+"""The longest frame that is sent; a longer message goes in several, between which other work is done."""
+
+_ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
+
+CLEAN_CLOSE: Final = int(CloseReason.NORMAL_CLOSURE)
+
+CLEAN_CLOSES: Final = frozenset({CloseReason.NORMAL_CLOSURE, CloseReason.GOING_AWAY, CloseReason.NO_STATUS_RCVD})
+"""With these a peer says that it has said everything, or says nothing."""
+
+
+@attrs.frozen
+class Offer:
+    """What a client says in its opening handshake.
+
+    Attributes:
+        nonce: Sixteen random bytes, which an answer has to prove that it has seen.
+        protocols: The subprotocols that the client speaks, the preferred first.
+    """
+
+    nonce: bytes
+    protocols: tuple[str, ...] = ()
+
+    @property
+    def _key(self) -> bytes:
+        return base64.b64encode(self.nonce)
+
+    @property
+    def headers(self) -> Headers:
+        """The header lines that ask for the switch."""
+        lines = [
+            ("Upgrade", "websocket"),
+            ("Connection", "Upgrade"),
+            ("Sec-WebSocket-Version", "13"),
+            ("Sec-WebSocket-Key", self._key.decode("ascii")),
+        ]
+        if self.protocols:
+            lines.append(("Sec-WebSocket-Protocol", ", ".join(self.protocols)))
+        return Headers(lines)
+
+    def judge(self, answer: Headers, peer: str) -> str:
+        """Return the subprotocol that the peer chose, "" for none, from the headers of its 101.
+
+        Raises:
+            ProtocolError: The answer is none to this offer.
+        """
+        accept = base64.b64encode(hashlib.sha1(self._key + _ACCEPT_SUFFIX, usedforsecurity=False).digest())
+        chosen = answer.get_all("sec-websocket-protocol")
+        wrong = ""
+        if answer.tokens("upgrade") != {"websocket"} or "upgrade" not in answer.tokens("connection"):
+            wrong = "it does not switch to WebSocket"
+        elif answer.get_all("sec-websocket-accept") != (accept.decode("ascii"),):
+            wrong = "its Sec-WebSocket-Accept does not fit the request"
+        elif "sec-websocket-extensions" in answer:
+            wrong = "it uses an extension that was not offered"
+        elif len(chosen) > 1 or any(each not in self.protocols for each in chosen):
+            wrong = f"it chose the subprotocol {', '.join(chosen)!r}, which was not offered"
+        elif self.protocols and not chosen:
+            wrong = f"it speaks none of the subprotocols {', '.join(self.protocols)}"
+        if wrong:
+            raise ProtocolError(f"{peer} answers the WebSocket handshake wrongly: {wrong}")
+        return chosen[0] if chosen else ""
+
+
+@attrs.frozen
+class Ping:
+    """The peer wants this back."""
+
+    payload: bytes
+
+
+@attrs.frozen
+class Close:
+    """The peer has said its last word."""
+
+    code: int
+    reason: str
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing went wrong."""
+        return self.code in CLEAN_CLOSES
+
+
+@attrs.frozen
+class Part:
+    """A frame that ends nothing: a piece of a message, or a pong."""
+
+
+@attrs.frozen
+class Violation:
+    """What the peer sent is refused, with the status code to say so."""
+
+    code: int
+    message: str
+
+
+Event = bytes | str | Ping | Close | Part | Violation
+PART: Final = Part()
+
+
+class FrameReader:
+    """Makes messages of the bytes that a server sends, one frame at a time.
+
+    Args:
+        frames: Takes them apart.
+        max_message_bytes: A longer message is refused before more of it is kept.
+    """
+
+    def __init__(self, frames: FrameProtocol, max_message_bytes: int) -> None:
+        self._frames = frames
+        self._max_message_bytes = max_message_bytes
+        self._message = bytearray()
+        self._starved = True
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._frames.receive_bytes(data)
+        self._starved = False
+
+    def take(self) -> Event | None:
+        """Return what the next frame is, or None when more bytes are needed; nothing follows a violation."""
+        if self._starved:
+            return None
+        try:
+            frame = next(self._frames.received_frames(), None)
+        except ParseFailed as error:
+            return Violation(int(error.code), str(error))
+        if frame is None:
+            self._starved = True
+            return None
+        payload = frame.payload
+        if frame.opcode is Opcode.CLOSE:
+            assert isinstance(payload, tuple)
+            return Close(int(payload[0]), payload[1] or "")
+        assert not isinstance(payload, tuple)
+        if frame.opcode is Opcode.PING:
+            assert isinstance(payload, bytes)
+            return Ping(payload)
+        if frame.opcode is Opcode.PONG:
+            return PART
+        self._message += payload.encode() if isinstance(payload, str) else payload
+        if len(self._message) > self._max_message_bytes:
+            return Violation(CloseReason.MESSAGE_TOO_BIG, f"a message of more than {self._max_message_bytes} bytes")
+        if not frame.message_finished:
+            return PART
+        message, self._message = self._message, bytearray()
+        return message.decode() if frame.opcode is Opcode.TEXT else bytes(message)
+
+
+def frames_of(message: bytes | str, frames: FrameProtocol) -> Iterator[bytes]:
+    """Yield the frames of a message: one, unless it is long."""
+    for at in range(0, max(len(message), 1), FRAME_BYTES):
+        yield bytes(frames.send_data(message[at : at + FRAME_BYTES], fin=at + FRAME_BYTES >= len(message)))
+
 
 Upgrade = Callable[[Headers], Awaitable[Upgraded]]
 """Sends a GET with these headers and returns the connection that the peer has switched; any failure is an exception."""
@@ -70,7 +222,8 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         self.protocol = protocol
         self._connection = connection
         self._bounds = bounds
-        self._reader, self._writer = FrameReader(bounds.max_message_bytes), FrameWriter()
+        self._frames = FrameProtocol(client=True, extensions=[])
+        self._reader = FrameReader(self._frames, bounds.max_message_bytes)
         self._reader.feed(connection.early)
         self._sending = trio.Lock()
         self._ping: bytes | None = None  # the last that is not answered yet (RFC 6455, 5.5.3)
@@ -94,7 +247,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             if self._farewell_sent or self._torn:
                 raise trio.ClosedResourceError("nothing more can be sent on this WebSocket")
             self._torn = True
-            for frame in self._writer.message(value):
+            for frame in frames_of(value, self._frames):
                 await self._put(frame)
             self._torn = False
             await self._answer_ping()
@@ -188,14 +341,14 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         async with self._sending:
             self._torn = True
             with trio.move_on_after(self._bounds.idle_seconds or 0):
-                await self._put(self._writer.ping())
+                await self._put(bytes(self._frames.ping()))
                 self._torn = False
         return True
 
     async def _answer_ping(self) -> None:
         """Send the pong that is due; the lock is held."""
         while self._ping is not None and not self._torn and not self._farewell_sent:
-            pong, self._ping = self._writer.pong(self._ping), None
+            pong, self._ping = bytes(self._frames.pong(self._ping)), None
             self._torn = True
             await self._put(pong)
             self._torn = False
@@ -206,7 +359,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             async with self._sending:
                 if not self._farewell_sent and not self._torn:
                     self._farewell_sent = self._torn = True
-                    await self._put(self._writer.close(code))
+                    await self._put(bytes(self._frames.close(code)))
                     self._torn = False
 
     async def _hear_farewell(self) -> None:
@@ -266,12 +419,3 @@ async def connect_websocket(
             await connection.aclose()
             raise
     raise ConnectError(f"the WebSocket handshake was not over within {bounds.handshake_seconds:g} s")
-
-
-@asynccontextmanager
-async def open_websocket(
-    upgrade: Upgrade, protocols: Sequence[str] = (), bounds: Bounds = DEFAULT_BOUNDS
-) -> AsyncIterator[WebSocket]:
-    """Hold a WebSocket; it is closed at the end of the block, and its connection with it."""
-    async with await connect_websocket(upgrade, protocols, bounds) as websocket:
-        yield websocket
