@@ -8,10 +8,10 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.services import ServiceQueue, Services
 from sim.world import utcnow
 

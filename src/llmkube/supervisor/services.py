@@ -25,6 +25,7 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host_cordon import HostCordon
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.ledger import Ledger
@@ -35,7 +36,6 @@ from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.events import Event

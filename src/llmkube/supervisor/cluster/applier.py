@@ -29,8 +29,8 @@ from llmkube.k8s.wire.names import HOST_LABEL, SERVICE_LABEL, SERVICE_NAME_LABEL
 from llmkube.k8s.wire.owners import controller_key
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster.predecessor import adopt_service, clear_endpoints, is_predecessors, names_service
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
 
 log = structlog.get_logger(__name__)
 

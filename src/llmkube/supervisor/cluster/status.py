@@ -7,17 +7,33 @@ import datetime
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
+
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.conditions import Statement, settled
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
+
+
+@attrs.frozen
+class Slot:
+    """One thing that this agent says: an object, or one of its subresources."""
+
+    kind: type[Object]
+    key: Key
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        """`EndpointSlice default/chat.mac`."""
+        return f"{self.kind.RESOURCE.kind} {self.key}{'/' + self.subresource if self.subresource else ''}"
+
 
 Conditions = tuple[dict[str, Any], ...]
 """What one writer says of one object."""

@@ -268,7 +268,7 @@ class LocalEngines:
         if self.awake is None:
             return
         assertion = PowerAssertion(self.awake, always=self.settings.keep_awake)
-        child.work_seen = assertion.worked
+        child.worked = assertion.worked
         assertion.worked()  # it starts, or was found: for all that is known at work
         await stack.enter_async_context(keeping_awake(assertion))
 

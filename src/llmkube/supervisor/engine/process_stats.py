@@ -145,11 +145,7 @@ class Sampler:
     _seen_at: float = float("-inf")
     _running: trio.Event | None = None
     _in_thread: bool = sys.platform != "linux"
-    _cookies: CookieScan = attrs.field(factory=CookieScan)
-
-    async def family(self, cookie: str) -> Sequence[psutil.Process]:
-        """Return every process that carries an engine's cookie now."""
-        return await self._cookies.carriers(cookie)
+    cookies: CookieScan = attrs.field(factory=CookieScan)
 
     async def sample(self, engine: EngineProcess, *, loading: bool) -> EngineStats | None:
         """Return what the kernel shows of an engine now; None when its process has ended."""

@@ -181,12 +181,12 @@ class LinuxMemory:
 
     Attributes:
         thresholds: When memory is short.
-        stalled: Returns when programs begin to wait for memory.
+        wait_change: Returns when programs begin to wait for memory, on the machine or in our control group.
         proc: Where /proc is.
     """
 
     thresholds: Thresholds = DEFAULTS
-    stalled: Callable[[], Awaitable[None]] = trio.sleep_forever
+    wait_change: Callable[[], Awaitable[None]] = trio.sleep_forever
     proc: Path = PROC
     _mounts: tuple[Mount, ...] = attrs.field(init=False)
     _swapped: Count | None = attrs.field(default=None, init=False)
@@ -203,10 +203,6 @@ class LinuxMemory:
             return self.look(trio.current_time())
         except (OSError, ValueError, KeyError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
-
-    async def wait_change(self) -> None:
-        """Return when programs begin to wait for memory, on the machine or in our control group."""
-        await self.stalled()
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Measure in a thread."""

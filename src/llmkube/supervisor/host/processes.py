@@ -70,9 +70,7 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
     Raises:
         OSError: No descriptor is left for the look.
     """
-    candidates = _hinted(f"{variable}={value}") if sys.platform == "linux" else _everyone()
-    found = [process for process in candidates if process.pid != os.getpid() and _mark(process, variable) == value]
-    return [*found, *_hidden_leaders(found)]
+    return carriers(variable).get(value, [])
 
 
 def cookie_of(process: psutil.Process) -> str:

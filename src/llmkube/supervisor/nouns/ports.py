@@ -92,8 +92,9 @@ class Child(Protocol):
         """Its process id."""
         ...
 
-    async def wait(self) -> Exit:
-        """Return how it ended, as soon as it has; an event, not a poll."""
+    @property
+    def wait(self) -> Callable[[], Awaitable[Exit]]:
+        """Returns how it ended, as soon as it has; an event, not a poll."""
         ...
 
     @property

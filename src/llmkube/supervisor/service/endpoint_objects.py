@@ -25,7 +25,7 @@ from llmkube.k8s.wire.names import (
     slice_name,
 )
 from llmkube.k8s.wire.owners import controller_reference
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.service.facts import Facts
 
 

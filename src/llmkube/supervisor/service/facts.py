@@ -16,13 +16,12 @@ from llmkube.k8s.crd.model import ModelSpec
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
-from llmkube.supervisor.cluster.status import fetch_reason
+from llmkube.supervisor.cluster.status import Slot, fetch_reason
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 

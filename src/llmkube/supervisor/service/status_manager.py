@@ -22,11 +22,11 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import further_ids
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.power.token_energy import TokenCount
 from llmkube.supervisor.service.endpoint_objects import (
     all_endpoint_objects,
@@ -156,10 +156,6 @@ class StatusManager:
     def refresh(self) -> None:
         """Say what was not said yet; how this host is reached may have changed."""
         self.update(Facts.with_reach, self.reach.value)  # which are new facts, also where it is the same
-
-    def set_reason(self, reason: str, message: str = "") -> None:
-        """Change the reason of the snapshot and keep where the engine is."""
-        self.update(Facts.with_view, attrs.evolve(self.view, reason=reason, message=message))
 
     async def wait_endpoint_heard(self) -> None:
         """Return when the API server knows what was last said of the endpoint."""
