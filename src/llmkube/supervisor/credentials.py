@@ -43,6 +43,9 @@ _FIELD: Final = "spec.sourceSecretRef"
 ReadSecret = Callable[[Key], Awaitable[Secret]]
 
 
+FIELD = "spec.apiKeySecretRef"
+
+
 class TokenError(UserError):
     """There is no token where the Model or the operator says that there is one."""
 
@@ -190,9 +193,6 @@ def read_token_file(path: Path) -> str:
     if not _TOKEN.fullmatch(text):
         raise TokenError(f"{path} does not hold a token: one word of ASCII", field="--hf-token-file")
     return text
-
-
-FIELD = "spec.apiKeySecretRef"
 
 
 class APIKeysError(UserError):

@@ -331,10 +331,6 @@ def _is_followed(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
     return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in ends)
 
 
-LIST_SECONDS = 15.0
-RETRY = Backoff(base_seconds=0.2, cap_seconds=30.0)
-
-
 async def delete_stale_endpoints(
     client: Client, settings: AgentSettings, applier: Applier, running: Container[Key]
 ) -> None:
@@ -346,7 +342,7 @@ async def delete_stale_endpoints(
     ours = f"{HOST_LABEL}={host_id(settings.host_name)}"
     while True:
         try:
-            with trio.fail_after(LIST_SECONDS):
+            with trio.fail_after(WRITE_SECONDS):
                 slices = (await client.list(EndpointSlice, namespace=settings.namespace, label_selector=ours)).items
             break
         except (LLMKubeError, trio.TooSlowError) as error:

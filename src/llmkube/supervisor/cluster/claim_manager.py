@@ -36,6 +36,18 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
+WRITE_SECONDS: Final = 5.0
+
+WORKERS: Final = 4
+
+ALONE_SECONDS: Final = 0.25
+"""A host that is alone writes its claim after the engine has been started, and not just then."""
+
+AGAIN_SECONDS: Final = 1.0
+"""The least time between two acquisitions of a slot: a writer that keeps removing the claim is not raced."""
+
+RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
+
 
 @attrs.frozen
 class ClaimLeases:
@@ -111,18 +123,6 @@ class ClaimLeases:
         except ForbiddenError:
             return False
         return False
-
-
-WRITE_SECONDS: Final = 5.0
-WORKERS: Final = 4
-
-ALONE_SECONDS: Final = 0.25
-"""A host that is alone writes its claim after the engine has been started, and not just then."""
-
-AGAIN_SECONDS: Final = 1.0
-"""The least time between two acquisitions of a slot: a writer that keeps removing the claim is not raced."""
-
-RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 
 
 @attrs.define(eq=False)

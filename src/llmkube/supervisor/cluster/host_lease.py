@@ -64,6 +64,22 @@ WAKE_SECONDS: Final = 10.0
 """Shorter sleeps are lost in what every connection and every Lease survives anyway."""
 
 
+EXPIRES_AFTER_RENEWALS = 4
+"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
+
+RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
+"""Pauses after missed renewals, where they are shorter than between two renewals."""
+
+FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
+"""Pauses between looks for another machine of this name while the API server does not answer."""
+
+RIVAL_LOOK_SECONDS = 1.0
+"""How often to look whether another machine that stands in the Lease is alive."""
+
+ENGINE_LOOK_SECONDS = 60.0
+"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
+
+
 @attrs.frozen
 class Reading:
     """Both clocks at one moment."""
@@ -84,22 +100,6 @@ def slept_seconds(before: Reading, now: Reading, planned_seconds: float) -> floa
     monotonic = now.monotonic_seconds - before.monotonic_seconds
     lost = max(wall - monotonic, monotonic - planned_seconds)
     return lost if lost >= WAKE_SECONDS else 0.0
-
-
-EXPIRES_AFTER_RENEWALS = 4
-"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
-
-RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
-"""Pauses after missed renewals, where they are shorter than between two renewals."""
-
-FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
-"""Pauses between looks for another machine of this name while the API server does not answer."""
-
-RIVAL_LOOK_SECONDS = 1.0
-"""How often to look whether another machine that stands in the Lease is alive."""
-
-ENGINE_LOOK_SECONDS = 60.0
-"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
 
 class HostNameTakenError(UserError):

@@ -32,6 +32,13 @@ MAX_ADDRESSES: Final = 32
 _ADDRESS_TYPES: Final = frozenset({"InternalIP", "ExternalIP"})
 
 
+REFUSED_SECONDS: Final = 60.0
+"""Pause before Nodes are listed again after a refusal: an administrator may have granted the right."""
+
+_REFUSALS: Final = (403, 404)
+"""Statuses of an API server that forbids this host to list Nodes, or does not serve them."""
+
+
 def networks_of(nodes: Iterable[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the networks of nodes, adjacent ones merged, and an error message for each rejected value.
 
@@ -63,13 +70,6 @@ def _checked(text: str, *, address: bool) -> Network:
     if network.prefixlen < WIDEST[network.version]:
         raise ValueError(f"{text!r} is wider than /{WIDEST[network.version]}")
     return network
-
-
-REFUSED_SECONDS: Final = 60.0
-"""Pause before Nodes are listed again after a refusal: an administrator may have granted the right."""
-
-_REFUSALS: Final = (403, 404)
-"""Statuses of an API server that forbids this host to list Nodes, or does not serve them."""
 
 
 @attrs.define(eq=False)

@@ -21,20 +21,6 @@ from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
-
-@attrs.frozen
-class Slot:
-    """One thing that this agent says: an object, or one of its subresources."""
-
-    kind: type[Object]
-    key: Key
-    subresource: str = ""
-
-    def __str__(self) -> str:
-        """`EndpointSlice default/chat.mac`."""
-        return f"{self.kind.RESOURCE.kind} {self.key}{'/' + self.subresource if self.subresource else ''}"
-
-
 Conditions = tuple[dict[str, Any], ...]
 """What one writer says of one object."""
 
@@ -54,6 +40,19 @@ server refuses a condition without its time: no status of this service would eve
 
 OF_MODEL = ("Fetched",)
 """The conditions that agents state of a Model."""
+
+
+@attrs.frozen
+class Slot:
+    """One thing that this agent says: an object, or one of its subresources."""
+
+    kind: type[Object]
+    key: Key
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        """`EndpointSlice default/chat.mac`."""
+        return f"{self.kind.RESOURCE.kind} {self.key}{'/' + self.subresource if self.subresource else ''}"
 
 
 def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime.datetime) -> Conditions:

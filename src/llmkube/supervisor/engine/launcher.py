@@ -44,6 +44,19 @@ HOMEBREW: Final = ("/opt/homebrew/bin", "/usr/local/bin")
 """launchd starts agents with neither on PATH."""
 
 
+_OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
+"""Where this user's Ollama is, and its store."""
+
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_OLLAMA)
+"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
+
+_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
+"""What a proxy, which is this program once more, needs besides."""
+
+HELP_SECONDS = 30.0
+"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
+
+
 class EngineNotFoundError(WorldError):
     """The program of an engine is missing, or is not what it should be."""
 
@@ -78,19 +91,6 @@ def read_head(path: str) -> str:
             return file.read(4096).decode("utf-8", "replace")
     except OSError as error:
         raise EngineNotFoundError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-_OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
-"""Where this user's Ollama is, and its store."""
-
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_OLLAMA)
-"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
-
-_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
-"""What a proxy, which is this program once more, needs besides."""
-
-HELP_SECONDS = 30.0
-"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
 
 
 class EngineStuckError(WorldError):

@@ -50,6 +50,13 @@ accepts only windows of whole multiples of 2 s, at which it then looks.
 _LINE: Final = re.compile(r"(some|full) avg10=(\d+\.\d+) ")
 
 
+PAUSE_SECONDS_PER_GIB: Final = 1.5
+"""Between two measurements of a process: at 30 ms per GiB this keeps one processor busy for 2 % of the time."""
+
+PAUSE_SECONDS_PER_PROCESS: Final = 0.25
+"""Between two measurements of each of so many: at 0.2 ms for a small one this keeps one processor busy for 0.1 %."""
+
+
 @attrs.frozen
 class Pressure:
     """How much of the last ten seconds programs have waited for memory, in per cent: some of them, and all at once."""
@@ -133,13 +140,6 @@ def _arm(path: Path) -> int | None:
             return descriptor
     log.debug("the kernel sends no events of memory pressure; it is polled", path=str(path), reason=reason)
     return None
-
-
-PAUSE_SECONDS_PER_GIB: Final = 1.5
-"""Between two measurements of a process: at 30 ms per GiB this keeps one processor busy for 2 % of the time."""
-
-PAUSE_SECONDS_PER_PROCESS: Final = 0.25
-"""Between two measurements of each of so many: at 0.2 ms for a small one this keeps one processor busy for 0.1 %."""
 
 
 @attrs.frozen

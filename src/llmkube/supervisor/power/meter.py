@@ -30,6 +30,16 @@ LONGEST_HOLE_SECONDS: Final = STALE_SECONDS
 """What a host drew in a longer one is not known."""
 
 
+WORKING_SHARE: Final = 0.01
+"""Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
+
+ENGINES_ALONE: Final = frozenset({"gpu", "ane"})
+"""The domains that other programs are taken to leave alone."""
+
+IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
+"""What is no work of this machine's programs, or is counted under another name as well (proc_stat(5))."""
+
+
 @attrs.frozen
 class Point:
     """Where the integral has come to: the newest sample, and when it ended."""
@@ -74,13 +84,6 @@ def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Po
     return Point(now, sample.watts), Interval(joules, covered + filled, hole - filled)
 
 
-WORKING_SHARE: Final = 0.01
-"""Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
-
-ENGINES_ALONE: Final = frozenset({"gpu", "ane"})
-"""The domains that other programs are taken to leave alone."""
-
-
 def share(
     joules: Mapping[str, float], cpu_seconds: Mapping[Key, float], *, host_cpu_seconds: float, seconds: float
 ) -> dict[Key, float]:
@@ -100,10 +103,6 @@ def share(
     alone = sum(each for domain, each in joules.items() if domain in ENGINES_ALONE)
     with_others = sum(each for domain, each in joules.items() if domain not in ENGINES_ALONE)
     return {key: took / engines * alone + took / everyone * with_others for key, took in working.items()}
-
-
-IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
-"""What is no work of this machine's programs, or is counted under another name as well (proc_stat(5))."""
 
 
 class CpuTime:

@@ -38,6 +38,12 @@ LAST_LINES: Final = 20
 """How much of an engine's own words goes into a condition."""
 
 
+ANSWER_SECONDS: Final = 5.0
+"""What is late says nothing, as what is not answered at all: other looks judge that."""
+
+Said = Literal["loaded", "lost", "nothing"]
+
+
 @attrs.define(eq=False)
 class Outcome:
     """How far an engine has come, and how it has ended; filled in as it happens.
@@ -92,12 +98,6 @@ def failure_of(
     because = f": {why}" if why.summary else ""
     when = "while loading" if loading else "while serving"
     return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
-
-
-ANSWER_SECONDS: Final = 5.0
-"""What is late says nothing, as what is not answered at all: other looks judge that."""
-
-Said = Literal["loaded", "lost", "nothing"]
 
 
 async def watch_model(engine: Engine, tell: Callable[[Said, str], None], tick_seconds: float) -> None:

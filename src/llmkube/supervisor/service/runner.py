@@ -51,6 +51,11 @@ FOLLOW_SECONDS: Final = 2.0
 """After the API server has heard of a new endpoint; nodes follow after a moment (kube-proxy gathers for up to 1 s)."""
 
 
+CONFIRMED_SECONDS: Final = 1.0
+"""So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
+is replaced, and one that still loads is not waited for."""
+
+
 @attrs.define(eq=False)
 class Engines:
     """Start attempts, and let those end that have been replaced."""
@@ -89,11 +94,6 @@ async def retire(old: Attempt) -> None:
         await old.context.status_manager.wait_endpoint_heard()
     await trio.sleep(FOLLOW_SECONDS)
     old.scope.cancel(reason="its successor serves")
-
-
-CONFIRMED_SECONDS: Final = 1.0
-"""So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
-is replaced, and one that still loads is not waited for."""
 
 
 async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) -> None:
