@@ -210,7 +210,7 @@ class Attempt:
                 "the keys of its clients are not known until the API server answers for their Secret"
             )
         record = attrs.evolve(new_record(context, launch.plan), build=engine.version)
-        self.context.log.info("starting inference service", port=record.address[1])
+        context.log.info("starting inference service", port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
         command = attrs.evolve(
@@ -235,11 +235,7 @@ class Attempt:
         self.journal.expect(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
         async with context.ports.engines.adopt_child(record, path, context.shutdown, grace) as child:
-            self.context.log.info(
-                "adopted inference service",
-                pid=child.pid,
-                port=record.address[1],
-            )
+            context.log.info("adopted inference service", pid=child.pid, port=record.address[1])
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
             yield child, record
