@@ -7,7 +7,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import LaunchPlan, PlanError
-from llmkube.weights.estimate.sizing import Estimate
+from llmkube.weights.estimate.demand import Estimate
 from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
 

@@ -16,7 +16,8 @@ from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, EngineStats
 from llmkube.supervisor.nouns.ports import Child, Engines, Ports
-from llmkube.weights.estimate.sizing import Place, largest_context
+from llmkube.weights.estimate.demand import Place
+from llmkube.weights.estimate.sizing import largest_context
 
 log = structlog.get_logger(__name__)
 

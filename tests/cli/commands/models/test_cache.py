@@ -21,7 +21,7 @@ from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.nouns.desired import Desired, Launch
 from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
 from llmkube.weights.store.blobs import WeightsFile, open_store
-from llmkube.weights.store.index import commit_record, key_of
+from llmkube.weights.store.index import Record, commit_record, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import append
 
@@ -36,7 +36,7 @@ def fill(store, identity, source, data):
     append(partial, data)
     partial.checkpoint()
     try:
-        commit_record(store, identity, source, [partial], "2026-01-01T00:00:00+00:00")
+        commit_record(store, identity, Record(source, fetched_at="2026-01-01T00:00:00+00:00"), [partial])
     finally:
         partial.close()
 
