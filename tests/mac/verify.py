@@ -176,7 +176,7 @@ def environment() -> str:
 def pressure_events() -> str:
     async def opened() -> bool:
         async with open_darwin_memory(DEFAULTS) as looked:
-            return looked.told is not trio.sleep_forever
+            return looked.wait_change is not trio.sleep_forever
 
     assert trio.run(opened), "the event was refused"
     return "registered"

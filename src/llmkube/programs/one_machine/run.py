@@ -208,7 +208,9 @@ class _Up(Generic[T]):
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
-                    registry = agent_registry(view, ports.downloads, view.memory, cordon=lambda: view.cordon.current)
+                    registry = agent_registry(
+                        view.services, ports.downloads, view.memory, cordon=lambda: view.cordon.current
+                    )
                     registry.register(loop_watchdog)
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     shared = HostedSettings(

@@ -63,7 +63,7 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.host_credential import note_path
 from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.power.meter import CpuTime, PowerMeter
+from llmkube.supervisor.power.meter import PowerMeter
 from llmkube.supervisor.power.sample import PowerSource
 from llmkube.supervisor.power.sources import power_source
 
@@ -239,10 +239,10 @@ async def serve(
             if probes is not None:
                 meter: PowerMeter | None = None
                 if power is not None:
-                    meter = PowerMeter(power.name, power.domains, view.engines, CpuTime())
+                    meter = PowerMeter(power.name, power.domains, view.engines)
                     agents.start_soon(power.run, meter.take, meter.failed)
                 registry = agent_registry(
-                    view,
+                    view.services,
                     ports.downloads,
                     view.memory,
                     meter.view if meter else None,

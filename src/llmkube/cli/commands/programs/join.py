@@ -42,7 +42,7 @@ from llmkube.programs.host.host_name import lasting_host_name
 from llmkube.programs.options import HELP, guarded
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.programs.state_lock import holder_of
-from llmkube.supervisor.cluster.node_networks import networks_of
+from llmkube.supervisor.cluster.node_monitor import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
 from llmkube.supervisor.nouns.join_record import JoinRecord

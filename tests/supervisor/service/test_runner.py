@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import trio
 
-from llmkube.supervisor.service.engines import FOLLOW_SECONDS, open_engines
+from llmkube.supervisor.service.runner import FOLLOW_SECONDS, open_engines
 
 
 class Attempt:

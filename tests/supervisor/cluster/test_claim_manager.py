@@ -12,7 +12,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claim_leases import ClaimLeases
+from llmkube.supervisor.cluster.claim_manager import ClaimLeases
 from llmkube.supervisor.cluster.claims import Acquire, ClaimIndex
 from llmkube.supervisor.nouns.settings import AgentSettings
 
