@@ -69,7 +69,13 @@ class FrontDoor:
         try:
             answer = await self._answer(exchange, path)
             if answer is None:
-                await self._ask(exchange, path)
+                passes, listed = self.any_field, self.listed_fields
+                if passes is not None and (listed is None or not _is_translated(exchange.head, path)):
+                    is_optional = listed is not None and path in _OPTIONAL
+                    if await passes(exchange, unless=_NOT_THERE if is_optional else ()):
+                        return
+                assert listed is not None, "nothing else leaves a request without an answer"
+                await listed(exchange)
                 return
         except RefusedError as refusal:
             answer = refusal_at(path, refusal.response)
@@ -95,15 +101,6 @@ class FrontDoor:
         if path in LISTS and self.listed_fields is not None:
             return self.models.ollama(exchange, path)
         return None
-
-    async def _ask(self, exchange: StreamExchange, path: str) -> None:
-        passes, listed = self.any_field, self.listed_fields
-        if listed is not None and (passes is None or _is_translated(exchange.head, path)):
-            await listed(exchange)
-        elif passes is not None and (listed is None or path not in _OPTIONAL):
-            await passes(exchange)
-        elif passes is not None and listed is not None and not await passes(exchange, unless=_NOT_THERE):
-            await listed(exchange)
 
 
 def _is_translated(head: RequestHead, path: str) -> bool:

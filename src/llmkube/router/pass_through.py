@@ -4,7 +4,6 @@ Which engine that is, its `model` says. Whether it runs, loads or has failed is 
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import attrs
@@ -29,12 +28,12 @@ _WITHOUT_SLOT: Final = frozenset({"/tokenize", "/detokenize", "/apply-template",
 """What an engine answers beside its slots."""
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Body:
     """A body whose `model` was read.
 
     Attributes:
-        content: As it came.
+        content: As it came, and as it goes on once it was corrected.
         named: Its `model`; None of one that names none.
         renamed: Returns it with another `model`, and every other byte as it came.
     """
@@ -44,22 +43,21 @@ class Body:
     renamed: Callable[[str], Awaitable[bytes]]
 
 
-async def _name_of_engine(body: Body, engine: Backend) -> Body:
-    if body.named == engine.alias:
-        return body
-    return attrs.evolve(body, content=await body.renamed(engine.alias))
+async def _name_of_engine(body: Body, engine: Backend) -> None:
+    if body.named != engine.alias:
+        body.content = await body.renamed(engine.alias)
 
 
-CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[Body]]]] = {"model": _name_of_engine}
+CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _name_of_engine}
 """All that is changed of a body, by field: `model` becomes the name that the engine itself goes by."""
 
 
-UnderWay = Callable[[str, bool], AbstractContextManager[None]]
-"""Counts a request of a service until a scope ends, and whether it takes a slot of the engine."""
+Begin = Callable[[str, bool], Callable[[], None]]
+"""Counts a request of a service, which takes a slot of its engine or none; its result is called once that has ended."""
 
 
-def _uncounted(_service: str, _takes_slot: bool) -> AbstractContextManager[None]:
-    return nullcontext()
+def _uncounted(_service: str, _takes_slot: bool) -> Callable[[], None]:
+    return lambda: None
 
 
 @attrs.frozen(eq=False)
@@ -69,12 +67,12 @@ class PassThrough:
     Attributes:
         directory: The models.
         client: Reaches their engines.
-        under_way: Counts requests.
+        begin: Counts requests.
     """
 
     directory: ModelDirectory
     client: HttpClient
-    under_way: UnderWay = _uncounted
+    begin: Begin = _uncounted
 
     async def __call__(self, exchange: StreamExchange, *, unless: Collection[int] = ()) -> bool:
         """Pass a request on and its answer back; return False of an answer with one of these statuses, which stays.
@@ -94,16 +92,18 @@ class PassThrough:
         body = await _read(head, exchange.body)
         engine = engine_of(self.directory, body.named, head.path)
         for correct in CORRECTIONS.values():
-            body = await correct(body, engine)
+            await correct(body, engine)
+        end = self.begin(engine.service, path not in _WITHOUT_SLOT)
         try:
             origin, keys = (engine.host, engine.port), engine.credentials
-            with self.under_way(engine.service, path not in _WITHOUT_SLOT):
-                return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
+            return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
         except HttpError as exc:
             if exchange.begun:
                 raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
             _log.warning("engine did not answer", model=engine.alias, error=str(exc))
             raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
+        finally:
+            end()
 
 
 async def _read(head: RequestHead, body: bytes) -> Body:

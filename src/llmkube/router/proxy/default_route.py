@@ -85,7 +85,7 @@ async def run_default_route(
         directory=services.directory,
         turns=services.turns,
     ) as router:
-        passes = PassThrough(services.directory, client, router.under_way)
+        passes = PassThrough(services.directory, client, router.begin)
         task_status.started(passing_door(passes, utcnow, _listed_fields(services, router)))
         await trio.sleep_forever()
 
