@@ -60,7 +60,8 @@ test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run p
 	LLMKUBE_LENGTHS=$${LLMKUBE_LENGTHS:-sample} $(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest and not node"
 
 soak: export LLMKUBE_LENGTHS = soak
-soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py)
+soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py), and random mutants
+	$(BIN)/python -m tests.random_mutants --count 120
 
 envtest: $(STAMP)  ## run the API suites on two real kube-apiservers, built once from the published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py

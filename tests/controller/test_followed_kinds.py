@@ -140,6 +140,7 @@ async def test_the_metric_names_the_kind(autojump_clock):
     assert [(one.labels["kind"], one.value) for one in family.samples] == [("Jobs", 1)]
 
 
+@pytest.mark.soak
 async def test_mutant_without_the_gate_is_noticed(autojump_clock, monkeypatch):
     """A controller that takes an unlisted kind for an empty one writes the status that it has to leave alone."""
     monkeypatch.setattr(Informer, "is_known", True)

@@ -342,7 +342,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -9,11 +9,11 @@ import structlog.testing
 import trio
 import trio.testing
 
-from http_lab import MemoryListener, always, converse, receive_until
+from http_lab import MemoryListener, always, converse, receive_until, serve_connection
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import run_server, serve_connection
+from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.front_door import passing_door
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages

@@ -387,7 +387,7 @@ BOOKED = {
 """A bug, the timeline that shows it, and the column of the scorecard in which it does."""
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", BOOKED)
 def test_a_mutant_isis_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
@@ -435,12 +435,13 @@ def test_no_mutant_replaces_what_is_private():
     assert [name for name, (_, attribute, _), _ in _all_mutants() if attribute.startswith("_")] == []
 
 
+@pytest.mark.soak
 def test_the_timeline_holds_without_a_mutant():
     """The timeline that the mutants must break passes on the real code; the others are tests of their own."""
     play(run)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through the timeline."""
@@ -474,6 +475,7 @@ def test_the_same_seed_gives_the_same_run():
     assert spawns() == spawns()
 
 
+@pytest.mark.soak
 def test_a_mutant_that_does_not_fit_is_no_proof(monkeypatch):
     """One that crashes wherever it is called fails every timeline, whatever that timeline asserts."""
     monkeypatch.setattr(planner, "check", lambda service: None)  # it is called with more arguments

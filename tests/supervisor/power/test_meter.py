@@ -128,6 +128,7 @@ async def test_cores_that_rest_may_draw_nothing(autojump_clock):
     assert (view.watts, view.problem) == (STALLED.watts, None)
 
 
+@pytest.mark.soak
 async def test_mutant_what_stands_still_is_taken_for_a_figure(autojump_clock, monkeypatch):
     """Without the rule a chip at work draws nothing."""
     monkeypatch.setattr(meter, "without_stalled", lambda sample, busy_cores: sample)

@@ -149,6 +149,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """With this bug some trace is more than 5 % off."""
