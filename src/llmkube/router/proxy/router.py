@@ -47,13 +47,12 @@ from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
-from llmkube.router.front_door import FrontDoor
+from llmkube.router.front_door import Begin, FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.model_list import ModelList
 from llmkube.router.origin_policy import page_grant
-from llmkube.router.pass_through import Begin
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.decisions import Decisions
