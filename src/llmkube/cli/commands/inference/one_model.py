@@ -13,9 +13,8 @@ from llmkube.base.times import utcnow
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.router.backends import Backend
-from llmkube.router.front_door import passing_door
+from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
-from llmkube.router.pass_through import PassThrough
 
 
 @attrs.define(eq=False)
