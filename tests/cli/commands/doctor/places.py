@@ -4,7 +4,7 @@ from pathlib import Path
 
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.installation import Installation
-from llmkube.cli.commands.programs.background.launchd_user import User
+from llmkube.cli.commands.programs.background.launchctl import User
 from llmkube.programs.config.up_config import UpConfig
 
 

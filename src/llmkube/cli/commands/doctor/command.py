@@ -12,9 +12,9 @@ import click
 import psutil
 import trio
 
-from llmkube.apiserver.server import utcnow_real
 from llmkube.base.errors import LLMKubeError, UserError, innermost
 from llmkube.base.log import configure_logging
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.doctor import cluster, from_pod, mac, machine, ollama, omlx, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
@@ -112,7 +112,7 @@ def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
         Probe("ports", partial(programs.ports, here)),
         Probe("keys", partial(programs.listeners, here)),
         Probe("last end", partial(programs.last_ends, here)),
-        Probe("API server", partial(cluster.api_server, here, where, utcnow_real), cluster.API_SECONDS),
+        Probe("API server", partial(cluster.api_server, here, where, utcnow), cluster.API_SECONDS),
         *([Probe("address", partial(cluster.advertised, here, where))] if here.serves_a_cluster else []),
     ]
 

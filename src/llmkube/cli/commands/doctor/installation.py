@@ -16,9 +16,8 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job_files
-from llmkube.cli.commands.programs.background.launchctl import launchctl_program
+from llmkube.cli.commands.programs.background.launchctl import User, current_user, launchctl_program
 from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL
-from llmkube.cli.commands.programs.background.launchd_user import User, current_user
 from llmkube.cli.commands.programs.background.systemd import unit_path
 from llmkube.cli.commands.programs.up import up
 from llmkube.k8s.resource import Key

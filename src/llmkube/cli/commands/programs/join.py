@@ -38,7 +38,7 @@ from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.host_name import lasting_host_name
+from llmkube.programs.host_name import lasting_host_name
 from llmkube.programs.options import HELP, guarded
 from llmkube.programs.state_location import check_state_dir, local_state_dir
 from llmkube.programs.state_lock import holder_of

@@ -19,8 +19,8 @@ from llmkube.cli.view.consoles import open_console
 from llmkube.programs.config.tables import load
 from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.engine_program import find_llama_server
-from llmkube.programs.host.host_name import check_own_address
+from llmkube.programs.host_name import check_own_address
+from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.lan_gateway.listen_options import listen_settings
 from llmkube.programs.one_machine.run import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, guarded, paths, settings_options

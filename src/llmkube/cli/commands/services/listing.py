@@ -9,8 +9,7 @@ import attrs
 import click
 
 from llmkube.base.times import utcnow
-from llmkube.cli.credential_note import tell_credential_problem
-from llmkube.cli.full_disk_note import tell_full_disk
+from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs

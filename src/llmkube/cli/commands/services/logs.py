@@ -28,7 +28,7 @@ from llmkube.programs.config.agent_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.host_name import host_name_in
+from llmkube.programs.host_name import host_name_in
 from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.engine.logfile import log_path
 

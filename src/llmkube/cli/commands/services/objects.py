@@ -12,11 +12,11 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.times import utcnow
+from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.complete import services, targets
-from llmkube.cli.credential_note import tell_credential_problem
-from llmkube.cli.full_disk_note import tell_full_disk
-from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
+from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
+from llmkube.cli.object_names import Target, existing, existing_service, or_not_found, parse_target
 from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
@@ -28,7 +28,9 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.k8s.wire.service_health import is_reported_by_host
+from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import Followed, open_follow
 from llmkube.programs.options import HELP, NumberRange, guarded
@@ -287,3 +289,38 @@ class _StatusWatch:
     def _found(self) -> Any:
         cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
         return cache.get(self._key)
+
+
+FIELD_MANAGER = "llmkube-restart"
+
+
+@click.command("restart", context_settings=HELP)
+@click.argument("name", shell_complete=services)
+@click.option("--wait/--no-wait", default=True, help="Stay until the new engine serves. Default: wait.")
+@click.option("--timeout", type=NumberRange(min=0), default=600.0, help="Seconds to --wait. Default: 600.")
+@cluster_options()
+@guarded
+def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
+    """Start the engine of an InferenceService anew, on hosts and in pods.
+
+    Writes the time into spec.podAnnotations, as `kubectl rollout restart` does for a Deployment. Requests go on being
+    answered where there is room for both engines.
+    """
+
+    async def action(cluster: Cluster) -> None:
+        key = Key(cluster.namespace, name)
+        with answering():
+            found = await existing_service(cluster.client, key)
+            if is_stopped(found):
+                raise CommandError(f"InferenceService {key} is stopped; `{command('scale', key)} 1` starts it")
+            now = micro_timestamp(utcnow())
+            body: dict[str, Any] = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
+            await cluster.client.patch(InferenceService, key, body, field_manager=FIELD_MANAGER)
+        if wait:
+            leaving.note = f"The restart goes on without this command: `{command('status', key)} --watch` shows how"
+            await arrive(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
+        click.echo(f"InferenceService {key} {'was restarted' if wait else 'restarts'}")
+
+    watch_quietly()
+    with told_on_interrupt() as leaving:
+        run_against(where, action, changes=True)

@@ -25,31 +25,32 @@ from llmkube.cli.commands.programs.background.agent_status import (
     chosen_folder,
     installed_job,
     lan_sentence,
+    probed_health,
     state_dir_option,
 )
-from llmkube.cli.commands.programs.background.health import probed_health
 from llmkube.cli.commands.programs.background.interpreter import record_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_access_path
-from llmkube.cli.commands.programs.background.launchctl import JobState, Launchd, launchctl_program
-from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, guarded_folder
-from llmkube.cli.commands.programs.background.launchd_user import (
+from llmkube.cli.commands.programs.background.launchctl import (
+    JobState,
+    Launchd,
     User,
     ask_for_root,
     current_user,
     is_daemon,
+    launchctl_program,
     launchd_of,
     remove_plist,
     write_plist,
 )
-from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
-from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, point_at
+from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, guarded_folder
+from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, last_lines, point_at, print_log
 from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts
 from llmkube.cli.config_edit import plan_settings
 from llmkube.cli.target_cluster import find_config
 from llmkube.programs.config.agent_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.engine_program import find_llama_server
+from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
 from llmkube.programs.state_dir import held_state_dir
 from llmkube.programs.state_lock import holder_of, up_on, wait_gone

@@ -14,9 +14,14 @@ import trio
 
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.background.agent_jobs import EXIT_MARGIN_SECONDS
-from llmkube.cli.commands.programs.background.launchctl import launchctl_program
+from llmkube.cli.commands.programs.background.launchctl import (
+    User,
+    current_user,
+    launchctl_program,
+    launchd_of,
+    write_plist,
+)
 from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL, Job
-from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of, write_plist
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.services.tail import POLL_SECONDS
