@@ -8,10 +8,8 @@ from structlog.testing import capture_logs
 
 from llmkube.base.errors import UserError
 from llmkube.base.settings import read_config, resolve
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.config.host_config import HostConfig
+from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.config.tables import TABLES
-from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.host_settings import (
     engine_allowances,
     engine_settings,

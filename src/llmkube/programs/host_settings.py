@@ -16,9 +16,7 @@ import structlog
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs import engine_proxy
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.config.host_config import HostConfig
-from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine.ollama import program as ollama_program
 from llmkube.programs.daemon_engine.omlx import program as omlx_program
 from llmkube.programs.daemon_engine.omlx.options import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE

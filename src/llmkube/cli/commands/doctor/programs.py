@@ -22,7 +22,7 @@ from llmkube.cli.commands.programs.background.launchctl import EXIT_SECONDS, Job
 from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, UP_LABEL
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts, read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.host_settings import find_llama_server, further_programs
 from llmkube.programs.program import LOOPBACK
 from llmkube.supervisor.engine.launcher import LocalEngines

@@ -26,11 +26,12 @@ from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.load import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.config.cache_config import CacheConfig, PreloadConfig, PruneConfig
+from llmkube.programs.config.host_config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import open_service_nursery
+from llmkube.programs.state_location import STATE_DIR
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.network import host_facts
@@ -47,6 +48,35 @@ from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_sou
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of
+
+
+@attrs.frozen
+class CacheConfig:
+    """The settings of `llmkube cache`; it reads the agent's table, for it is the agent's store that it looks at."""
+
+    model_store: Path | None = MODEL_STORE
+    state_dir: Path | None = STATE_DIR
+
+
+@attrs.frozen
+class PruneConfig:
+    """Those of `llmkube cache prune`: the agent's cluster says which Models are in use."""
+
+    kubeconfig: Path | None = KUBECONFIG
+    context: str | None = CONTEXT
+    model_store: Path | None = MODEL_STORE
+    state_dir: Path | None = STATE_DIR
+
+
+@attrs.frozen
+class PreloadConfig:
+    """Those of `llmkube cache preload`."""
+
+    model_store: Path | None = MODEL_STORE
+    hf_token_file: Path | None = HF_TOKEN_FILE
+    hub_endpoint: str = HUB_ENDPOINT
+    state_dir: Path | None = STATE_DIR
+
 
 COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
 _KEY_LENGTH: Final = 12

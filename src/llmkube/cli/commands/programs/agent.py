@@ -32,7 +32,7 @@ from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.host_name import address_towards, check_own_address, lasting_host_name
 from llmkube.programs.host_settings import (

@@ -11,12 +11,11 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.programs.api_server import open_server
-from llmkube.programs.config.api_server_config import ApiServerConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config.tables import ApiServerConfig, load
 from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import Stop, raise_descriptor_limit, run_until_signal
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import SERVER
+from llmkube.programs.state_location import SERVER
 
 log = structlog.get_logger()
 

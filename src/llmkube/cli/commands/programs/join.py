@@ -40,8 +40,7 @@ from llmkube.k8s.wire.names import host_id
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import lasting_host_name
 from llmkube.programs.options import HELP, guarded
-from llmkube.programs.state_location import check_state_dir, local_state_dir
-from llmkube.programs.state_lock import holder_of
+from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
 from llmkube.supervisor.cluster.node_networks import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of

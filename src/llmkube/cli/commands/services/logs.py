@@ -24,9 +24,8 @@ from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id
 from llmkube.k8s.wire.service_health import pods_of
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig, UpConfig
 from llmkube.programs.config.tables import load
-from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import host_name_in
 from llmkube.programs.options import HELP, guarded

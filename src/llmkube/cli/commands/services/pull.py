@@ -28,7 +28,7 @@ from llmkube.k8s.wire.service_health import State, model_health
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import open_follow
 from llmkube.programs.options import HELP, NumberRange, guarded
-from llmkube.programs.state_lock import up_on
+from llmkube.programs.state_location import up_on
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 

@@ -30,7 +30,7 @@ from llmkube.cli.commands.programs.background.agent_status import (
 )
 from llmkube.cli.commands.programs.background.launchctl import current_user
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.state_lock import ENGINES, held
+from llmkube.programs.state_location import ENGINES, held
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host_cordon import CordonFile
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text

@@ -47,13 +47,13 @@ from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, last_l
 from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts
 from llmkube.cli.config_edit import plan_settings
 from llmkube.cli.target_cluster import find_config
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import holder_of, up_on, wait_gone
+from llmkube.programs.state_location import holder_of, up_on, wait_gone
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.nouns.admitted_networks import networks_path
 from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS

@@ -32,13 +32,12 @@ from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
 from llmkube.cli.options import watch_option
 from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, show_in_place
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, NumberRange, guarded
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import check_state_dir, local_state_dir
-from llmkube.programs.state_lock import holder_of
+from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked, start_of
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
 from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text, parse_cordon

@@ -26,13 +26,12 @@ from llmkube.cli.commands.programs.background.log_file import last_lines, print_
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.services.tail import POLL_SECONDS
 from llmkube.cli.view.output import printable
+from llmkube.programs.config.host_config import UpConfig
 from llmkube.programs.config.tables import load
-from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import check_state_dir, local_state_dir
-from llmkube.programs.state_lock import up_on, wait_gone
+from llmkube.programs.state_location import check_state_dir, local_state_dir, up_on, wait_gone
 
 LOG: Final = "up.log"
 """Where both outputs go, in the state directory."""
