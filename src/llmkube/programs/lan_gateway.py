@@ -6,7 +6,7 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import attrs
 import structlog
@@ -18,6 +18,7 @@ from llmkube.base.http.listen import ListenError, open_listeners
 from llmkube.base.http.message import netloc
 from llmkube.base.private_files import ensure_token
 from llmkube.base.waiting import wait_tick
+from llmkube.programs.config.host_config import UpConfig
 from llmkube.programs.program import Port, open_port
 from llmkube.router.gateway import lan_judge, refuse_foreign_pages
 from llmkube.supervisor.nouns.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
@@ -178,31 +179,7 @@ _FORM: Final = re.compile(
 )
 
 
-class ListenConfig(Protocol):
-    """The settings of a program that serves other machines."""
-
-    @property
-    def listen(self) -> str | None:
-        """The address, as the user wrote it."""
-        ...
-
-    @property
-    def listen_key_file(self) -> Path | None:
-        """Where the owner's own keys are."""
-        ...
-
-    @property
-    def insecure_lan(self) -> bool:
-        """Whether no request needs a key."""
-        ...
-
-    @property
-    def gateway_port(self) -> int:
-        """Where the gateway listens on the loopback address."""
-        ...
-
-
-def listen_settings(config: ListenConfig, own: Callable[[], Collection[str]]) -> Listen | None:
+def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> Listen | None:
     """Return what `--listen` asks for, or None without it. Blocks on the disk.
 
     Args:

@@ -1,4 +1,4 @@
-"""The settings of what runs engines on its own host, `llmkube up` and `llmkube agent`; and what others share with it."""
+"""The settings of what runs engines on its own host, `llmkube up` and `llmkube agent`; and what others share."""
 
 import sys
 from pathlib import Path

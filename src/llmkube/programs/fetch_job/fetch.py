@@ -34,7 +34,7 @@ from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.fetch_job.reports import Gauge, run_gauge, tell, told_failure, told_gguf
 from llmkube.programs.fetch_job.volume import adopt, inspect_file, prune_folders
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
@@ -110,7 +110,7 @@ class Terms:
     access: BucketAccess
 
 
-@click.command("fetch", context_settings=HELP)
+@command("fetch")
 @click.argument("source", envvar="LLMKUBE_SOURCE", required=False)
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder that engines read.")
 @click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
@@ -129,7 +129,6 @@ class Terms:
 @click.option(
     "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
 )
-@guarded
 def fetch_weights(**options: Any) -> None:
     """Fetch a model into a folder, as a Model's Job does.
 

@@ -22,7 +22,7 @@ from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Origin, Where, find_config
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.client import open_client
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.supervisor.engine.launcher import HELP_SECONDS
 
 SECONDS: Final = 8.0
@@ -50,7 +50,7 @@ class Probe:
     seconds: float = SECONDS
 
 
-@click.command("doctor", context_settings=HELP)
+@command("doctor")
 @click.option("--json", "as_data", is_flag=True, help="Print every line as JSON.")
 @click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.")
 @click.option(
@@ -60,7 +60,6 @@ class Probe:
 )
 @click.option("--image", help="With --from-cluster: LLMKube's image. Default: that of the cluster's controller.")
 @cluster_options()
-@guarded
 def doctor(*, as_data: bool, state_dir: Path | None, from_cluster: bool, image: str | None, where: Where) -> None:
     """Say what of this machine and its programs is well, and what mends the rest. Exits with 1 if something fails.
 

@@ -41,7 +41,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, in_one_sentence
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
 from llmkube.supervisor.credentials import keys_in
 from llmkube.supervisor.nouns.api_keys import parse_keys
 
@@ -58,7 +58,7 @@ _COMMAND: Final = re.compile(r"/[a-z?]+")
 _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
 
 
-@click.command("chat", context_settings=HELP)
+@command("chat")
 @click.argument("name", shell_complete=services)
 @click.argument("prompt", required=False)
 @click.option("--system", default="", help="The system prompt.")
@@ -72,7 +72,6 @@ _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupte
     help="File with the API key to show. Default: the Secret that the service's spec.apiKeySecretRef names.",
 )
 @cluster_options()
-@guarded
 def chat(
     *,
     name: str,

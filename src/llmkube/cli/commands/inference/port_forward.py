@@ -20,6 +20,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.dial import dial
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import netloc
 from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
@@ -39,7 +40,7 @@ from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_PORT
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.programs.program import LOOPBACK
 from llmkube.router.backends import Backend
 from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
@@ -57,7 +58,7 @@ class Destination:
     def __str__(self) -> str:
         if self.pod is not None:
             return f"port {self.port} of pod {self.pod}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return netloc((self.host, self.port))
 
 
 _ASK_SECONDS: Final = 2.0
@@ -91,11 +92,10 @@ class PortsType(click.ParamType[Ports]):
         return ports
 
 
-@click.command("port-forward", context_settings=HELP)
+@command("port-forward")
 @click.argument("name", shell_complete=services)
 @click.argument("ports", metavar=_PORTS, type=PortsType(), default=Ports())
 @cluster_options()
-@guarded
 def port_forward(*, name: str, ports: Ports, where: Where) -> None:
     """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
 
@@ -129,8 +129,6 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
     taken = listeners[0].socket.getsockname()[1]
     if gateway is not None:
-        from llmkube.cli.commands.inference.port_forward import run_one_model  # noqa: PLC0415 - a server, for `up` alone
-
         click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {key} behind {gateway.name}"))
         await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:

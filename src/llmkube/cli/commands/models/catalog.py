@@ -14,7 +14,7 @@ from llmkube.cli.commands.services.deploy import CATALOG_CONTEXT
 from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import HELP, command
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
 from llmkube.weights.estimate.sizing import estimate
@@ -33,9 +33,8 @@ def catalog() -> None:
     """Show the models that `llmkube deploy NAME` and `llmkube run NAME` know."""
 
 
-@catalog.command("list", context_settings=HELP)
+@command("list", catalog)
 @output_option("json", "yaml")
-@guarded
 def list_catalog(*, form: str) -> None:
     """List the catalog with the memory that each model takes."""
     if form:
@@ -51,10 +50,9 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [name for name in entries() if name.startswith(incomplete)]
 
 
-@catalog.command("info", context_settings=HELP)
+@command("info", catalog)
 @click.argument("name", shell_complete=_names)
 @output_option("json", "yaml")
-@guarded
 def info(*, name: str, form: str) -> None:
     """Show where a model comes from, what is known about its file, and what it takes at several contexts."""
     entry = the_entry(name)

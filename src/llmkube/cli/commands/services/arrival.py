@@ -85,7 +85,7 @@ async def arrive(
         if waiting.cancelled_caught:
             raise CommandError(
                 f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
-                f"It goes on without this command: `{command('status', key)} --watch` shows how",
+                f"It goes on without this command: `{typed_command('status', key)} --watch` shows how",
                 ExitCode.TIMED_OUT,
             )
         if health.failing:
@@ -100,7 +100,7 @@ def is_stopped(service: InferenceService) -> bool:
     return service.spec.suspend or service.spec.replicas == 0
 
 
-def command(verb: str, key: Key) -> str:
+def typed_command(verb: str, key: Key) -> str:
     """Return what to type about a service: `llmkube status chat -n team`."""
     return f"{shlex.quote(program_name())} {verb} {key.name}" + (
         "" if key.namespace == "default" else f" -n {key.namespace}"

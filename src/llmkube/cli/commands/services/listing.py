@@ -19,7 +19,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 
 if TYPE_CHECKING:  # a list that does not stay follows nothing
     from llmkube.programs.informer import Followed
@@ -60,12 +60,11 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [word for word in sorted(KINDS) if word.startswith(incomplete)]
 
 
-@click.command("list", context_settings=HELP)
+@command("list")
 @click.argument("kind", required=False, shell_complete=_kinds)
 @cluster_options(all_namespaces=True)
 @output_option(*formats.FORMATS)
 @watch_option
-@guarded
 def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> None:
     """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
     kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)

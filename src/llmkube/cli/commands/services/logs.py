@@ -28,14 +28,14 @@ from llmkube.programs.config.host_config import AgentConfig, UpConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import host_name_in
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.supervisor.engine.logfile import log_path
 
 PATIENCE_SECONDS: Final = 3.0
 """How long the API server may take to say more about a log that is here."""
 
 
-@click.command("logs", context_settings=HELP)
+@command("logs")
 @click.argument("name", shell_complete=services)
 @click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
 @click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
@@ -43,7 +43,6 @@ PATIENCE_SECONDS: Final = 3.0
 @click.option("-c", "--container", default="", help="Of pods: another container than the engine's.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="The agent's folder.  [LLMKUBE_STATE_DIR]")
 @cluster_options()
-@guarded
 def logs(
     *,
     name: str,

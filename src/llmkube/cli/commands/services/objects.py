@@ -12,7 +12,7 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
+from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.complete import services, targets
 from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
@@ -33,18 +33,17 @@ from llmkube.k8s.wire.service_health import is_reported_by_host
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import Followed, open_follow
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import HELP, NumberRange, command
 
 _LOOK_SECONDS = 5.0
 _MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
 
 
-@click.command("status", context_settings=HELP)
+@command("status")
 @click.argument("name", shell_complete=targets)
 @cluster_options()
 @output_option(*formats.FORMATS)
 @watch_option
-@guarded
 def status(*, name: str, where: Where, form: str, watch: bool) -> None:
     """Explain one InferenceService (or, as model/NAME, one Model).
 
@@ -85,11 +84,10 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         click.echo(output.flowing(text) if form in {"", "wide"} else text)
 
 
-@click.command("scale", context_settings={**HELP, "ignore_unknown_options": True})  # else -1 is an unknown option
+@command("scale", context_settings={**HELP, "ignore_unknown_options": True})  # else -1 is an unknown option
 @click.argument("name", shell_complete=services)
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
 @cluster_options()
-@guarded
 def scale(*, name: str, replicas: int, where: Where) -> None:
     """Set how many processes serve an InferenceService; 0 stops it and keeps everything else."""
     target = parse_target(name)
@@ -139,13 +137,12 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
     return [f"{len(able)} of {replicas} can run: a host runs one of them, and {len(able)} serve {accelerator}{named}"]
 
 
-@click.command("delete", context_settings=HELP)
+@command("delete")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
 @click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
 @click.option("--wait", is_flag=True, help="Return when everything named is gone.")
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
 @cluster_options()
-@guarded
 def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: Where) -> None:
     """Delete InferenceServices (or, as model/NAME, Models).
 
@@ -238,20 +235,18 @@ async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[P
     return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
 
 
+@attrs.define(eq=False)
 class _StatusWatch:
     """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
 
-    def __init__(  # noqa: PLR0917 - what a watch is about
-        self, cluster: Cluster, followed: Followed, target: Target, key: Key, form: str, folders: Sequence[Path]
-    ) -> None:
-        self._cluster = cluster
-        self._followed = followed
-        self._target = target
-        self._key = key
-        self._form = form
-        self._folders = folders
-        self._said = ""
-        self._scene: Scene | None = None
+    _cluster: Cluster
+    _followed: Followed
+    _target: Target
+    _key: Key
+    _form: str
+    _folders: Sequence[Path]
+    _said: str = ""
+    _scene: Scene | None = None
 
     async def text(self) -> str:
         """Return the whole state, for a terminal."""
@@ -294,12 +289,11 @@ class _StatusWatch:
 FIELD_MANAGER = "llmkube-restart"
 
 
-@click.command("restart", context_settings=HELP)
+@command("restart")
 @click.argument("name", shell_complete=services)
 @click.option("--wait/--no-wait", default=True, help="Stay until the new engine serves. Default: wait.")
 @click.option("--timeout", type=NumberRange(min=0), default=600.0, help="Seconds to --wait. Default: 600.")
 @cluster_options()
-@guarded
 def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
     """Start the engine of an InferenceService anew, on hosts and in pods.
 
@@ -312,12 +306,14 @@ def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
         with answering():
             found = await existing_service(cluster.client, key)
             if is_stopped(found):
-                raise CommandError(f"InferenceService {key} is stopped; `{command('scale', key)} 1` starts it")
+                raise CommandError(f"InferenceService {key} is stopped; `{typed_command('scale', key)} 1` starts it")
             now = micro_timestamp(utcnow())
             body: dict[str, Any] = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
             await cluster.client.patch(InferenceService, key, body, field_manager=FIELD_MANAGER)
         if wait:
-            leaving.note = f"The restart goes on without this command: `{command('status', key)} --watch` shows how"
+            leaving.note = (
+                f"The restart goes on without this command: `{typed_command('status', key)} --watch` shows how"
+            )
             await arrive(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
         click.echo(f"InferenceService {key} {'was restarted' if wait else 'restarts'}")
 

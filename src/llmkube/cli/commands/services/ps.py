@@ -19,14 +19,13 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import service_name
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 
 COLUMNS: Final = ("NAME", "PHASE", "SIZE", "MEMORY", "RUNS ON", "CONTEXT", "HOST", "AGE")
 
 
-@click.command("ps", context_settings=HELP)
+@command("ps")
 @cluster_options(all_namespaces=True)
-@guarded
 def ps(*, where: Where) -> None:
     """Show the services that have an engine now: its memory, what it runs on, its context and its host.
 

@@ -13,7 +13,7 @@ from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import the_entry
 from llmkube.cli.commands.services.arrival import told_on_interrupt
-from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator
+from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, blank, choose_accelerator
 from llmkube.cli.commands.services.source_name import looks_like_source, name_for
 from llmkube.cli.complete import files
 from llmkube.cli.options import cluster_options
@@ -27,13 +27,13 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, model_health
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import open_follow
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
 from llmkube.programs.state_location import up_on
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 
 
-@click.command("pull", context_settings=HELP)
+@command("pull")
 @click.argument("model", metavar="NAME|SOURCE", shell_complete=files)
 @click.option("--name", help="Name of the Model. Default: that of the catalog, or of the file.")
 @click.option("--sha256", metavar="DIGEST", help="Digest that the file must have.")
@@ -41,7 +41,6 @@ from llmkube.weights.source import LocalFile, parse_source
 @click.option("--timeout", type=NumberRange(min=0), default=3600.0, help="Seconds to wait for it. Default: 3600.")
 @cluster_options()
 @click.pass_context
-@guarded
 def pull(
     context: click.Context,
     /,
@@ -75,7 +74,7 @@ def pull(
             spec |= {"sha256": digest} if digest else {}
             spec |= {"quantization": entry.quantization} if entry is not None else {}
             spec |= {} if on_hosts else {"prefetch": True}
-            await cluster.client.apply(Model, _manifest(key, spec), field_manager=FIELD_MANAGER)
+            await cluster.client.apply(Model, blank(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} is there", err=True)
         if isinstance(parsed, LocalFile):
             click.echo(flowing(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
@@ -105,12 +104,6 @@ def pull(
 def _local_up(where: Where) -> Path | None:
     """Return the state directory of the `llmkube up` that the command line means, if that runs on this machine."""
     return next((folder for folder in state_dirs(where, None) if up_on(folder) is not None), None)
-
-
-def _manifest(key: Key, spec: dict[str, Any]) -> dict[str, Any]:
-    resource = Model.RESOURCE
-    metadata = {"name": key.name, "namespace": key.namespace}
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
 
 
 def _names(hosts: Sequence[Host], accelerator: str) -> str:

@@ -15,7 +15,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, service_health
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 
 COLUMNS: Final = ("NAME", "QUEUE", "WAITING FOR", "PRIORITY", "SINCE")
 SCARCE: Final = {
@@ -27,9 +27,8 @@ SCARCE: Final = {
 """The reasons of a service that waits until others give something back, and what that is."""
 
 
-@click.command("queue", context_settings=HELP)
+@command("queue")
 @cluster_options(all_namespaces=True)
-@guarded
 def queue(*, where: Where) -> None:
     """Show the services that wait for a GPU of the cluster or for memory of a host.
 

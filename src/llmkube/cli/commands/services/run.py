@@ -21,10 +21,10 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
 
 
-@click.command("run", context_settings=HELP)
+@command("run")
 @click.argument("model", metavar="NAME|SOURCE", shell_complete=catalog_or_services)
 @click.argument("prompt", required=False)
 @click.option("--accelerator", help="What it runs on, if it is deployed. Default: as `llmkube deploy` chooses.")
@@ -32,7 +32,6 @@ from llmkube.programs.options import HELP, NumberRange, guarded
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait for it. Default: 1800.")
 @cluster_options()
 @click.pass_context
-@guarded
 def run(
     context: click.Context,
     /,

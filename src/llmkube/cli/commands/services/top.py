@@ -33,7 +33,7 @@ from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id, service_name
 from llmkube.programs.host_name import host_name_in
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
 
 
 @attrs.frozen
@@ -72,11 +72,10 @@ ENGINE_SECONDS: Final = 2.0
 """How long one engine may take to say what it does."""
 
 
-@click.command("top", context_settings=HELP)
+@command("top")
 @click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between two looks. Default: 2.")
 @click.option("--once", is_flag=True, help="Print one table and end, also on a terminal.")
 @cluster_options(all_namespaces=True)
-@guarded
 def top(*, interval: float, once: bool, where: Where) -> None:
     """Show what the engines do: tokens per second, requests, memory, by service and by host.
 

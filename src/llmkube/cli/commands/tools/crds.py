@@ -17,7 +17,7 @@ from llmkube.k8s.crd.meta import DECIMAL, DURATION, QUANTITY
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import REQUIRED, IntOrString, Rule, SchemaFacts, WireField, wire_fields
 from llmkube.programs.bundled_engine.llama_params import FLAGS, Switch
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.runtimes.container.builder import Runtime
 from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo
@@ -27,9 +27,8 @@ from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
 
-@click.command("crds", context_settings=HELP)
+@command("crds")
 @click.option("--docs", is_flag=True, help="Print the reference of all fields instead, as Markdown.")
-@guarded
 def crds(docs: bool) -> None:
     """Print the CustomResourceDefinitions, or their reference, with the names and options of installed plug-ins.
 
@@ -41,8 +40,6 @@ def crds(docs: bool) -> None:
     for problem in found.problems:
         click.echo(f"warning: {problem}", err=True)
     if docs:
-        from llmkube.cli.commands.tools.crds import reference  # noqa: PLC0415  # the planners are not needed for the YAML
-
         click.echo(reference(found.runtimes), nl=False)
         return
     click.echo(crds_yaml(extend_crds(all_crds(), found.runtimes)).rstrip("\n"))

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from llmkube import __version__
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 
 
-@click.command("man", context_settings=HELP)
+@command("man")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_context
-@guarded
 def man(context: click.Context, /, *, folder: Path) -> None:
     """Write a manual page for each command into FOLDER: `man -l FOLDER/llmkube-deploy.1` shows one."""
     folder.mkdir(parents=True, exist_ok=True)

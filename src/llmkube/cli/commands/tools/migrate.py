@@ -29,7 +29,7 @@ from llmkube.k8s.crd.pairing import METAL
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.wire.names import service_name
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import HELP, guarded, paths
+from llmkube.programs.options import command, paths
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.llama_verdicts import spellings_of
@@ -64,13 +64,12 @@ class Finding:
 _KINDS: Final = ("Model", "InferenceService", "ModelRouter", *KINDS_OF_THEIRS)
 
 
-@click.command("migrate", context_settings=HELP)
+@command("migrate")
 @click.option("--check", is_flag=True, help="Say what will change, and change nothing.")
 @click.option(
     "-f", "--filename", "names", multiple=True, metavar="FILE", help="A file or a folder instead of the cluster, or -."
 )
 @cluster_options(all_namespaces=True)
-@guarded
 def migrate(*, check: bool, names: tuple[str, ...], where: Where) -> None:
     """Say what will be otherwise for objects that the Go implementation of LLMKube serves now.
 
@@ -236,7 +235,7 @@ def _key(body: Body) -> tuple[str, str]:
     return str(metadata.get("namespace") or "default"), str(metadata.get("name", ""))
 
 
-@click.command("convert", context_settings=HELP)
+@command("convert")
 @click.option(
     "-f",
     "--filename",
@@ -247,7 +246,6 @@ def _key(body: Body) -> tuple[str, str]:
     shell_complete=paths,
     help="A file, a folder, or - for stdin.",
 )
-@guarded
 def convert_manifests(names: tuple[str, ...]) -> None:
     """Print manifests of llmkube.io/v1alpha1 as Models and InferenceServices of today.
 

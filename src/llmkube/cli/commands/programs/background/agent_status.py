@@ -3,7 +3,7 @@
 import datetime
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Never
@@ -12,6 +12,8 @@ import attrs
 import click
 import httpx
 import trio
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
@@ -35,7 +37,7 @@ from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, 
 from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
 from llmkube.programs.state_dir import held_state_dir
 from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked, start_of
@@ -51,10 +53,9 @@ state_dir_option = click.option(
 )
 
 
-@click.command("status", context_settings=HELP)
+@command("status")
 @state_dir_option
 @watch_option
-@guarded
 def status(state_dir: Path | None, watch: bool) -> None:
     """Say whether the agent runs, how often it was started, and what it cannot reach. Exits with 3 if it does not."""
     folder, user = chosen_folder(state_dir), current_user()
@@ -175,16 +176,6 @@ class _News:
 
 NOT_MEASURED: Final = "not measured"
 
-_SERIES: Final = re.compile(r"llmkube_metal_agent_(\w+?)(?:\{(.*)\})? (\S+)")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-@attrs.frozen
-class _Series:
-    name: str
-    labels: Mapping[str, str]
-    value: float
-
 
 def power_words(exposition: str) -> dict[str, str]:
     """Return what is to be said of power, by the word that begins its lines; nothing where it is not measured at all.
@@ -196,15 +187,16 @@ def power_words(exposition: str) -> dict[str, str]:
     problem = ""
     for each in _series(exposition):
         name = f"{each.labels.get('namespace')}/{each.labels.get('name')}"
-        if each.name == "power_problem":
+        metric = each.name.removeprefix("llmkube_metal_agent_")
+        if metric == "power_problem":
             problem = each.labels.get("reason", "")
-        elif each.name == "power_watts":
+        elif metric == "power_watts":
             domains[each.labels.get("domain", "")] = each.value
-        elif found := re.fullmatch(r"apple_power_(\w+)_watts", each.name):
+        elif found := re.fullmatch(r"apple_power_(\w+)_watts", metric):
             domains[found[1]] = each.value
-        elif each.name == "service_power_watts":
+        elif metric == "service_power_watts":
             services.setdefault(name, []).insert(0, f"{each.value:.1f} W")
-        elif each.name == "service_joules_per_token":
+        elif metric == "service_joules_per_token":
             services.setdefault(name, []).append(f"{_figure(each.value)} J per token")
     host = _of_host(domains, problem)
     said = {"power": host} if host else {}
@@ -235,31 +227,25 @@ def without_figures(said: Mapping[str, str]) -> dict[str, str]:
     return {word: value for word, value in said.items() if word not in figures}
 
 
-def _series(exposition: str) -> Iterator[_Series]:
-    for line in exposition.splitlines():
-        if (found := _SERIES.fullmatch(line)) is None:
-            continue
-        try:
-            yield _Series(found[1], dict(_LABEL.findall(found[2] or "")), float(found[3]))
-        except ValueError:
-            continue
+def _series(exposition: str) -> list[Sample]:
+    """Return the agent's samples; none of a text that is no exposition."""
+    try:
+        families = list(text_string_to_metric_families(exposition))
+    except ValueError:
+        return []
+    return [sample for family in families for sample in family.samples]
 
 
 POLL_SECONDS = 0.5
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 
-_state_dir_option = click.option(
-    "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
-)
 
-
-@click.command("cordon", context_settings=HELP)
+@command("cordon")
 @click.option("--for", "duration", metavar="DURATION", help="When to serve again by itself: 90m, 2h, 1d.")
-@_state_dir_option
+@state_dir_option
 @click.option(
     "--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait until the memory is back. Default: 120."
 )
-@guarded
 def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None:
     """Take this host back: requests in flight end, its engines too, and other hosts serve, until `uncordon` or --for.
 
@@ -273,9 +259,8 @@ def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None
     click.echo(f"this host serves nothing {said.end}")
 
 
-@click.command("uncordon", context_settings=HELP)
-@_state_dir_option
-@guarded
+@command("uncordon")
+@state_dir_option
 def uncordon(state_dir: Path | None) -> None:
     """Have this host serve again."""
     folder = (state_dir or local_state_dir()).absolute()
