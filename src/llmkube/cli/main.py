@@ -39,7 +39,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         ),
         "ps": Entry("cli.commands.services.ps:ps", "Show what runs, with its memory, and where."),
         "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
-        "queue": Entry("cli.commands.services.queue:queue", "Show what waits for a GPU or for memory."),
+        "queue": Entry("cli.commands.services.ps:queue", "Show what waits for a GPU or for memory."),
         "logs": Entry("cli.commands.services.logs:logs", "Print what an engine writes."),
     },
     "Use them": {
@@ -92,7 +92,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "crds": Entry("cli.commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
         "rbac": Entry("cli.commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
         "completion": Entry(
-            "cli.commands.tools.completion:completion", "Print the script that completes commands in a shell."
+            "cli.commands.tools.man:completion", "Print the script that completes commands in a shell."
         ),
         "man": Entry("cli.commands.tools.man:man", "Write a manual page for each command."),
         "version": Entry("cli.main:version", "Print the version."),

@@ -32,10 +32,7 @@ from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.programs.api_server import open_server
 from llmkube.programs.config.host_config import UpConfig
 from llmkube.programs.host_name import lasting_host_name
-from llmkube.programs.host_settings import (
-    host_settings,
-    own_folders,
-)
+from llmkube.programs.host_settings import host_settings, own_folders
 from llmkube.programs.informer import Followed, open_follow
 from llmkube.programs.lan_gateway import LanGateway, Listen, open_lan_gateway, run_lan_listener
 from llmkube.programs.ollama_library import ollama_here

@@ -35,10 +35,7 @@ from llmkube.k8s.label_selectors import Selector, parse_selector
 from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.host_name import address_towards, check_own_address, lasting_host_name
-from llmkube.programs.host_settings import (
-    find_llama_server,
-    host_settings,
-)
+from llmkube.programs.host_settings import find_llama_server, host_settings
 from llmkube.programs.ollama_library import ollama_here
 from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import (

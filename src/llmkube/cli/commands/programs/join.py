@@ -14,14 +14,15 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.programs.host_identity import (
+    Grant,
     Identity,
     account_of,
     agent_command,
     check_name_is_free,
     establish,
+    grant_options,
     portable,
 )
-from llmkube.cli.commands.programs.join_grant import Grant, grant_options
 from llmkube.cli.commands.programs.join_token import (
     JOIN_SECONDS,
     MAX_CHARS,

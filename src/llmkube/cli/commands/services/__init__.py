@@ -1,4 +1,4 @@
-"""Commands that write and read InferenceServices and Models, one module each; objects has status, scale, restart and delete.
+"""Commands that write and read InferenceServices and Models; objects has status, scale, restart and delete, ps queue.
 
 arrival          the wait until a service is ready, and what Ctrl-C says
 field_flags      flags made from the fields of the CRDs

@@ -23,7 +23,6 @@ from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
 from llmkube.cli.view.describe import without_effect
-from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import flowing
 from llmkube.k8s.crd.inferenceservice import POD_RUNTIMES, InferenceService
@@ -111,7 +110,6 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
             )
             await _wait(cluster, key, applied, timeout, replicas=order.replicas)
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         run_against(where, action, changes=not dry_run)
 

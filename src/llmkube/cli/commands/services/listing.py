@@ -1,7 +1,6 @@
 """`llmkube list`: Models and InferenceServices as tables, as data, once or for as long as one looks."""
 
 import datetime
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +81,7 @@ def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> N
         page = _page(kinds, cluster, where, form)
         with answering():
             await page.fetch(cluster)  # a server that is not there is an error now, and an interruption later
-        rng = random.Random()  # noqa: S311 - jitter of reconnects
-        async with open_follow(cluster.client, rng, namespace=page.namespace) as followed:
+        async with open_follow(cluster.client, namespace=page.namespace) as followed:
             if form in {"", "wide"} and is_terminal():
 
                 async def text() -> str:  # noqa: ASYNC124 - the same shape as that of `status`, which asks further

@@ -4,6 +4,7 @@ import codecs
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import is_full
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
-from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
+from llmkube.cli.commands.services.tail import copy_log
 from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import cluster_options
@@ -165,21 +166,8 @@ def _tell(line: str) -> None:
 
 
 def _print_file(path: Path, follow: bool, lines: int | None) -> None:
-    write = _writer()
-
-    async def copy() -> None:
-        async with open_log(path, lines) as log:
-            while True:
-                piece = await trio.to_thread.run_sync(log.take)
-                if piece:
-                    write(piece)
-                elif follow:
-                    await trio.sleep(POLL_SECONDS)
-                else:
-                    return
-
     try:
-        trio.run(copy)
+        trio.run(partial(copy_log, path, lines, _writer(), follow=follow))
     except OSError as exc:
         if isinstance(exc, BrokenPipeError) or is_full(exc):
             raise  # that was not the log

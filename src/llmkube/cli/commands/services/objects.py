@@ -1,7 +1,6 @@
 """`llmkube status`, `scale` and `delete`: what most people need of kubectl, for our two kinds."""
 
 import contextlib
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         key = Key(cluster.namespace, target.name)
         with answering():
             await existing(cluster.client, target, key)
-        rng = random.Random()  # noqa: S311 - jitter of reconnects
-        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+        async with open_follow(cluster.client, namespace=key.namespace) as followed:
             watcher = _StatusWatch(cluster, followed, target, key, form, folders)
             if form in {"", "wide"} and is_terminal():
                 await show_in_place(followed.changed, watcher.text)
@@ -203,7 +201,7 @@ async def _wait_gone(cluster: Cluster, going: Sequence[tuple[Target, Key, str]],
     left = list(going)
     with trio.move_on_after(seconds):
         namespace = cluster.namespace
-        async with open_follow(cluster.client, random.Random(), namespace=namespace) as followed:  # noqa: S311 - jitter
+        async with open_follow(cluster.client, namespace=namespace) as followed:
             while True:
                 version = followed.changed.version
                 left = [each for each in going if _is_there(followed, *each)]
@@ -317,6 +315,5 @@ def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
             await arrive(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
         click.echo(f"InferenceService {key} {'was restarted' if wait else 'restarts'}")
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         run_against(where, action, changes=True)

@@ -1,6 +1,5 @@
 """`llmkube pull`: a Model, and its file where it will be served."""
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from llmkube.cli.commands.services.source_name import looks_like_source, name_fo
 from llmkube.cli.complete import files
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
-from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Host, find_hosts
 from llmkube.cli.view.output import flowing, printable
 from llmkube.k8s.crd.model import Model
@@ -93,7 +91,6 @@ def pull(
             click.echo(f"Model {key} is Ready")
         return on_hosts
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         fetch_here = run_against(where, action, changes=True)
     if fetch_here:
@@ -111,10 +108,9 @@ def _names(hosts: Sequence[Host], accelerator: str) -> str:
 
 
 async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
-    rng = random.Random()  # noqa: S311 - jitter of reconnects
     said = ""
     with trio.move_on_after(seconds):
-        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+        async with open_follow(cluster.client, namespace=key.namespace) as followed:
             while True:
                 version = followed.changed.version
                 model = followed.models.get(key)

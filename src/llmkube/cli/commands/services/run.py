@@ -14,7 +14,6 @@ from llmkube.cli.commands.services.source_name import looks_like_source, name_fo
 from llmkube.cli.complete import catalog_or_services
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
-from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.output import shown_source
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -85,7 +84,6 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
         await arrive(cluster, key, seconds)
         return True
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         return run_against(where, action)
 

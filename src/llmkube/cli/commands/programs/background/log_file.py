@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Final, Never
 
@@ -9,7 +10,7 @@ import click
 import structlog
 import trio
 
-from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
+from llmkube.cli.commands.services.tail import copy_log
 from llmkube.cli.view.output import printable
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.supervisor.engine.logfile import rotate
@@ -30,18 +31,10 @@ def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) ->
     if not log.is_file():
         raise CommandError(f"there is no {log}: {written_by}", ExitCode.NOT_FOUND)
 
-    async def copy() -> None:
-        async with open_log(log, lines) as file:
-            while True:
-                piece = await trio.to_thread.run_sync(file.take)
-                if piece:
-                    click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
-                elif follow:
-                    await trio.sleep(POLL_SECONDS)
-                else:
-                    return
+    def write(piece: bytes) -> None:
+        click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
 
-    trio.run(copy)
+    trio.run(partial(copy_log, log, lines, write, follow=follow))
 
 
 def last_lines(log: Path, begin: int, count: int) -> str:
