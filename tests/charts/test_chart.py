@@ -36,7 +36,7 @@ from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
 from llmkube.programs.config.tables import ALLOWANCES
-from llmkube.runtimes.container.images import parse_overrides
+from llmkube.runtimes.registry import parse_image_overrides
 from llmkube.supervisor.service.endpoint_objects import service_manifest
 
 pytestmark = pytest.mark.ci
@@ -242,7 +242,7 @@ def test_services_on_cpus_get_an_image_of_ours(changes, image):
     given = engine_images("--set", changes)
     assert given["llamacpp-cpu"] == image
     assert "llamacpp" not in given
-    assert parse_overrides(given) == given
+    assert parse_image_overrides(given) == given
 
 
 @pytest.mark.parametrize(

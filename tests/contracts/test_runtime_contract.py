@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from contracts.check_runtime import check_runtime
-from llmkube.k8s.crd.pairing import READS
+from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.runtimes.container import plugins
 from llmkube.runtimes.container.builder import Runtime
 from llmkube.runtimes.container.container_plan import Probes
@@ -17,7 +17,7 @@ from plugin_packages import example_installed
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_runtime_keeps_its_promises(name):
     """Each built-in runtime is pure, shows no secret, has one port, and hears or reports every field."""
-    check_runtime(name, weights_format=READS[name][0])
+    check_runtime(name, weights_format=RUNTIMES[name].reads[0])
 
 
 def test_the_example_plugin_keeps_the_same_promises(tmp_path):

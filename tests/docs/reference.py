@@ -1,4 +1,4 @@
-"""Write the reference pages that are made from code: docs/cli.md, config.md, metrics.md and reasons.md.
+"""Write what pages have from code: docs/cli.md, config.md, metrics.md, reasons.md, and a table of engines.md.
 
 Commands come from the parser, keys of `config.toml` from the classes of settings, metrics from the collectors, reasons
 from `k8s/wire/reasons.py`. `make reference` runs this module.
@@ -20,11 +20,13 @@ from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.base.settings import Setting, settings_of
 from llmkube.cli.main import SUBJECTS, cli
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
+from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.config.tables import TABLES
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.memory.view import MemoryView
@@ -36,6 +38,7 @@ from llmkube.supervisor.power.meter import PowerView
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 _WIDTH = 100
+_ENGINES = re.compile(r"(?<=\| keys \|\n\|---\|---\|---\|---\|---\|\n)(?:\|.*\n)+")
 
 CLI_HEAD = """\
 # Commands
@@ -94,7 +97,27 @@ def pages() -> dict[Path, str]:
         DOCS / "config.md": CONFIG_HEAD + "".join(_tables()),
         DOCS / "metrics.md": METRICS_HEAD + "".join(_metrics()),
         DOCS / "reasons.md": REASONS_HEAD + "".join(_reasons()),
+        DOCS / "engines.md": _ENGINES.sub(lambda _: "".join(_engines()), (DOCS / "engines.md").read_text("utf-8")),
     }
+
+
+def _engines() -> Iterator[str]:
+    """Yield a row of the table for each runtime of hosts."""
+    for runtime in HOST_RUNTIMES.values():
+        facts = RUNTIMES[runtime.name]
+        where = "every host"
+        if facts.hardware:
+            where = "Macs; with `accelerator: cpu` also Linux" if "cpu" in facts.hardware else "Macs (`metal`)"
+        named = f", `{runtime.program.setting} PATH`" if runtime.program.setting else ""
+        yield _row(
+            (
+                ", ".join(f"`{name}`" for name in (runtime.name, *runtime.further_names)),
+                f"`{runtime.program.command}`{named}",
+                ", ".join(f"`{each}`" for each in facts.hosts),
+                where,
+                f"asked by {runtime.keys_asked_by}",
+            )
+        )
 
 
 def commands() -> Iterator[tuple[str, click.Command, click.Context]]:

@@ -1,6 +1,6 @@
 """`omlx serve` of its documented API, as a process: it finds the models in a folder, and holds real memory for them.
 
-Its API is that of `tests/programs/daemon_engine/omlx/fake_omlx.py`. What a test tells it is in the folder of its
+Its API is that of `tests/programs/daemon_engine/fake_omlx.py`. What a test tells it is in the folder of its
 `FAKE_OMLX`: a file `lies` has it keep memory that it says it has given back.
 """
 
@@ -16,7 +16,7 @@ sys.path.insert(0, str(TESTS))
 import trio  # noqa: E402
 
 from llmkube.base.http.server import run_server  # noqa: E402
-from programs.daemon_engine.omlx.fake_omlx import FakeOmlx  # noqa: E402
+from programs.daemon_engine.fake_omlx import FakeOmlx  # noqa: E402
 
 SIZE = 96 * 1024**2
 """What a model takes."""

@@ -22,8 +22,8 @@ from free_ports import free_port
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.programs.daemon_engine.ollama import program
-from llmkube.programs.daemon_engine.ollama.runners import kind_of
+from llmkube.programs.daemon_engine import ollama_program as front
+from llmkube.programs.daemon_engine.processes import kind_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.soak]
 
@@ -53,7 +53,7 @@ def environ(tmp_path):
 def engine(ollama, environ, tmp_path):
     """An engine of ours, with its key; and a way to ask it."""
     flags = ("--ollama", ollama, "--model", DEMO, "--ctx-size", 512, "--n-gpu-layers", 0)
-    return running_engine(program, "demo", *flags, environ=environ, folder=tmp_path)
+    return running_engine(front, "demo", *flags, environ=environ, folder=tmp_path)
 
 
 def runners(folder):

@@ -17,7 +17,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from programs.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, FakeDaemon, shown_header
+from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, FakeDaemon, shown_header
 from waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]

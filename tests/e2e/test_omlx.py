@@ -17,7 +17,7 @@ from e2e.daemon_lab import ready, running, running_engine
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.programs.daemon_engine.omlx import program
+from llmkube.programs.daemon_engine import omlx_program as front
 from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host.this_machine import footprints_here
@@ -48,7 +48,7 @@ def environ(tmp_path):
 def engine(folder, environ, tmp_path, *further):
     """An engine of ours, with its key; and a way to ask it."""
     flags = ("--omlx", omlx_program.install(tmp_path), "--model", folder, "--ctx-size", 512, *further)
-    return running_engine(program, "tiny", *flags, environ=environ, folder=tmp_path)
+    return running_engine(front, "tiny", *flags, environ=environ, folder=tmp_path)
 
 
 @asynccontextmanager

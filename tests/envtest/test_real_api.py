@@ -31,8 +31,8 @@ from llmkube.supervisor.cluster.status import OF_SERVICE, model_status, service_
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.service.endpoint_objects import endpoints_manifest, service_manifest, slice_manifest
-from llmkube.weights.download.fetch import WeightsFile
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
 
 pytestmark = pytest.mark.envtest
 

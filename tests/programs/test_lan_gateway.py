@@ -11,11 +11,13 @@ import structlog.testing
 import trio
 
 from free_ports import free_port
+from http_lab import head_of
 from llmkube.base.errors import UserError
 from llmkube.programs.config.host_config import UpConfig
 from llmkube.programs.lan_gateway import (
     LOOK_SECONDS,
     Listen,
+    lan_judge,
     listen_settings,
     open_lan_gateway,
     parse_listen,
@@ -24,6 +26,7 @@ from llmkube.programs.lan_gateway import (
 from llmkube.programs.program import open_port
 
 HERE = "127.0.0.1"
+CHAT = "/v1/chat/completions"
 
 
 def is_open(number):
@@ -270,3 +273,41 @@ def test_the_owners_own_keys_count_instead(tmp_path):
     assert not (tmp_path / "listen-key").exists()
     with pytest.raises(UserError, match=r"--listen-key-file: .*/gone cannot be read \(No such file or directory\)"):
         listen_settings(attrs.evolve(LAN, listen_key_file=tmp_path / "gone"), lambda: OWN)
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "status"),
+    [
+        (CHAT, "Authorization: Bearer right\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: http://192.168.1.9\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: https://evil.example\r\n", 403),
+        (CHAT, "Authorization: Bearer wrong\r\n", 401),
+        (CHAT, "", 401),
+        ("/health", "", None),
+        ("/health?x=1", "", None),
+        ("/health", "Content-Length: 5\r\n", 401),
+        ("/health/", "", 401),
+        ("/health/../v1/models", "", 401),
+        ("//health", "", 401),
+        ("/v1/models", "", 401),
+        ("/", "", 401),
+        ("/health", "Origin: https://evil.example\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\nAccess-Control-Request-Method: POST\r\n", None),
+        (CHAT, "OPTIONS Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\n", 401),
+        (CHAT, "OPTIONS Access-Control-Request-Method: POST\r\n", 401),
+        (CHAT, "OPTIONS Origin: http://a.lan\r\nAccess-Control-Request-Method: GET\r\nContent-Length: 5\r\n", 401),
+    ],
+)
+def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
+    """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
+    method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
+    refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
+    assert (refusal and refusal.status) == status
+
+
+def test_where_there_is_no_key_none_is_right():
+    """A judge without keys lets no other machine in, and not all of them."""
+    judge = lan_judge([])
+    for lines in ("", "Authorization: Bearer \r\n", "X-Api-Key: \r\n", "X-Api-Key: x\r\n"):
+        assert judge(head_of(CHAT, lines), "192.168.1.7").status == 401

@@ -8,9 +8,9 @@ import pytest
 import trio
 
 from gguf_corpus import DEMO
-from llmkube.programs.daemon_engine.ollama import pull_room
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.pull_room import free_near
+from llmkube.programs.daemon_engine import ollama_weights
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_weights import free_near
 from llmkube.programs.ollama_library import OllamaLibrary, ollama_here
 from llmkube.weights.errors import (
     FetchError,
@@ -22,7 +22,7 @@ from llmkube.weights.errors import (
 )
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.ollama_model import AllowedModels, OllamaModel
-from programs.daemon_engine.ollama.fake_daemon import (
+from programs.daemon_engine.fake_ollama import (
     LIBRARY_BLOB,
     URL,
     FakeDaemon,
@@ -31,7 +31,7 @@ from programs.daemon_engine.ollama.fake_daemon import (
     breaks_off,
     shown_header,
 )
-from programs.daemon_engine.ollama.test_program import playing
+from programs.daemon_engine.test_ollama_program import playing
 
 TINY = OllamaModel("tiny:latest")
 
@@ -243,7 +243,7 @@ async def test_a_folder_that_is_not_there_yet_is_measured_by_the_one_above(tmp_p
 
 def counts_the_largest(self, text, done, total):
     self.needed_bytes = max(self.needed_bytes, total)
-    pull_room.refuse_too_much(self.folder, self.needed_bytes, self.free_bytes)
+    ollama_weights.refuse_too_much(self.folder, self.needed_bytes, self.free_bytes)
 
 
 allowed = test_what_its_owner_does_not_allow_is_neither_pulled_nor_served
@@ -251,15 +251,15 @@ fits = test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known
 
 BUGS = {
     "what does not fit is pulled": (
-        *(pull_room, "refuse_too_much", lambda *_: None),
+        *(ollama_weights, "refuse_too_much", lambda *_: None),
         partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
     ),
     "nothing stays free": (
-        *(pull_room, "margin_of", lambda _: 0),
+        *(ollama_weights, "margin_of", lambda _: 0),
         partial(fits, layers=[100 * MIB], free=104 * MIB, refused=True),
     ),
     "files are not added up": (
-        *(pull_room.PullRoom, "take", counts_the_largest),
+        *(ollama_weights.PullRoom, "take", counts_the_largest),
         partial(fits, layers=[100 * MIB, 10 * MIB], free=113 * MIB, refused=True),
     ),
     "all models are allowed": (AllowedModels, "admits", lambda *_: True, allowed),

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from llmkube.k8s.codec import decode
-from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import HOST_ENGINES
+from llmkube.k8s.crd.pairing import HOST_ENGINES, RUNTIMES
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
 
@@ -40,7 +40,7 @@ def test_llamacpp_runs_on_a_host_under_both_names(runtime):
     assert plan(runtime).digest == plan("llamacpp").digest
 
 
-@pytest.mark.parametrize("runtime", sorted({*POD_RUNTIMES, *HOST_RUNTIMES} - {*HOST_ENGINES}))
+@pytest.mark.parametrize("runtime", sorted({*RUNTIMES} - {*HOST_ENGINES}))
 def test_every_other_runtime_is_refused_by_name(runtime):
     """A runtime that the schema admits and no host can run is refused with its field, before and after the download."""
     for refuse in (lambda: check(service(runtime), MODEL), lambda: plan(runtime)):

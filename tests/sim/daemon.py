@@ -19,7 +19,7 @@ from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
 from llmkube.programs.daemon_engine.keeper import GivenUpError
 from llmkube.programs.daemon_engine.model_lock import AGAIN_SECONDS, Unshared
-from llmkube.programs.daemon_engine.server_process import NoDaemonError, NoStarter, Server
+from llmkube.programs.daemon_engine.server import NoDaemonError, NoStarter, Server
 from llmkube.programs.daemon_engine.serving import kept
 
 OWN_PORT = 50_000

@@ -6,14 +6,13 @@ from contextlib import asynccontextmanager
 
 import attrs
 
-from llmkube.programs.daemon_engine.ollama import program
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.model import OllamaModel
-from llmkube.programs.daemon_engine.ollama.options import parse
-from llmkube.programs.daemon_engine.ollama.witness import Witness
-from llmkube.programs.daemon_engine.server_process import borrowed_or_own
+from llmkube.programs.daemon_engine import ollama_program
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
+from llmkube.programs.daemon_engine.ollama_program import parse
+from llmkube.programs.daemon_engine.server import borrowed_or_own
 from llmkube.runtimes.process import ollama
-from programs.daemon_engine.ollama.fake_daemon import FakeDaemon
+from programs.daemon_engine.fake_ollama import FakeDaemon
 from sim.daemon import LOAD_SECONDS, Held
 
 FOREIGN_FILE = "sha256-" + 64 * "0"
@@ -41,7 +40,7 @@ class Ollama:
     """An `Engine` (which see)."""
 
     runtime: str = ollama.NAME
-    module: str = program.__name__
+    module: str = ollama_program.__name__
     port: int = 11434
 
     def parse(self, argv):

@@ -8,12 +8,11 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmkube.programs.daemon_engine.omlx import program
-from llmkube.programs.daemon_engine.omlx.daemon_process import link_name
-from llmkube.programs.daemon_engine.omlx.options import parse
-from llmkube.programs.daemon_engine.omlx.program import Outside, opened_model
+from llmkube.programs.daemon_engine import omlx_program
+from llmkube.programs.daemon_engine.omlx_program import Outside, opened_model, parse
+from llmkube.programs.daemon_engine.omlx_server import link_name
 from llmkube.runtimes.process import omlx
-from programs.daemon_engine.omlx.fake_omlx import GIB, FakeOmlx
+from programs.daemon_engine.fake_omlx import GIB, FakeOmlx
 from sim.daemon import LOAD_SECONDS, Held
 
 FOREIGN_FOLDER = "/Volumes/usb/foreign"
@@ -37,7 +36,7 @@ class Omlx:
     """
 
     runtime: str = omlx.NAME
-    module: str = program.__name__
+    module: str = omlx_program.__name__
     port: int = 8000
     folders: dict = attrs.field(
         factory=lambda: {

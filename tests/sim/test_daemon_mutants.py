@@ -9,15 +9,11 @@ import pytest
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.programs.daemon_engine import keeping, unloading
+from llmkube.programs.daemon_engine import keeping, ollama_model, omlx_model
 from llmkube.programs.daemon_engine.keeper import LAST_SECONDS, Keeper
-from llmkube.programs.daemon_engine.ollama import witness as ollama_witness
-from llmkube.programs.daemon_engine.ollama.model import OllamaModel
-from llmkube.programs.daemon_engine.omlx import account as omlx_account
-from llmkube.programs.daemon_engine.omlx import model as omlx_model
-from llmkube.programs.daemon_engine.omlx.model import OmlxModel
-from llmkube.programs.daemon_engine.seen import Seen
-from llmkube.programs.daemon_engine.steps import Act, Step
+from llmkube.programs.daemon_engine.keeping import Act, Seen, Step
+from llmkube.programs.daemon_engine.ollama_model import OllamaModel
+from llmkube.programs.daemon_engine.omlx_model import OmlxModel
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import need
 from llmkube.supervisor.service import attempt, leftover
@@ -189,7 +185,7 @@ MUTANTS = {
     },
     **{
         f"an engine ends without unloading its model from {runtime}": (
-            unloading,
+            keeping,
             "unload",
             lambda seen, since, asked_at, now: Step(Act.DONE),
             acts(ON[runtime], (100.0, "delete")),
@@ -199,9 +195,9 @@ MUTANTS = {
     },
     **{
         f"the owner's {runtime} is ended like one of ours": (
-            unloading,
+            keeping,
             "unload",
-            as_if_ours(unloading.unload),
+            as_if_ours(keeping.unload),
             acts(ON[runtime], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
             "needless",
         )
@@ -359,9 +355,9 @@ CAUGHT = {
     },
     **{
         f"under pressure, {runtime}'s word that it has unloaded is believed": (
-            unloading,
+            keeping,
             "unload",
-            done_when_asked(unloading.unload),
+            done_when_asked(keeping.unload),
             partial(pressed.test_said_unloaded_and_was_not_takes_the_next_victim, None, runtime),
         )
         for runtime in RUNTIMES
@@ -376,13 +372,13 @@ CAUGHT = {
         for runtime, model in (("ollama", OllamaModel), ("omlx", OmlxModel))
     },
     "under pressure, the processes of an Ollama that has restarted are not looked at again": (
-        ollama_witness.Witness,
+        ollama_model.Witness,
         "look_at_processes",
-        never_scans_again(ollama_witness.Witness.look_at_processes),
+        never_scans_again(ollama_model.Witness.look_at_processes),
         partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, None, "ollama"),
     ),
     "memory that comes for a model of others as ours goes is taken for ours": (
-        omlx_account,
+        omlx_model,
         "grown_by_others",
         lambda earlier, later: 0,
         partial(pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours, None),

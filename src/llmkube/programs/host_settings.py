@@ -14,12 +14,11 @@ from typing import Any
 import structlog
 
 from llmkube.base.errors import UserError
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs import engine_proxy
 from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
-from llmkube.programs.daemon_engine.ollama import program as ollama_program
-from llmkube.programs.daemon_engine.omlx import program as omlx_program
-from llmkube.programs.daemon_engine.omlx.options import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
+from llmkube.programs.daemon_engine import ollama_program, omlx_program
+from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.runtimes.allowances import Allowances, parse_allowances
 from llmkube.runtimes.llama_verdicts import OURS
 from llmkube.runtimes.process.host_runtime import Program
@@ -94,17 +93,12 @@ def further_programs(config: HostConfig, *, search_path: str | None = None) -> d
         UserError: One of them is not there or not executable.
     """
     path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
-    named = {
-        MLX_RUNTIME: config.mlx_server,
-        "vllm-metal": config.vllm_metal,
-        "ollama": config.ollama,
-        OMLX: config.omlx_bin,
-    }
-    return {
-        runtime: str(_chosen(chosen, path, HOST_RUNTIMES[runtime].program))
-        for runtime, chosen in named.items()
-        if chosen is not None
-    }
+    named = {}
+    for name, runtime in HOST_RUNTIMES.items():
+        chosen: Path | None = getattr(config, runtime.program.setting.removeprefix("--").replace("-", "_"), None)
+        if name != DEFAULT_RUNTIME and chosen is not None:
+            named[name] = str(_chosen(chosen, path, runtime.program))
+    return named
 
 
 def engine_settings(config: HostConfig, *, search_path: str | None = None) -> dict[str, Any]:

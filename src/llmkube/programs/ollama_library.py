@@ -13,10 +13,10 @@ import orjson
 import trio
 
 from llmkube.base.http.client import HttpClient
-from llmkube.programs.daemon_engine.daemon_http import DaemonError
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama.options import DaemonAddressError, daemon_url, refuse_elsewhere
-from llmkube.programs.daemon_engine.ollama.pull_room import Free, free_near, measured, pull_within, refuse_too_much
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_program import DaemonAddressError, daemon_url, refuse_elsewhere
+from llmkube.programs.daemon_engine.ollama_weights import Free, free_near, measured, pull_within, refuse_too_much
+from llmkube.programs.daemon_engine.server import DaemonError
 from llmkube.weights.download.progress import OnProgress, Progress, Rate, Stage
 from llmkube.weights.errors import (
     FetchError,
@@ -26,8 +26,8 @@ from llmkube.weights.errors import (
     SourceRefusedError,
     WeightsError,
 )
-from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.formats.ollama_show import KeptModel, read_show
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, AllowedModels, OllamaModel
 from llmkube.weights.store.blobs import WeightsFile
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.weights.estimate.sizing import Demand
+from llmkube.weights.estimate.demand import Demand
 
 
 class PlanError(UserError):

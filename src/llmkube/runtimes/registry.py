@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import attrs
 
+from llmkube.base.errors import UserError
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model, ModelSpec
-from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, READS, pod_mismatch
+from llmkube.k8s.crd.pairing import METAL, MLX_RUNTIME, RUNTIMES, pod_mismatch
 from llmkube.k8s.fields import changed_paths
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flags_in, texts_in
@@ -25,7 +26,7 @@ from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.plan import LaunchPlan, PlanError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, host_runtime_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 _LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
 LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.further_names)
@@ -53,8 +54,13 @@ _FORMAT_FIELD: Final = "Model.spec.format"
 # What every path takes into account before it plans
 _ALWAYS: Final = ("spec.modelRef", _RUNTIME_FIELD, _FORMAT_FIELD, "Model.spec.quantization")
 
-_ASKING: Final = ("llamacpp", "llamacpp-router", "vllm", "tgi", "sglang", "ollama")
-"""The runtimes that can stand behind what asks for keys: each has one port, which speaks HTTP."""
+IMAGES: Final[Mapping[str, str]] = {
+    f"{runtime.name}-{stack}" if stack else runtime.name: image
+    for runtime in BUILT_IN.values()
+    for stack, image in runtime.images.items()
+    if not runtime.image_key
+}
+"""Our images by runtime and compute stack, as an operator names others."""
 
 _NO_IMAGES: Final = Images()
 _NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -111,6 +117,20 @@ def runtime_named(name: str) -> Runtime:
     return runtime
 
 
+def parse_image_overrides(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Return an operator's images by the keys of `IMAGES`, or by a runtime's name for all of its stacks.
+
+    Raises:
+        UserError: A key is neither.
+    """
+    known = {*IMAGES, *(runtime.name for runtime in BUILT_IN.values() if not runtime.images)}
+    for key in given:
+        if key not in known:
+            raise UserError(f"{key!r} is no engine of ours: use one of {', '.join(sorted(known))}",
+                            field="--engine-image")  # fmt: skip
+    return dict(given)
+
+
 def container_plan_for(
     isvc: InferenceService,
     model: Model,
@@ -162,9 +182,10 @@ def container_plan_for(
         raise PlanError(f"{runtime.name} counts nothing that it could scale on: name a metric",
                         field="spec.autoscaling.metrics")  # fmt: skip
     if isvc.spec.api_key_secret_ref is not None and not _asks_everywhere(plan):
+        asking = ", ".join(each.name for each in BUILT_IN.values() if each.asks_keys)
         raise PlanError(
             f"{runtime.name} can be reached past what asks clients for their keys: leave this out and restrict who "
-            f"reaches its pods (NetworkPolicy), or use {', '.join(_ASKING)}",
+            f"reaches its pods (NetworkPolicy), or use {asking}",
             field=KEYS_FIELD,
         )
     paths = (*changed_paths(isvc.spec, "spec"), *given, *changed_paths(model.spec, "Model.spec"))
@@ -189,8 +210,8 @@ def _asks_everywhere(plan: ContainerPlan) -> bool:
 
 def _check_format(runtime: Runtime, isvc: InferenceService, model: ModelSpec) -> None:
     brings_weights = runtime.fetches(isvc.spec, model)
-    if runtime.name in READS:
-        name = isvc.spec.runtime if isvc.spec.runtime in READS else runtime.name
+    if runtime.name in RUNTIMES:
+        name = isvc.spec.runtime if isvc.spec.runtime in RUNTIMES else runtime.name
         problem = pod_mismatch(name, model.format, model.hardware.accelerator, brings_weights=brings_weights)
     else:
         readable = model.format in runtime.reads or brings_weights

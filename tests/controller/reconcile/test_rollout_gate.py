@@ -16,7 +16,8 @@ from llmkube.controller.render.labels import RESTARTED
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment
-from llmkube.runtimes.container.images import PINNED, Images
+from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.registry import IMAGES as PINNED
 
 IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
 BUSY = IDLE.replace("processing 0", "processing 1")

@@ -7,7 +7,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.bundled_engine import llama_params
 from llmkube.runtimes.container.bundled_engine import FLAGS
-from llmkube.runtimes.container.images import PINNED, Images
+from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.registry import IMAGES as PINNED
 from llmkube.runtimes.registry import container_plan_for
 
 BUNDLED = "registry.example.com/llmkube-llama:1"

@@ -1,11 +1,12 @@
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.runtimes.container.images import PINNED, Images, parse_overrides
+from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.registry import BUILT_IN, IMAGES, parse_image_overrides
 
 
-@pytest.mark.parametrize("image", PINNED.values(), ids=list(PINNED))
+@pytest.mark.parametrize("image", IMAGES.values(), ids=list(IMAGES))
 def test_every_image_of_ours_is_pinned(image):
     """A restart never brings another engine: each has a tag, and none of the moving ones."""
     tag = image.rpartition(":")[2]
@@ -15,8 +16,8 @@ def test_every_image_of_ours_is_pinned(image):
 
 def test_nvidia_gets_cuda_13_and_a_cpu_gets_no_cuda():
     """llama.cpp's image suits the newest cards, and is small where there is none."""
-    assert "cuda13" in Images().choose("llamacpp", "cuda")
-    assert "cuda" not in Images().choose("llamacpp", "")
+    assert "cuda13" in IMAGES["llamacpp-cuda"]
+    assert "cuda" not in IMAGES["llamacpp"]
 
 
 @pytest.mark.parametrize(
@@ -24,27 +25,30 @@ def test_nvidia_gets_cuda_13_and_a_cpu_gets_no_cuda():
     [
         (Images({"llamacpp": "a"}), "llamacpp", "cuda", "a"),
         (Images({"llamacpp": "a", "llamacpp-cuda": "b"}), "llamacpp", "cuda", "b"),
-        (Images({"llamacpp-cuda": "b"}), "llamacpp", "", PINNED["llamacpp"]),
+        (Images({"llamacpp-cuda": "b"}), "llamacpp", "", IMAGES["llamacpp"]),
         (Images({"tgi": "a"}, registry="r"), "tgi", "rocm", "a"),
-        (Images(registry="r.local:5000/m/"), "vllm", "cuda", f"r.local:5000/m/{PINNED['vllm']}"),
+        (Images(registry="r.local:5000/m/"), "vllm", "cuda", f"r.local:5000/m/{IMAGES['vllm']}"),
         (Images(registry="r.local"), "tgi", "cuda", "r.local/huggingface/text-generation-inference:3.3.7"),
     ],
 )
 def test_an_operators_word_wins_and_a_mirror_keeps_the_path(images, runtime, stack, chosen):
     """The nearest override is taken as it is; a registry replaces the registry of ours, and nothing else."""
-    assert images.choose(runtime, stack) == chosen
+    assert images.choose(runtime, stack, BUILT_IN[runtime].images.get(stack, "")) == chosen
 
 
 @pytest.mark.parametrize(("runtime", "stack"), [("generic", ""), ("personaplex", "cuda"), ("vllm", "rocm")])
 def test_where_there_is_no_image_the_user_has_to_name_one(runtime, stack):
     """Nothing is guessed: the message names the field."""
     with pytest.raises(PlanError, match="name one") as refused:
-        Images().choose(runtime, stack)
+        Images().choose(runtime, stack, BUILT_IN[runtime].images.get(stack, ""))
     assert refused.value.field == "spec.image"
 
 
 def test_an_image_for_what_is_no_runtime_is_refused():
     """A slip of the pen would otherwise change nothing, without a word."""
-    assert parse_overrides({"vllm": "mine/vllm:1", "llamacpp-cuda": "x", "personaplex": "y"})["vllm"] == "mine/vllm:1"
+    assert (
+        parse_image_overrides({"vllm": "mine/vllm:1", "llamacpp-cuda": "x", "personaplex": "y"})["vllm"]
+        == "mine/vllm:1"
+    )
     with pytest.raises(UserError, match="'vlm' is no engine of ours"):
-        parse_overrides({"vlm": "x"})
+        parse_image_overrides({"vlm": "x"})

@@ -10,7 +10,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.container.container_plan import ContainerPlan, MountPaths
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 
 def model(status=None, **spec):
@@ -40,7 +40,7 @@ def test_llama_server_is_llamacpp_in_a_pod():
     [
         (model(hardware={"accelerator": "metal"}), "llamacpp", "Model.spec.hardware.accelerator", "served by hosts"),
         (model(), "omlx", "spec.runtime", "does not run in pods"),
-        (model(), "nonsense", "spec.runtime", "use one of generic, llamacpp"),
+        (model(), "nonsense", "spec.runtime", "use one of generic, .*llamacpp"),
         (model(format="mlx"), "llamacpp", "Model.spec.format", "llamacpp reads gguf, not mlx"),
         (model(format="mlx"), "generic", "Model.spec.format", "spec.runtime to mlx-lm"),
         (model(source="nonsense"), "llamacpp", "Model.spec.source", "use builtin"),

@@ -1,7 +1,7 @@
 import pytest
 
 from llmkube.runtimes.process.buffers import parse_buffer, reported
-from llmkube.weights.estimate.sizing import Component, Place
+from llmkube.weights.estimate.demand import Component, Place
 
 LOG = """
 0.00.004.456 I load_tensors: loading model tensors, this can take a while... (load_mode = mmap)

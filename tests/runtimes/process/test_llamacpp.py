@@ -11,7 +11,7 @@ from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process.llamacpp import check, mode_of, plan
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 from model_shapes import decoder
 

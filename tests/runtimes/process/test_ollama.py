@@ -3,9 +3,10 @@
 import pytest
 
 from llmkube.k8s.codec import decode
-from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import FORMATS, Model
-from llmkube.programs.daemon_engine.ollama.options import parse
+from llmkube.k8s.crd.pairing import RUNTIMES
+from llmkube.programs.daemon_engine.ollama_program import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import ollama
 from llmkube.runtimes.process.exits import ExitCause, classify
@@ -59,7 +60,7 @@ def test_a_model_of_the_library_is_named_and_no_file_is_given():
 
 @pytest.mark.parametrize("accelerator", ["cpu", "metal", "cuda"])
 @pytest.mark.parametrize("weights", FORMATS)
-@pytest.mark.parametrize("runtime", sorted({*POD_RUNTIMES, *HOST_RUNTIMES} - {"ollama"}))
+@pytest.mark.parametrize("runtime", sorted({*RUNTIMES} - {"ollama"}))
 def test_another_engine_does_not_get_a_model_of_the_library(runtime, weights, accelerator):
     """With field, value and a way out that is one, before anything is pulled: who follows it is served."""
     of = {"source": "ollama://llama3.2", "format": weights, "hardware": {"accelerator": accelerator}}

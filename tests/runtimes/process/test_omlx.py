@@ -7,7 +7,7 @@ import pytest
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.daemon_engine.omlx.options import parse
+from llmkube.programs.daemon_engine.omlx_program import parse
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process import omlx
 from llmkube.runtimes.process.exits import ExitCause, classify

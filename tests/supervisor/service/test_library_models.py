@@ -6,12 +6,12 @@ import pytest
 import trio
 
 from gguf_corpus import DEMO
-from llmkube.programs.daemon_engine.ollama.daemon_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
 from llmkube.programs.ollama_library import OllamaLibrary
 from llmkube.supervisor.local import LocalWeights
 from llmkube.weights.ollama_model import AllowedModels
-from programs.daemon_engine.ollama.fake_daemon import LIBRARY_BLOB, URL, FakeDaemon, answers, blob_of, shown_header
-from programs.daemon_engine.ollama.test_program import playing
+from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, URL, FakeDaemon, answers, blob_of, shown_header
+from programs.daemon_engine.test_ollama_program import playing
 from sim.machine import Machine
 from sim.world import open_world
 

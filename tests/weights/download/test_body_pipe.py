@@ -12,7 +12,7 @@ import trio.testing
 
 from llmkube.weights.download.body_pipe import DiskWriter, RingBuffer
 from llmkube.weights.download.guarded_transport import open_transport_with
-from llmkube.weights.download.retry import Dependencies, DownloadLimits, OriginPauses
+from llmkube.weights.download.retry import Dependencies, DownloadLimits
 from llmkube.weights.errors import FetchError, NoSpaceError
 from llmkube.weights.http_responses import Validator
 from llmkube.weights.store import partial as partial_module
@@ -161,7 +161,7 @@ def writer_of(partial, ring, *, counted=lambda _: None, run_sync=None):
     run_sync = run_sync or in_threads(trio.CapacityLimiter(4))
     limits, space = DownloadLimits(checkpoint_bytes=300_000), FreeSpace(partial.path.parent)
     dependencies = Dependencies(
-        open_transport_with(), run_sync, lambda: NOW, random.Random(1), limits, space, OriginPauses()
+        open_transport_with(), lambda: NOW, random.Random(1), limits, run_sync=run_sync, space=space
     )
     return DiskWriter(dependencies, partial, ring, counted)
 

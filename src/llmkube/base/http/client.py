@@ -231,18 +231,12 @@ class HttpClient:
         """
         origin, target = _split(url)
         lines = (("Host", netloc(origin)), ("Content-Length", str(length)), ("Connection", "close"))
-        try:
-            stream = await self._connect(*origin)
-        except (OSError, *BROKEN) as exc:
-            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
+        stream = await self._open(origin)
         async with stream:
             with suppress(*BROKEN):  # the peer may have refused the body half-way: then its answer is waiting
                 await stream.send_all(encode_request_head("POST", target, Headers(lines)))
                 await write(stream.send_all)
-            try:
-                head, early = await self._receive_head(stream, origin, switching=False)
-            except MalformedError as exc:
-                raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
+            head, early = await self._receive_head(stream, origin, switching=False)
             answer = StreamedResponse(head, "POST", stream, early, origin)
             received = await _whole(answer, max_body_bytes, f"POST {url}")
         return Response(head.status, head.headers, received)
@@ -292,10 +286,7 @@ class HttpClient:
         if pooled is not None:
             with suppress(_StaleError):
                 return await self._exchange(pooled, origin, method, head, body, switching=switching, on_sent=on_sent)
-        try:
-            fresh = await self._connect(*origin)
-        except (OSError, *BROKEN) as exc:
-            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
+        fresh = await self._open(origin)
         return await self._exchange(fresh, origin, method, head, body, switching=switching, on_sent=on_sent)
 
     def keep_nowait(self, answer: StreamedResponse) -> bool:
@@ -305,6 +296,12 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close the idle connections."""
         await self.pool.aclose()
+
+    async def _open(self, origin: Origin) -> trio.abc.Stream:
+        try:
+            return await self._connect(*origin)
+        except (OSError, *BROKEN) as exc:
+            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
 
     async def _exchange(
         self,
@@ -326,12 +323,7 @@ class HttpClient:
                 sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
             if sent and on_sent is not None:
                 on_sent()
-            try:
-                answer, early = await self._receive_head(stream, origin, switching=switching)
-                if "transfer-encoding" in answer.lines and not answer.chunked:
-                    raise MalformedError(400, "the only transfer encoding here is chunked")
-            except MalformedError as exc:
-                raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
+            answer, early = await self._receive_head(stream, origin, switching=switching)
             succeeded = True
         finally:
             if not succeeded:
@@ -349,14 +341,18 @@ class HttpClient:
             raise _StaleError(str(exc)) from exc
         if not data:
             raise _StaleError(f"{netloc(origin)} closed the connection without an answer")
-        found = self._heads.response(data)
-        if found is not None:
-            return found
-        reader = FinalHeadReader(_LIMITS, switching=switching)
-        while (found := reader.feed(data)) is None:
-            data = await receive_from(stream, origin)
-            if not data:
-                raise BrokenOffError(f"{netloc(origin)} closed the connection in the head of its answer")
+        try:
+            found = self._heads.response(data)
+            if found is None:
+                reader = FinalHeadReader(_LIMITS, switching=switching)
+                while (found := reader.feed(data)) is None:
+                    data = await receive_from(stream, origin)
+                    if not data:
+                        raise BrokenOffError(f"{netloc(origin)} closed the connection in the head of its answer")
+            if "transfer-encoding" in found[0].lines and not found[0].chunked:
+                raise MalformedError(400, "the only transfer encoding here is chunked")
+        except MalformedError as exc:
+            raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
         return found
 
 

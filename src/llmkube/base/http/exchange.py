@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import Final, Protocol
 
+import attrs
 import trio
 
 from llmkube.base.http.errors import ClientGoneError
@@ -49,6 +50,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 """Answers one request; cancelled when the client goes away (half-closing counts)."""
 
 
+@attrs.define(eq=False, slots=False)  # a cached property keeps its value in the instance's dict
 class StreamExchange:
     """The `Exchange` of one request on a real stream.
 
@@ -63,29 +65,20 @@ class StreamExchange:
         peer: The address that the request comes from; "" when there is none.
     """
 
-    def __init__(
-        self,
-        head: RequestHead,
-        body: bytes,
-        stream: trio.abc.SendStream,
-        limits: Limits,
-        *,
-        scope: trio.CancelScope,
-        keep_alive: bool,
-        stamp: bytes = b"",
-        peer: str = "",
-    ) -> None:
-        self.head = head
-        self.body = body
-        self.scope = scope
-        self.begun = False
-        self.complete = False
-        self.keep_alive = keep_alive
-        self.stamp = stamp
-        self.peer = peer
-        self._stream = stream
-        self._hub_stream = stream if isinstance(stream, HubStream) else None
-        self._limits = limits
+    head: RequestHead
+    body: bytes
+    _stream: trio.abc.SendStream
+    _limits: Limits
+    scope: trio.CancelScope = attrs.field(kw_only=True)
+    keep_alive: bool = attrs.field(kw_only=True)
+    stamp: bytes = attrs.field(default=b"", kw_only=True)
+    peer: str = attrs.field(default="", kw_only=True)
+    begun: bool = attrs.field(default=False, init=False)
+    complete: bool = attrs.field(default=False, init=False)
+    _hub_stream: HubStream | None = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._hub_stream = self._stream if isinstance(self._stream, HubStream) else None
 
     @cached_property
     def request(self) -> Request:

@@ -6,7 +6,7 @@ feed), and a body is decoded separately (`bodies`). The result never depends on 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -308,19 +308,7 @@ class HeadMemory:
         Raises:
             MalformedError: Refused, with the status to answer.
         """
-        raw = self._whole(data)
-        if raw is None:
-            return None
-        key, length = _cut_length(raw)
-        head = self._requests.get(key)
-        if head is None:
-            reader = HeadReader.of_requests(self._limits)
-            reader.feed_whole(raw)
-            head = reader.request()
-            _keep(self._requests, key, head)
-        elif head.length != length:
-            head = _with_length(head, length)
-        return head, data[len(raw) :]
+        return self._find(data, self._requests, self._read_request)
 
     def response(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         """Return the head of the final answer at the beginning of these bytes and what comes after it.
@@ -328,21 +316,35 @@ class HeadMemory:
         Raises:
             MalformedError: Not an answer that this client understands.
         """
+        return self._find(data, self._responses, self._read_response)
+
+    def _find(self, data: bytes, heads: dict[bytes, _H], read: Callable[[bytes], _H | None]) -> tuple[_H, bytes] | None:
         raw = self._whole(data)
         if raw is None:
             return None
         key, length = _cut_length(raw)
-        head = self._responses.get(key)
+        head = heads.get(key)
         if head is None:
-            reader = HeadReader(httptools.HttpResponseParser, self._limits)
-            reader.feed_whole(raw)
-            head = reader.response()
-            if head.status < 200:
+            head = read(raw)
+            if head is None:
                 return None
-            _keep(self._responses, key, head)
+            if len(heads) >= MAX_KEPT_HEADS:
+                heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
+            heads[key] = head
         elif head.length != length:
             head = _with_length(head, length)
         return head, data[len(raw) :]
+
+    def _read_request(self, raw: bytes) -> RequestHead:
+        reader = HeadReader.of_requests(self._limits)
+        reader.feed_whole(raw)
+        return reader.request()
+
+    def _read_response(self, raw: bytes) -> ResponseHead | None:
+        reader = HeadReader(httptools.HttpResponseParser, self._limits)
+        reader.feed_whole(raw)
+        head = reader.response()
+        return head if head.status >= 200 else None
 
     def _whole(self, data: bytes) -> bytes | None:
         """Return a head that ends at its first empty line, with line ends that leave no doubt where that is."""
@@ -352,12 +354,6 @@ class HeadMemory:
         raw = data[: end + 4]
         clear = raw[0] not in b"\r\n" and raw.find(b"\n\n") < 0 and raw.find(b"\n\r\n") == end + 1
         return raw if clear else None
-
-
-def _keep(heads: dict[bytes, _H], key: bytes, head: _H) -> None:
-    if len(heads) >= MAX_KEPT_HEADS:
-        heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
-    heads[key] = head
 
 
 def _cut_length(raw: bytes) -> tuple[bytes, int | None]:

@@ -1,12 +1,14 @@
-"""Which engine reads which format: what a Model and a service have to agree on, and no schema of one can say.
+"""The runtimes, and which of them reads which format: what a Model and a service have to agree on.
 
-gguf goes with llama.cpp, mlx with the engines built on MLX, the rest with vLLM, TGI and their like. A generic
-container reads what it reads; only mlx is nothing for it. gguf is also the default of `spec.format`, so the user may
-not have chosen it: an engine that brings its own weights is not held to it.
+No schema of one of the two can say it. gguf goes with llama.cpp, mlx with the engines built on MLX, the rest with vLLM,
+TGI and their like. A generic container reads what it reads; only mlx is nothing for it. gguf is also the default of
+`spec.format`, so the user may not have chosen it: an engine that brings its own weights is not held to it.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
+
+import attrs
 
 from llmkube.k8s.crd.model import FORMATS
 
@@ -19,47 +21,66 @@ OMLX: Final = "omlx"
 
 _TENSORS: Final = ("safetensors", "pytorch", "custom")
 
-READS: Final[Mapping[str, tuple[str, ...]]] = {
-    DEFAULT_RUNTIME: (GGUF,),
-    "llamacpp-router": (GGUF,),
-    "llama-server": (GGUF,),
-    OMLX: (MLX,),
-    MLX_RUNTIME: (MLX, "safetensors"),
-    "vllm-metal": (MLX, "safetensors"),
-    "ollama": (GGUF, "safetensors", "custom"),
-    "vllm": _TENSORS,
-    "tgi": _TENSORS,
-    "sglang": _TENSORS,
-    "triton": _TENSORS,
-    "personaplex": _TENSORS,
-    "generic": (GGUF, *_TENSORS),
+
+@attrs.frozen
+class RuntimeFacts:
+    """What objects have to know of a runtime; what it does are rows of the same name in `llmkube.runtimes`.
+
+    Attributes:
+        name: The value of `spec.runtime`.
+        enum: Its place among the values in the schema, to which a new one is added as the last.
+        pods: The formats that it is handed in a pod; () of one that pods do not run.
+        hosts: Those that it is handed on a host; () of one that agents do not run.
+        hardware: What it computes on; () of one that computes on all.
+    """
+
+    name: str
+    enum: int
+    pods: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    hosts: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+    hardware: tuple[str, ...] = attrs.field(default=(), kw_only=True)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All formats that it reads."""
+        return self.pods or self.hosts
+
+    def computes_on(self, accelerator: str) -> bool:
+        """Whether it runs on this hardware."""
+        return not self.hardware or accelerator in self.hardware
+
+
+RUNTIMES: Final[Mapping[str, RuntimeFacts]] = {
+    facts.name: facts
+    for facts in (
+        RuntimeFacts(DEFAULT_RUNTIME, 0, pods=(GGUF,), hosts=(GGUF,)),
+        RuntimeFacts("llamacpp-router", 7, pods=(GGUF,)),
+        RuntimeFacts("llama-server", 8, pods=(GGUF,), hosts=(GGUF,)),
+        RuntimeFacts(MLX_RUNTIME, 11, hosts=(MLX, "safetensors"), hardware=(METAL, "cpu")),
+        RuntimeFacts(OMLX, 9, hosts=(MLX,), hardware=(METAL,)),
+        RuntimeFacts("vllm-metal", 12, hosts=(MLX, "safetensors"), hardware=(METAL,)),
+        RuntimeFacts("ollama", 10, pods=(GGUF, "safetensors", "custom"), hosts=(GGUF,)),
+        RuntimeFacts("vllm", 1, pods=_TENSORS),
+        RuntimeFacts("tgi", 2, pods=_TENSORS),
+        RuntimeFacts("sglang", 5, pods=_TENSORS),
+        RuntimeFacts("triton", 6, pods=_TENSORS),
+        RuntimeFacts("personaplex", 3, pods=_TENSORS),
+        RuntimeFacts("generic", 4, pods=(GGUF, *_TENSORS)),
+    )
 }
-"""By runtime: the formats that may be handed to it. A runtime that is not listed (a plug-in's) reads them all."""
+"""All runtimes by name, in the order in which they are proposed; one that is not listed (a plug-in's) reads all."""
 
+RUNTIME_NAMES: Final = tuple(sorted(RUNTIMES, key=lambda name: RUNTIMES[name].enum))
+"""The values of `spec.runtime`."""
 
-HOST_ENGINES: Final = ("llamacpp", "llama-server", "mlx-lm", OMLX, "vllm-metal", "ollama")
+HOST_ENGINES: Final = tuple(name for name, facts in RUNTIMES.items() if facts.hosts)
 """What agents run today, in the order in which they are proposed."""
-
-_COMPUTES_ON: Final[Mapping[str, tuple[str, ...]]] = {
-    OMLX: (METAL,),
-    "vllm-metal": (METAL,),
-    MLX_RUNTIME: (METAL, "cpu"),
-}
-"""By engine that hosts alone run: its hardware. The others compute on all."""
 
 
 def host_engines_for(model_format: str, accelerator: str) -> list[str]:
     """Return what agents run with weights of this format on this hardware."""
-    return [
-        name
-        for name in HOST_ENGINES
-        if model_format in _read_on_hosts(name) and accelerator in _COMPUTES_ON.get(name, (accelerator,))
-    ]
-
-
-def _read_on_hosts(engine: str) -> tuple[str, ...]:
-    """Of Ollama's formats a host gives it files in gguf alone."""
-    return (GGUF,) if engine == "ollama" else READS[engine]
+    rows = RUNTIMES.items()
+    return [name for name, facts in rows if model_format in facts.hosts and facts.computes_on(accelerator)]
 
 
 def resolve_runtime(runtime: str, model_format: str, accelerator: str, *, mlx_runtime: str = MLX_RUNTIME) -> str:
@@ -95,10 +116,11 @@ def pod_mismatch(runtime: str, model_format: str, accelerator: str, *, brings_we
         accelerator: The Model's `spec.hardware.accelerator`.
         brings_weights: The engine fetches for itself (tgi, personaplex, `skipModelInit`), and is handed no file.
     """
-    readable = READS.get(runtime, FORMATS)
+    facts = RUNTIMES.get(runtime)
+    readable = FORMATS if facts is None else facts.reads
     if model_format in readable or (model_format == GGUF and brings_weights):
         return ""
-    fitting = [name for name, formats in READS.items() if model_format in formats and name not in _COMPUTES_ON]
+    fitting = [name for name, facts in RUNTIMES.items() if model_format in facts.pods]
     other = _other_runtime(fitting or host_engines_for(model_format, accelerator))
     return f"{_unread(runtime, readable, model_format)}: set that format{other}"
 
@@ -113,7 +135,7 @@ def host_mismatch(engine: str, model_format: str, accelerator: str) -> str:
         model_format: The Model's `spec.format`.
         accelerator: The Model's `spec.hardware.accelerator`.
     """
-    readable = _read_on_hosts(engine)
+    readable = RUNTIMES[engine].hosts
     if model_format in readable:
         return ""
     said, fitting = _unread(engine, readable, model_format), host_engines_for(model_format, accelerator)
@@ -128,11 +150,11 @@ def hardware_mismatch(engine: str, model_format: str, accelerator: str) -> str:
 
     The field to blame is `Model.spec.hardware.accelerator`. The arguments are those of `host_mismatch`.
     """
-    hardware = _COMPUTES_ON.get(engine, (accelerator,))
-    if accelerator in hardware:
+    facts = RUNTIMES[engine]
+    if facts.computes_on(accelerator):
         return ""
     other = _other_runtime(host_engines_for(model_format, accelerator))
-    return f"{engine} computes on {' or '.join(hardware)}, not {accelerator}: set that{other}"
+    return f"{engine} computes on {' or '.join(facts.hardware)}, not {accelerator}: set that{other}"
 
 
 def _other_runtime(fitting: Sequence[str]) -> str:

@@ -4,9 +4,12 @@ Only these paths lead to the daemon, and with our model alone: a client with thi
 models, nor use the other models of its owner.
 """
 
+import re
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+import attrs
+import orjson
 import structlog
 import trio
 
@@ -16,11 +19,96 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
-from llmkube.programs.daemon_engine.counters import TYPE, Counters, Usage
-from llmkube.programs.daemon_engine.keeper import Keeper
-from llmkube.programs.daemon_engine.naming import AnswerNames, RequestBodyError, with_model
+from llmkube.programs.daemon_engine.keeper import Counters, Keeper
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.engine_proxy import OPEN_PATHS
+
+_KEYS: Final = (b'"model":', b'"model": ')
+
+
+class RequestBodyError(Exception):
+    """A request's body is no JSON object; says so to the client."""
+
+
+def with_model(body: bytes, name: str) -> bytes:
+    """Return a request's body that asks for this model: a client can reach one alone, whatever it asks for.
+
+    Go's JSON reader, Ollama's, takes `"Model"` for `"model"`, and the last of several: so no key that it would take is
+    left beside ours.
+
+    Raises:
+        RequestBodyError: It is no JSON object.
+    """
+    try:
+        said: Any = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestBodyError(f"the body is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise RequestBodyError("the body must be a JSON object")
+    kept = {key: value for key, value in said.items() if key.casefold() != "model"}
+    return orjson.dumps({"model": name} | kept)
+
+
+@attrs.define(eq=False)
+class AnswerNames:
+    """Put the name that clients know in the place of the daemon's, in an answer that comes in pieces.
+
+    Text of a model cannot be taken for it: within a JSON string, quotes have a backslash before them.
+    """
+
+    _theirs: tuple[bytes, ...]
+    _ours: bytes
+    _held: bytes = b""
+
+    @classmethod
+    def between(cls, theirs: str, ours: str) -> "AnswerNames":
+        """Replace one name by another, whether or not a daemon writes a space after a colon."""
+        return cls(tuple(key + orjson.dumps(theirs) for key in _KEYS), _KEYS[0] + orjson.dumps(ours))
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what can be sent; the beginning of a name waits for its rest, which no end of an event is."""
+        data = self._held + piece
+        for theirs in self._theirs:
+            data = data.replace(theirs, self._ours)
+        keep = max(_begun(theirs, data) for theirs in self._theirs)
+        self._held = data[len(data) - keep :]
+        return data[: len(data) - keep]
+
+    def end(self) -> bytes:
+        """Return what has waited."""
+        held, self._held = self._held, b""
+        return held
+
+
+def _begun(name: bytes, data: bytes) -> int:
+    """Return how many bytes of a name the data end with, of one that is not complete."""
+    return next((n for n in range(min(len(name) - 1, len(data)), 0, -1) if data.endswith(name[:n])), 0)
+
+
+TYPE: Final = "text/plain; version=0.0.4"
+
+_USAGE: Final = re.compile(rb'"(prompt_tokens|completion_tokens|input_tokens|output_tokens)":\s*(\d{1,12})')
+_TAIL_BYTES: Final = 512
+
+
+@attrs.define(eq=False)
+class Usage:
+    """Read how many tokens an answer says that it has taken; the last word in it counts."""
+
+    _tail: bytes = b""
+
+    def feed(self, piece: bytes) -> None:
+        """Take in a piece of the answer."""
+        self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+
+    def tokens(self) -> tuple[int, int]:
+        """Return those of the prompt and those of the answer; 0 where it does not say."""
+        said = {name: int(number) for name, number in _USAGE.findall(self._tail)}
+        return (
+            said.get(b"prompt_tokens", said.get(b"input_tokens", 0)),
+            said.get(b"completion_tokens", said.get(b"output_tokens", 0)),
+        )
+
 
 PROXIED: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"}

@@ -1,25 +1,86 @@
 """Looks at one model, decides, acts; and unloads it at the end. `keeping` and `unloading` decide, and say why."""
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import attrs
+import orjson
 import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.programs.daemon_engine import keeping, unloading
-from llmkube.programs.daemon_engine.adapter import Adapter
-from llmkube.programs.daemon_engine.counters import Counters
-from llmkube.programs.daemon_engine.daemon_http import DaemonError
-from llmkube.programs.daemon_engine.keeping import Outcome, State
+from llmkube.base.http.message import Headers
+from llmkube.programs.daemon_engine import keeping
+from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE, Act, Outcome, Seen, State, Step, Words
 from llmkube.programs.daemon_engine.model_lock import ModelLock, Unshared
-from llmkube.programs.daemon_engine.seen import UNKNOWN_RELEASE, Seen
-from llmkube.programs.daemon_engine.steps import Act, Step
+from llmkube.programs.daemon_engine.server import DaemonError
+
+
+class Adapter(Protocol):
+    """One model of one daemon. All methods but `look`, `cpu_seconds` and `end` raise `DaemonError`."""
+
+    @property
+    def words(self) -> Words:
+        """What is said of this daemon."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What the model is called in requests to the daemon."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where the daemon answers."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """What requests to the daemon have to carry, such as its key."""
+        ...
+
+    @property
+    def shared_as(self) -> str:
+        """What tells the model from all others of this machine, for other fronts on it; "" of a server that is ours."""
+        ...
+
+    async def look(self) -> Seen:
+        """Ask the daemon, and look at the processes."""
+        ...
+
+    async def prepare(self) -> None:
+        """Have the model among those of the daemon.
+
+        Raises:
+            OSError: The weights cannot be read.
+        """
+        ...
+
+    async def load(self) -> None:
+        """Have it loaded; it takes as long as that takes."""
+        ...
+
+    async def renew(self) -> None:
+        """Prolong its stay, where a daemon ends that by itself."""
+        ...
+
+    async def unload(self) -> None:
+        """Have it unloaded; the answer may come before that is done."""
+        ...
+
+    async def cpu_seconds(self, pids: Sequence[int]) -> float:
+        """Return what these processes have used of the processors."""
+        ...
+
+    async def end(self, pids: Sequence[int]) -> None:
+        """Kill these processes."""
+        ...
+
 
 TELL_SECONDS: Final = 5.0
 """Between two lines while a load moves: the agent gives up a load of which nothing moves for two minutes."""
 
-LAST_SECONDS: Final = unloading.UNLOAD_SECONDS + 2.0
+LAST_SECONDS: Final = keeping.UNLOAD_SECONDS + 2.0
 """For all that an unload may take, whatever hangs."""
 
 log = structlog.get_logger()
@@ -27,6 +88,44 @@ log = structlog.get_logger()
 
 class GivenUpError(WorldError):
     """The model cannot be kept loaded; says why, and what helps."""
+
+
+@attrs.define(eq=False)
+class Counters:
+    """The counts of one engine since it was started: what the agent reads of it, under llama.cpp's names.
+
+    A daemon counts for all of its clients, or for none. Requests are counted as they pass, tokens as answers name them
+    (`usage`), and pieces of a stream as decodes. The processor time of the process that computes stands among the
+    slots: through a long prompt nothing else moves.
+
+    Attributes:
+        processing: Requests that are with the daemon.
+        prompt_tokens: Tokens of prompts.
+        predicted_tokens: Tokens of answers.
+        decodes: Pieces of answers that have come.
+        runner_cpu_seconds: What the process that holds the model has used.
+    """
+
+    processing: int = 0
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+    decodes: int = 0
+    runner_cpu_seconds: float = 0.0
+
+    def metrics(self) -> bytes:
+        """Return them in Prometheus' format, under llama.cpp's names."""
+        return (
+            f"# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total {self.prompt_tokens}\n"
+            f"# TYPE llamacpp:tokens_predicted_total counter\nllamacpp:tokens_predicted_total {self.predicted_tokens}\n"
+            f"# TYPE llamacpp:n_decode_total counter\nllamacpp:n_decode_total {self.decodes}\n"
+            f"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing {self.processing}\n"
+            "# TYPE llamacpp:requests_deferred gauge\nllamacpp:requests_deferred 0\n"
+        ).encode()
+
+    def slots(self) -> bytes:
+        """Return one slot per request, and no word of what it asks."""
+        slot = {"is_processing": True, "runner_cpu_seconds": round(self.runner_cpu_seconds, 2)}
+        return orjson.dumps([{"id": number, **slot} for number in range(self.processing)])
 
 
 @attrs.define(eq=False)
@@ -182,7 +281,7 @@ class Keeper:
         since, asked_at = trio.current_time(), None
         while True:
             seen = await self.adapter.look()
-            step = unloading.unload(seen, since, asked_at, trio.current_time())
+            step = keeping.unload(seen, since, asked_at, trio.current_time())
             if step.act in (Act.DONE, Act.GIVE_UP):
                 (log.info if step.act is Act.DONE else log.error)(step.why)
                 return step.act is Act.DONE

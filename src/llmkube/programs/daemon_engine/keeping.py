@@ -1,4 +1,4 @@
-"""What to do next so that a model stays loaded, from what the server says and the kernel shows. Pure.
+"""What to do next so that a model stays loaded, or is gone, from what the server says and the kernel shows. Pure.
 
 ```
  no answer ─────────────▶ wait; too long ─▶ give up, with the address
@@ -13,12 +13,107 @@ The server is one witness, the kernel the other. Only what both say is believed:
 killed, and has kept a process whose model it did not list (ollama issue 17792).
 """
 
-from typing import Final
+import enum
+from typing import Final, Literal
 
 import attrs
 
-from llmkube.programs.daemon_engine.seen import Seen, held_by
-from llmkube.programs.daemon_engine.steps import LOOK_SECONDS, Act, Step
+UNKNOWN_RELEASE: Final = "of an unknown release"
+"""The version of a server that does not tell one; a sentence goes on with it."""
+
+
+@attrs.frozen(kw_only=True)
+class Words:
+    """What is said of one daemon.
+
+    Attributes:
+        name: What people call it.
+        moved: What to do where it listens elsewhere now.
+        search: What is looked for before a load.
+        gone: What an unload that has succeeded is seen by.
+    """
+
+    name: str = "the server"
+    moved: str = ""
+    search: str = "looking for the model"
+    gone: str = "the model is unloaded, and its process is gone"
+
+
+@attrs.frozen(kw_only=True)
+class Seen:
+    """One look.
+
+    Attributes:
+        words: What is said of the daemon.
+        answers: Whether the server answers: `yes`, `late` (it listens, but says nothing in time) or `gone`.
+        url: Where it was asked.
+        said: What it has answered instead of what it was asked for; "" where it has said nothing.
+        version: What it says that it is.
+        listed: Whether it lists our model as loaded.
+        others_listed: How many other models it lists.
+        holders: Its processes that hold our weights.
+        others: Its processes that hold other weights.
+        orphans: Processes that hold our weights, and whose server has ended.
+        visible: Whether its processes can be seen; without that its word stands alone.
+        owned: Whether it was started by us.
+    """
+
+    words: Words = Words()
+    answers: Literal["yes", "late", "gone"] = "yes"
+    url: str = ""
+    said: str = ""
+    version: str = ""
+    listed: bool = False
+    others_listed: int = 0
+    holders: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    orphans: tuple[int, ...] = ()
+    visible: bool = True
+    owned: bool = False
+
+    @property
+    def loaded(self) -> bool:
+        """Whether server and kernel both say that our weights are loaded.
+
+        Two names of one file share a process, which is listed under one of them.
+        """
+        if not self.visible:
+            return self.listed
+        named = self.listed or self.others_listed > len(self.others)
+        return named and bool(self.holders)
+
+
+def held_by(pids: tuple[int, ...]) -> str:
+    """Return that these processes hold the model, in words."""
+    one = len(pids) == 1
+    return f"{'process' if one else 'processes'} {', '.join(map(str, pids))} {'holds' if one else 'hold'} it"
+
+
+LOOK_SECONDS: Final = 5.0
+"""Between two looks while all is well."""
+
+
+class Act(enum.Enum):
+    """What is to be done."""
+
+    NOTHING = "nothing"
+    PREPARE = "prepare"
+    LOAD = "load"
+    RENEW = "renew"
+    UNLOAD = "unload"
+    END_RUNNERS = "end runners"
+    GIVE_UP = "give up"
+    DONE = "done"
+
+
+@attrs.frozen
+class Step:
+    """What to do now, and when to look again; `why` is for the log, and "" when there is nothing to say."""
+
+    act: Act
+    why: str = ""
+    wait_seconds: float = LOOK_SECONDS
+
 
 CLOSE_SECONDS: Final = 1.0
 """Between two looks while something is odd: a process ends within a second after its model is not listed any more."""
@@ -235,3 +330,52 @@ def _failed(state: State, error: str, now: float) -> State:
 
 def _pause(count: int) -> float:
     return float(min(LONGEST_PAUSE_SECONDS, 2 ** min(count, 16)))
+
+
+UNLOAD_SECONDS: Final = 6.0
+"""For all of an unload: the agent gives an engine ten seconds between TERM and KILL."""
+
+UNLOAD_AGAIN_SECONDS: Final = 2.0
+"""Until an unload is repeated: another client may have had it loaded anew."""
+
+
+def unload(seen: Seen, since: float, asked_at: float | None, now: float) -> Step:
+    """Return what to do while the model is to go.
+
+    Args:
+        seen: One look.
+        since: When the unload began.
+        asked_at: When the server was asked last to unload; None before that.
+        now: The time.
+    """
+    left = (*seen.holders, *seen.orphans)
+    shared = seen.visible and not seen.listed and not seen.orphans and seen.loaded
+    known = seen.answers == "yes" or seen.visible  # by one witness at least
+    if asked_at is not None and known and not seen.listed and (not left or shared):
+        return Step(Act.DONE, _gone(seen, shared=shared))
+    if seen.answers == "gone" and not left:
+        return Step(Act.DONE, f"{seen.words.name} does not {'run' if seen.visible else 'answer'} any more")
+    if now - since >= UNLOAD_SECONDS:
+        if seen.owned and left:
+            why = f"{held_by(left)} {UNLOAD_SECONDS:g} s after {seen.words.name} was told to unload the model"
+            return Step(Act.END_RUNNERS, why, 0.1)
+        return Step(Act.GIVE_UP, _kept(seen, left))
+    if seen.answers != "gone" and (asked_at is None or now - asked_at >= UNLOAD_AGAIN_SECONDS):
+        return Step(Act.UNLOAD, wait_seconds=0.1)
+    return Step(Act.NOTHING, wait_seconds=0.2)
+
+
+def _gone(seen: Seen, *, shared: bool) -> str:
+    if shared:
+        return "another name of the same weights is loaded, and keeps their process"
+    if not seen.visible:
+        return f"{seen.words.name} says that the model is unloaded; its processes cannot be seen here"
+    return seen.words.gone
+
+
+def _kept(seen: Seen, left: tuple[int, ...]) -> str:
+    if left:
+        said = f"{seen.words.name} was told to unload the model, and {held_by(left)} still"
+        return f"{said}; quit {seen.words.name} to have the memory back"
+    said = f"{seen.words.name} at {seen.url} was told to unload the model, and lists it still"
+    return f"{said}: it answers other requests with it"

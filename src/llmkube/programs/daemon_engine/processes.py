@@ -1,96 +1,134 @@
-"""What the kernel shows of processes."""
+"""Which processes of a daemon there are, and which of them hold weights, as their command lines tell. Pure.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Protocol, TypeVar
+Facts: `llm/server.go` of https://github.com/ollama/ollama, 0.17.4: `ollama serve` starts one process per loaded model,
+with `--model <store>/blobs/sha256-<digest>`. After KILL of a server its processes stay, under init.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import attrs
-import psutil
-import trio
-
-from llmkube.programs.daemon_engine.process import Process
-from llmkube.supervisor.host.processes import listens, start_of
-from llmkube.supervisor.host.this_machine import footprints_here
-
-T = TypeVar("T")
-
-
-class ProcessTable(Protocol):
-    """What the kernel shows of processes."""
-
-    async def read(self) -> Sequence[Process]:
-        """Return all that this user may see."""
-        ...
-
-    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
-        ...
-
-    async def listener(self, servers: Sequence[int], port: int) -> int | None:
-        """Return which of these processes listens on a port; None if none is seen to."""
-        ...
-
-    async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
-        ...
-
-    async def footprints(self, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return what these processes hold with all below them, in bytes by their numbers."""
-        ...
-
-    async def end(self, pids: Sequence[int]) -> None:
-        """Kill these processes."""
-        ...
 
 
 @attrs.frozen
-class ThisMachine:
-    """The processes of this machine; of other users' macOS shows no command line."""
+class Process:
+    """A process with its parent's number and its command line."""
 
-    async def read(self) -> Sequence[Process]:
-        """Return all that this user may see."""
-        return await _in_thread(lambda: tuple(processes_here()))
-
-    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
-        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
-        return await _in_thread(lambda: tuple(map(start_of, pids)))
-
-    async def listener(self, servers: Sequence[int], port: int) -> int | None:
-        """Return which of these processes listens on a port; None if none is seen to."""
-        return await _in_thread(lambda: next((pid for pid in servers if listens(pid, port)), None))
-
-    async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
-        return await _in_thread(lambda: sum(map(_cpu_seconds, pids)))
-
-    async def footprints(self, pids: Sequence[int]) -> Mapping[int, int]:
-        """Return what these processes hold with all below them, in bytes by their numbers."""
-        return await _in_thread(lambda: footprints_here(pids))
-
-    async def end(self, pids: Sequence[int]) -> None:
-        """Kill these processes."""
-        await _in_thread(lambda: _kill(pids))
+    pid: int
+    parent: int
+    argv: tuple[str, ...]
 
 
-async def _in_thread(look: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+_PROGRAM: Final = "ollama"
+_BLOB: Final = re.compile(r"sha256-[0-9a-f]{64}")
+_INITS: Final = frozenset({"systemd", "init", "launchd"})
+"""Programs that adopt what others leave."""
 
 
-def processes_here() -> Iterator[Process]:
-    """Yield what this user may see; of others macOS shows no command line. Blocks."""
-    for each in psutil.process_iter(["pid", "ppid", "cmdline"]):
-        yield Process(each.info["pid"], each.info["ppid"] or 0, tuple(each.info["cmdline"] or ()))
+@attrs.frozen
+class Runners:
+    """The processes in which Ollama has models.
+
+    Attributes:
+        served: Of a server that runs.
+        orphans: Of a server that has ended without them: init, or the like, is their parent now.
+        servers: How many servers run.
+    """
+
+    served: tuple[int, ...] = ()
+    orphans: tuple[int, ...] = ()
+    servers: int = 0
 
 
-def _cpu_seconds(pid: int) -> float:
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except (psutil.Error, SystemError):  # SystemError: reaped while psutil 7.2 read it on macOS (psutil issue 2854)
-        return 0.0
-    return float(times.user + times.system)
+@attrs.frozen
+class Holders:
+    """The processes that hold one file of weights.
+
+    Attributes:
+        served: Of the server that is asked.
+        orphans: Of one that has ended.
+        others: Processes of the server that is asked that hold other files.
+    """
+
+    served: tuple[int, ...] = ()
+    orphans: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
 
 
-def _kill(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(psutil.Error, SystemError):  # it has ended
-            psutil.Process(pid).kill()
+def runners_in(processes: Iterable[Process]) -> Runners:
+    """Return Ollama's processes among these: `ollama runner` has a model, and `ollama serve` starts and ends it."""
+    processes = tuple(processes)
+    kinds = {each.pid: (kind_of(each.argv), each.parent) for each in processes}
+    servers = {pid for pid, (kind, _) in kinds.items() if kind == "serve"}
+    # Under another parent a runner may have its server: one whose command line is hidden, or a renamed one.
+    adopters = adopters_in(processes)
+    runners = sorted((pid, parent) for pid, (kind, parent) in kinds.items() if kind == "runner")
+    return Runners(
+        tuple(pid for pid, parent in runners if parent in servers),
+        tuple(pid for pid, parent in runners if parent in adopters - servers),
+        len(servers),
+    )
+
+
+def ollama_servers_in(processes: Iterable[Process]) -> tuple[int, ...]:
+    """Return the processes that are `ollama serve`."""
+    return tuple(sorted(each.pid for each in processes if kind_of(each.argv) == "serve"))
+
+
+def holders_of(blob: str, processes: Iterable[Process], server: int | None) -> Holders:
+    """Return the processes that were started for a file of weights.
+
+    What a server has started is not looked at further: other releases start other programs for a model.
+
+    Args:
+        blob: The file's name in Ollama's store, `sha256-` and 64 digits.
+        processes: All that are seen.
+        server: The one that is asked; None where it is not seen.
+    """
+    processes = tuple(processes)
+    adopters = adopters_in(processes) - {server}
+    files = {each.pid: found[0] for each in processes if (found := _BLOB.search(" ".join(each.argv)))}
+    parents = {each.pid: each.parent for each in processes}
+    served = sorted(pid for pid in files if server is not None and parents[pid] == server)
+    # An engine of ours whose agent has ended is under init too, and its file may be called the same.
+    theirs = {each.pid for each in processes if each.argv and _PROGRAM in each.argv[0]}
+    left = sorted(pid for pid, file in files.items() if file == blob and parents[pid] in adopters and pid in theirs)
+    return Holders(
+        served=tuple(pid for pid in served if files[pid] == blob),
+        orphans=tuple(left),
+        others=tuple(pid for pid in served if files[pid] != blob),
+    )
+
+
+def adopters_in(processes: Iterable[Process]) -> set[int]:
+    """Return the processes that are the parents of those whose own has ended."""
+    return {1} | {each.pid for each in processes if each.argv and each.argv[0].rpartition("/")[2] in _INITS}
+
+
+def kind_of(argv: tuple[str, ...]) -> str:
+    """Return `serve` or `runner` of a process of Ollama, and "" of any other one."""
+    if len(argv) < 2 or argv[0].rpartition("/")[2] != _PROGRAM:
+        return ""
+    return argv[1] if argv[1] in ("serve", "runner") else ""
+
+
+def omlx_servers_in(processes: Sequence[Process]) -> tuple[int, ...]:
+    """Return the processes that may be a server of oMLX: by its program, its app, or its Python; none of ours.
+
+    Who was started by another of them comes before it: what starts a server is not the server.
+    """
+    parents = {each.pid: each.parent for each in processes if _may_be_omlx(each.argv[:3])}
+
+    def depth(pid: int) -> int:
+        above: list[int] = []
+        while pid in parents and pid not in above:  # a number that was given anew may close a ring
+            above.append(pid)
+            pid = parents[pid]
+        return len(above)
+
+    return tuple(sorted(parents, key=lambda pid: (-depth(pid), pid)))
+
+
+def _may_be_omlx(words: Sequence[str]) -> bool:
+    return any("omlx" in word.lower() for word in words) and not any("llmkube" in word for word in words)

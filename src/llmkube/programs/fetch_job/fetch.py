@@ -40,7 +40,7 @@ from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
-from llmkube.weights.download.fetch import WeightsFile, fetch
+from llmkube.weights.download.fetch import fetch
 from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
 from llmkube.weights.formats.gguf import read_header
@@ -57,7 +57,7 @@ from llmkube.weights.source import (
     parse_source,
 )
 from llmkube.weights.split_names import part_names
-from llmkube.weights.store.blobs import DIGEST, Store, open_store
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store
 from llmkube.weights.store.cache import remove_unreferenced
 from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names
 
@@ -220,11 +220,9 @@ async def _fetch_all(order: Order, terms: Terms, gauge: Gauge) -> dict[str, Any]
                     sha256=expected,
                     progress=gauge,
                     limiter=limiter,
-                    downloader=downloader,
-                    token=token,
-                    access=access,
-                    policy=terms.policy,
-                    fresh=order.fresh,
+                    download=partial(
+                        downloader.fetch, token=token, access=access, policy=terms.policy, fresh=order.fresh
+                    ),
                 )
             except (WeightsError, FetchError) as error:
                 file = await trio.to_thread.run_sync(

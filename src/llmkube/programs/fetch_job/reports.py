@@ -17,7 +17,7 @@ from llmkube.base.http.server import run_server
 from llmkube.k8s.wire.termination_message import cut, to_bytes
 from llmkube.supervisor.cluster.status import fetch_reason, gguf_status
 from llmkube.weights.download.progress import Progress
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 PATH: Final = "/progress"
 

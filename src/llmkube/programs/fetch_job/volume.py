@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 
 from llmkube.programs.fetch_job.reports import told_gguf
-from llmkube.weights.download.fetch import OnProgress, Progress
+from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import FetchError, FileSetError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.source import BucketFile, HubFile, Remote, WebFile
@@ -25,7 +25,7 @@ from llmkube.weights.store import local_files
 from llmkube.weights.store.blobs import Store, open_store
 from llmkube.weights.store.cache import prune
 from llmkube.weights.store.disk import in_threads
-from llmkube.weights.store.index import BlobInfo, blob_info, commit_record, find_weights, name_of, records
+from llmkube.weights.store.index import BlobInfo, Record, blob_info, commit_record, find_weights, name_of, records
 from llmkube.weights.store.local_files import take_snapshot
 
 _KEY: Final = re.compile(r"[0-9a-f]{16}")
@@ -149,7 +149,7 @@ async def adopt(
         if sha256 not in (None, digest):
             return
         pieces.append(await run_sync(partial(_take, store, path, digest)))
-    await run_sync(partial(commit_record, store, name, source.redacted, pieces, ""))
+    await run_sync(partial(commit_record, store, name, Record(source.redacted), pieces))
 
 
 def _take(store: Store, path: Path, digest: str) -> BlobInfo:

@@ -30,7 +30,7 @@ from llmkube.runtimes.container.images import CPU, Images
 from llmkube.runtimes.container.weights_source import SOURCE, hub_repository, is_mounted, parsed_source
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import Placeholder, PlanError
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.source import HubRepository, Source
 
 DEFAULT_PATH: Final = EndpointSpec().path
@@ -92,6 +92,11 @@ class Runtime:
         fetches: Whether the engine brings its own weights, so that no init container fetches for it; pure.
         reads: The `spec.format` values that it can be handed; for the runtimes that come with LLMKube
             `k8s.crd.pairing` says it.
+        images: The images that serve it, each with a tag, by compute stack (`cuda`, `rocm`, `vulkan`, `intel`); by ""
+            where no GPU is asked for. An engine that needs one has an image there as well: the cluster may hand a GPU
+            out by other means (runtimeClassName).
+        image_key: The name under which an operator names others, where these are another runtime's.
+        asks_keys: Whether it can stand behind what asks for keys: it has one port, which speaks HTTP.
         config: The class of its own options (a wire class, see `k8s.fields`), if it has any.
         config_key: The field of the InferenceService's spec that holds them, such as `echoConfig`.
     """
@@ -100,6 +105,9 @@ class Runtime:
     plan: "Callable[[ContainerBuilder], ContainerPlan]"
     fetches: Callable[[InferenceServiceSpec, ModelSpec], bool] = fetches_if_told
     reads: tuple[str, ...] = FORMATS
+    images: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    image_key: str = ""
+    asks_keys: bool = True
     config: type[Any] | None = None
     config_key: str = ""
 
@@ -294,7 +302,6 @@ class ContainerBuilder:
         port: int,
         probes: Probes,
         image: str = "",
-        image_key: str = "",
         on_cpu: bool = False,
         command: tuple[str, ...] = (),
         extra_args: bool = True,
@@ -309,8 +316,7 @@ class ContainerBuilder:
             container_name: What the container is called.
             port: As `port` returned it.
             probes: The runtime's; those of the service are merged into them.
-            image: The runtime's own image where `images` has none pinned.
-            image_key: The runtime whose image it uses; empty for its own.
+            image: The runtime's own image where it has none in `Runtime.images`.
             on_cpu: Whether an image for CPUs alone may serve it.
             command: The runtime's entrypoint; empty leaves the image's.
             extra_args: Whether the command line ends with `spec.extraArgs`.
@@ -333,13 +339,14 @@ class ContainerBuilder:
         if spec.metrics_path:
             self.honour("spec.metricsPath")
             metrics_port_name, further = metrics_port_name or PORT_NAME, {**further, "metrics_path": spec.metrics_path}
-        image_key = image_key or self.runtime.name
+        image_key = self.runtime.image_key or self.runtime.name
         stack = CPU if on_cpu else stack_of(self.model.spec) if self.resources.on_gpu else ""
+        pinned = image or self.runtime.images.get(stack, "")
         return ContainerPlan(
             runtime=self.runtime.name,
             container_name=container_name,
-            image=spec.image or self.images.choose(image_key, stack, default=image),
-            image_before=self.images.before(image_key, stack) if on_cpu and not spec.image else "",
+            image=spec.image or self.images.choose(image_key, stack, pinned),
+            image_before=self.images.before(image_key, stack, pinned) if on_cpu and not spec.image else "",
             port=port,
             command=spec.command or command,
             args=tuple(self.line.argv),

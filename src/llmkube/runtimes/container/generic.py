@@ -26,4 +26,4 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     )
 
 
-RUNTIME: Final = Runtime(name="generic", plan=plan)
+RUNTIME: Final = Runtime(name="generic", plan=plan, asks_keys=False)

@@ -10,6 +10,7 @@ from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetche
 from llmkube.runtimes.container.bundled_engine import can_serve
 from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
 from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
+from llmkube.runtimes.container.images import CPU
 from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
 from llmkube.runtimes.llama_arguments import read_as_fields
 from llmkube.runtimes.llama_fields import (
@@ -137,7 +138,6 @@ def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> C
         container_name="llama-server",
         port=port,
         probes=Probes.http("/health"),
-        image_key="llamacpp",
         on_cpu=can_serve(spec, builder.model.spec, builder.resources, (*line.argv, *spec.extra_args)),
         hpa_metric=metric,
         busy_metrics=_BUSY,
@@ -223,5 +223,15 @@ def _pools(builder: ContainerBuilder) -> bool:
     return gguf is not None and any(word in gguf.architecture for word in _POOLING_IN_HEADER)
 
 
-SERVER: Final = Runtime(name="llamacpp", plan=plan_server)
-ROUTER: Final = Runtime(name="llamacpp-router", plan=plan_router, fetches=fetches_always)
+_IMAGE: Final = "ghcr.io/ggml-org/llama.cpp:server"
+_BUILD: Final = "b9445"
+_IMAGES: Final = {
+    "": f"{_IMAGE}-{_BUILD}",
+    CPU: f"{_IMAGE}-{_BUILD}",  # the chart names our own image here (`bundled_engine`)
+    "cuda": f"{_IMAGE}-cuda13-{_BUILD}",
+    **{stack: f"{_IMAGE}-{stack}-{_BUILD}" for stack in ("rocm", "vulkan", "intel")},
+}
+SERVER: Final = Runtime(name="llamacpp", plan=plan_server, images=_IMAGES)
+ROUTER: Final = Runtime(
+    name="llamacpp-router", plan=plan_router, fetches=fetches_always, images=_IMAGES, image_key=SERVER.name
+)

@@ -103,4 +103,5 @@ def _load(builder: ContainerBuilder, names: tuple[str, ...]) -> tuple[str, ...]:
     return ("/bin/sh", "-ec", _PULL, first, f"hf.co/{repository.name}", *more)
 
 
-RUNTIME: Final = Runtime(name="ollama", plan=plan)
+_IMAGE: Final = "ollama/ollama:0.24.0"
+RUNTIME: Final = Runtime(name="ollama", plan=plan, images={"": _IMAGE, "cuda": _IMAGE, "rocm": f"{_IMAGE}-rocm"})

@@ -50,4 +50,4 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     )
 
 
-RUNTIME: Final = Runtime(name="personaplex", plan=plan, fetches=fetches_always)
+RUNTIME: Final = Runtime(name="personaplex", plan=plan, fetches=fetches_always, asks_keys=False)

@@ -14,14 +14,13 @@ import attrs
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.definitions import object_schema
-from llmkube.k8s.crd.inferenceservice import HOST_RUNTIMES, POD_RUNTIMES, InferenceService, InferenceServiceSpec
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import FORMATS
+from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.fields import wire_fields
 from llmkube.runtimes.container.builder import Runtime
 
 GROUP: Final = "llmkube.runtimes"
-
-_BUILT_IN: Final = frozenset({*POD_RUNTIMES, *HOST_RUNTIMES})
 
 
 class PluginError(UserError):
@@ -58,7 +57,7 @@ def load(name: str) -> Runtime | None:
     owners = " and ".join(sorted({_owner(point) for point in points}))
     if len(points) > 1:
         raise PluginError(f"runtime {name} is offered more than once, by {owners}: uninstall all but one")
-    if name in _BUILT_IN:
+    if name in RUNTIMES:
         raise PluginError(f"runtime {name} is built in, so {owners} has to call its own by another name")
     try:
         runtime = points[0].load()

@@ -130,4 +130,8 @@ def _add_speculation(builder: ContainerBuilder, wish: SGLangSpeculative) -> None
         builder.line.add_block(wish, path, _SPECULATION)
 
 
-RUNTIME: Final = Runtime(name="sglang", plan=plan, fetches=fetches_repositories)
+_IMAGE: Final = "lmsysorg/sglang:v0.5.15.post1-cu129"
+_ROCM: Final = "lmsysorg/sglang:v0.5.15-rocm720-mi30x"
+RUNTIME: Final = Runtime(
+    name="sglang", plan=plan, fetches=fetches_repositories, images={"": _IMAGE, "cuda": _IMAGE, "rocm": _ROCM}
+)

@@ -48,4 +48,5 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     )
 
 
-RUNTIME: Final = Runtime(name="tgi", plan=plan, fetches=fetches_always)
+_IMAGE: Final = "ghcr.io/huggingface/text-generation-inference:3.3.7"
+RUNTIME: Final = Runtime(name="tgi", plan=plan, fetches=fetches_always, images={"": _IMAGE, "cuda": _IMAGE})

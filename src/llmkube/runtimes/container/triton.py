@@ -72,4 +72,7 @@ def _fetches(spec: InferenceServiceSpec, model: ModelSpec) -> bool:
     return fetches_if_told(spec, model) or isinstance(parsed_source(model.source), BucketFile)
 
 
-RUNTIME: Final = Runtime(name="triton", plan=plan, fetches=_fetches)
+_IMAGE: Final = "nvcr.io/nvidia/tritonserver:25.10-py3"
+RUNTIME: Final = Runtime(
+    name="triton", plan=plan, fetches=_fetches, asks_keys=False, images={"": _IMAGE, "cuda": _IMAGE}
+)

@@ -202,4 +202,5 @@ def _add_speculation(builder: ContainerBuilder, wish: VLLMSpeculative) -> None:
     builder.honour(f"{_PATH}.speculative.numSpeculativeTokens")
 
 
-RUNTIME: Final = Runtime(name="vllm", plan=plan, fetches=fetches_repositories)
+_IMAGE: Final = "vllm/vllm-openai:v0.25.1"
+RUNTIME: Final = Runtime(name="vllm", plan=plan, fetches=fetches_repositories, images={"": _IMAGE, "cuda": _IMAGE})

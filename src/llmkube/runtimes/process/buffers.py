@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from llmkube.weights.estimate.sizing import Component, Place
+from llmkube.weights.estimate.demand import Component, Place
 
 _LINE: Final = re.compile(
     r"\b(?P<buffer>[A-Za-z][\w.-]*)\s+(?P<kind>model|KV|RS|compute|output|DSV4 \w+ state) buffer size\s*=\s*"

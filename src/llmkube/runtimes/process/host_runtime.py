@@ -6,7 +6,7 @@ into its log or its answers.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import attrs
 
@@ -16,7 +16,7 @@ from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
 from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, Rule
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.estimate.sizing import Component
+from llmkube.weights.estimate.demand import Component
 
 
 class ProgramError(ValueError):
@@ -29,7 +29,7 @@ class Program:
 
     Attributes:
         command: Its name, as it is looked for on PATH.
-        setting: The agent's setting that names another one.
+        setting: The agent's flag that names another one; "" where none does.
         remedy: What brings it to a host that does not have it.
         describe: Returns what it is, from its path and its answers to `questions`; raises `ProgramError`.
         questions: The command lines that it is asked for itself with; `{program}` is what runs.
@@ -122,7 +122,7 @@ class HostRuntime:
         log: What their lines mean.
         memory_elsewhere: Another process than the engine may hold the model: a daemon that its owner runs.
         library: The scheme of sources that its own program pulls and keeps; "" of one that is given files alone.
-        takes_keys: Its engines ask clients for keys by themselves. Before the others the agent puts a proxy that does.
+        keys_asked_by: Who asks clients for keys.
     """
 
     name: str
@@ -134,7 +134,12 @@ class HostRuntime:
     log: LogWords = LogWords()
     memory_elsewhere: bool = False
     library: str = ""
-    takes_keys: bool = True
+    keys_asked_by: Literal["itself", "what LLMKube puts before it", "the agent's proxy"] = "itself"
+
+    @property
+    def takes_keys(self) -> bool:
+        """Whether its engines ask for keys; before the others the agent puts a proxy that does."""
+        return self.keys_asked_by != "the agent's proxy"
 
 
 NO_WORDS: Final = LogWords()

@@ -175,4 +175,5 @@ RUNTIME: Final = HostRuntime(
         names_path="/v1/models",
     ),
     log=LogWords(_RULES),
+    keys_asked_by="what LLMKube puts before it",
 )

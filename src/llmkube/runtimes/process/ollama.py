@@ -146,4 +146,5 @@ RUNTIME: Final = HostRuntime(
     log=LogWords(_RULES, phase=phase),
     memory_elsewhere=True,
     library=SCHEME,
+    keys_asked_by="what LLMKube puts before it",
 )

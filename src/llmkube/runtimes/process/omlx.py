@@ -112,4 +112,5 @@ RUNTIME: Final = HostRuntime(
     ),
     log=LogWords(_RULES, phase=phase),
     memory_elsewhere=True,
+    keys_asked_by="what LLMKube puts before it",
 )

@@ -151,5 +151,5 @@ RUNTIME: Final = HostRuntime(
         names_path="/v1/models",
     ),
     log=LogWords(_RULES),
-    takes_keys=False,
+    keys_asked_by="the agent's proxy",
 )

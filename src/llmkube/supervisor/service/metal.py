@@ -19,7 +19,7 @@ from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.ports import Child, Grace
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.weights.estimate.sizing import Place
+from llmkube.weights.estimate.demand import Place
 
 LINES: Final = 200
 """How much of the log is looked at after each change; ggml repeats its error with each request."""

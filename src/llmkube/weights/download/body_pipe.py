@@ -268,7 +268,8 @@ class DiskWriter:
             nursery.start_soon(self._hash)
             try:
                 while self._failure is None and await self.ring.wait_for_work(self.ring.writing):
-                    await self._attempt(bind(self.dependencies.run_sync, self._write_some))
+                    work = bind(self._take, self.ring.writing, _WRITE_BYTES, self.partial.write)
+                    await self._attempt(bind(self.dependencies.run_sync, work))
             finally:
                 self.ring.writing.end()
         return self._failure
@@ -287,7 +288,7 @@ class DiskWriter:
             while (work := await self._wait_for_bytes()) is not False:
                 before = partial.size_bytes
                 if work:
-                    await self.dependencies.run_sync(self._hash_some)
+                    await self.dependencies.run_sync(bind(self._take, self.ring.hashing, _HASH_BYTES, partial.hash))
                     self._count(partial.size_bytes - before)
                 lately_seconds, lately_bytes = trio.current_time() - since_seconds, partial.size_bytes - since_bytes
                 due = lately_seconds >= limits.checkpoint_seconds or lately_bytes >= limits.checkpoint_bytes
@@ -317,15 +318,8 @@ class DiskWriter:
         self._failure = self._failure or error
         self.ring.filling.stop()
 
-    def _write_some(self) -> None:
-        """Write what there is, and what comes meanwhile (in a thread)."""
-        self._take(self.ring.writing, _WRITE_BYTES, self.partial.write)
-
-    def _hash_some(self) -> None:
-        """Hash what is written, and what comes meanwhile (in a thread)."""
-        self._take(self.ring.hashing, _HASH_BYTES, self.partial.hash)
-
     def _take(self, side: Side, piece_bytes: int, do: Callable[[memoryview], object]) -> None:
+        """Do it to what there is for a side, and to what comes meanwhile (in a thread)."""
         taken_bytes = 0
         while taken_bytes < _TURN_BYTES and (piece := self.ring.next_piece(side, piece_bytes)):
             do(piece)

@@ -25,19 +25,6 @@ from llmkube.weights.estimate.layers import (
 from llmkube.weights.estimate.tensor_placement import layer_on_device, place_weights
 from llmkube.weights.formats.shape import Shape
 
-__all__ = [
-    "DEFAULT_CACHE_RAM_BYTES",
-    "Component",
-    "Demand",
-    "Estimate",
-    "Place",
-    "Shape",
-    "default_cache_ram_bytes",
-    "estimate",
-    "largest_context",
-    "room_of",
-]
-
 _MIB: Final = 1 << 20
 
 PROCESS_BYTES: Final = 48 * _MIB
@@ -145,15 +132,7 @@ class _Sum:
 
 
 def _add_weights(found: _Sum, shape: Shape, demand: Demand) -> None:
-    weights = place_weights(
-        shape,
-        device_layers=demand.device_layers,
-        overrides=demand.overrides,
-        repack=demand.repack,
-        machine=demand.machine,
-        mmap=demand.mmap,
-        guessing="draft-mtp" in demand.speculation,
-    )
+    weights = place_weights(shape, demand)
     rest = Place.DEVICE if demand.device_layers else Place.HOST
     found.add("weights", Place.DEVICE, weights.device_bytes)
     found.add("weights", Place.HOST, weights.host_bytes)

@@ -23,6 +23,7 @@ from llmkube.weights.formats.gguf_format import (
     ARRAY,
     DATA_ALIGNMENT,
     DEFAULT_ALIGNMENT,
+    LAYOUTS,
     LOOKALIKES,
     MAGIC,
     MAX_DIMENSIONS,
@@ -31,7 +32,7 @@ from llmkube.weights.formats.gguf_format import (
     STRING,
     TENSOR_TYPES,
     UINT32,
-    VALUE_BYTES,
+    UINT64,
     VALUE_NAMES,
     VERSIONS,
 )
@@ -118,8 +119,8 @@ _START_BYTES: Final = 24
 _MAX_ELEMENTS: Final = (1 << 63) - 1
 _ALIGNMENT: Final = b"general.alignment"
 
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
+_U32: Final = LAYOUTS[UINT32]
+_U64: Final = LAYOUTS[UINT64]
 _STARTS: Final = struct.Struct("<4sIQQ")
 _TENSOR_TAIL: Final = struct.Struct("<IQ")
 _SHAPES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
@@ -285,8 +286,8 @@ class HeaderReader:
         elif kind == STRING:
             yield from self._walk(count or 0, key)
             length = 0
-        elif kind in VALUE_BYTES:
-            length = VALUE_BYTES[kind] * (1 if count is None else count)
+        elif kind in LAYOUTS:
+            length = LAYOUTS[kind].size * (1 if count is None else count)
         else:  # an array in an array is legal on paper, but no engine reads one
             raise self.refuse(f"{shown(key)} has the unexpected type {kind}")
         if not kept:

@@ -22,8 +22,8 @@ from llmkube.base.private_files import write_private
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import RemoteVersion, Validator
 from llmkube.weights.source import Builtin, Remote, WebFile
-from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
-from llmkube.weights.store.partial import Partial, cannot_write
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, cannot_write, sync_folder
+from llmkube.weights.store.partial import Partial
 
 
 @attrs.frozen
@@ -96,7 +96,7 @@ class Record:
     """
 
     source: str
-    pieces: tuple[BlobInfo, ...]
+    pieces: tuple[BlobInfo, ...] = ()
     fetched_at: str = ""
     server: str = ""
     versions: tuple[Validator, ...] = ()
@@ -131,18 +131,10 @@ def name_of(store: Store, source: Remote | Builtin) -> str:
 
 def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | Unverified | None:
     """Return what the store has for a source, or None; from this very server, if one is named."""
-    key = key_of(identity)
-    if server is not None:
-        record = read_record(store, key)
-        if record is not None and record.server != server:
-            return None
-    return find_weights_by_key(store, key)
-
-
-def find_weights_by_key(store: Store, key: str) -> WeightsFile | Unverified | None:
-    """Return what the store has under a record's key, or None."""
-    record = read_record(store, key)
-    return None if record is None else find_recorded(store, record)
+    record = read_record(store, key_of(identity))
+    if record is None or server not in (None, record.server):
+        return None
+    return find_recorded(store, record)
 
 
 def find_recorded(store: Store, record: Record) -> WeightsFile | Unverified | None:
@@ -177,48 +169,36 @@ def extend_audience(store: Store, name: str, seen: Record, namespace: str | None
     Raises:
         FetchError: The disk fails.
     """
-    try:
-        with store.locked():
-            record = read_record(store, key_of(name))
-            if record is None or [p.sha256 for p in record.pieces] != [p.sha256 for p in seen.pieces]:
-                return
-            audience = record.audience.extended(namespace, credential)
-            if audience != record.audience:
-                save_record(store, key_of(name), attrs.evolve(record, audience=audience))
-    except OSError as exc:
-        raise cannot_write(store, exc) from exc
+    with store.locked():
+        record = read_record(store, key_of(name))
+        if record is None or [p.sha256 for p in record.pieces] != [p.sha256 for p in seen.pieces]:
+            return
+        audience = record.audience.extended(namespace, credential)
+        if audience != record.audience:
+            save_record(store, key_of(name), attrs.evolve(record, audience=audience))
 
 
-def commit_record(
-    store: Store,
-    identity: str,
-    source: str,
-    parts: Sequence[Partial | BlobInfo],
-    fetched_at: str,
-    *,
-    server: str = "",
-    versions: tuple[Validator, ...] = (),
-    audience: Audience = OWNER,
-    choice: str = "",
-    names: tuple[str, ...] = (),
-) -> WeightsFile:
-    """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
+def commit_record(store: Store, identity: str, record: Record, parts: Sequence[Partial | BlobInfo]) -> WeightsFile:
+    """Make complete parts visible, all of them or none, and remember what they are.
+
+    Args:
+        store: The store.
+        identity: What it knows the source by.
+        record: What else is known of the source; its pieces become the parts.
+        parts: In order.
 
     Raises:
         FetchError: The disk fails, or a blob that was there has been removed; the next fetch brings it again.
     """
-    try:
-        with store.locked():
-            if any(isinstance(part, BlobInfo) and _state(store, part) == "gone" for part in parts):
-                # found before the other parts were downloaded, which may have taken hours
-                raise FetchError("a part of the model has been removed from the model store meanwhile")
-            pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
-            record = Record(source, pieces, fetched_at, server, versions, audience, choice=choice, names=names)
-            found = weights_of(store, record)
-            save_record(store, key_of(identity), record)
-            return found
-    except OSError as exc:
-        raise cannot_write(store, exc) from exc
+    with store.locked():
+        if any(isinstance(part, BlobInfo) and _state(store, part) == "gone" for part in parts):
+            # found before the other parts were downloaded, which may have taken hours
+            raise FetchError("a part of the model has been removed from the model store meanwhile")
+        pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
+        record = attrs.evolve(record, pieces=pieces)
+        found = weights_of(store, record)
+        save_record(store, key_of(identity), record)
+        return found
 
 
 def blob_info(blob: Path) -> BlobInfo:
@@ -229,19 +209,8 @@ def blob_info(blob: Path) -> BlobInfo:
 
 def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: they have just been read, and their digests are right."""
-    now = tuple(blob_info(store.blobs / piece.sha256) for piece in record.pieces)
-    return commit_record(
-        store,
-        identity,
-        record.source,
-        now,
-        record.fetched_at,
-        server=record.server,
-        versions=record.versions,
-        audience=record.audience,
-        choice=record.choice,
-        names=record.names,
-    )
+    now = [blob_info(store.blobs / piece.sha256) for piece in record.pieces]
+    return commit_record(store, identity, record, now)
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:

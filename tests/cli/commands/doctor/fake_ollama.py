@@ -12,8 +12,7 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Response
 from llmkube.base.http.server import run_server
 from llmkube.cli.commands.doctor.ollama import look_at
-from llmkube.programs.daemon_engine.ollama.runners import runners_in
-from llmkube.programs.daemon_engine.process import Process
+from llmkube.programs.daemon_engine.processes import Process, runners_in
 
 SERVER_PID = 100
 URL = "http://127.0.0.1:11434"

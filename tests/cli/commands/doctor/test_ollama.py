@@ -10,8 +10,7 @@ from cli.commands.doctor.fake_ollama import GIB, URL, FakeOllama
 from llmkube.cli.commands.doctor import ollama
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.ollama import Ollama, daemon_url, judge_ollama
-from llmkube.programs.daemon_engine.ollama.runners import Runners, kind_of, runners_in
-from llmkube.programs.daemon_engine.process import Process
+from llmkube.programs.daemon_engine.processes import Process, Runners, kind_of, runners_in
 
 FINE = Ollama(url=URL, version="0.17.4", listed=("a:latest",), runners=Runners((7,), (), 1), held={7: 2 * GIB})
 LIES = attrs.evolve(FINE, listed=())

@@ -8,7 +8,7 @@ from llmkube.base.http.message import Response
 from llmkube.cli.commands.doctor import omlx
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.omlx import EMPTY_BYTES, Omlx, judge_omlx, look_at, port_of
-from programs.daemon_engine.omlx.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
+from programs.daemon_engine.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
 
 GIB = 1 << 30
 URL = "http://127.0.0.1:8000"

@@ -14,8 +14,9 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.budget import host_budget
+from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.layers import is_known
-from llmkube.weights.estimate.sizing import Demand, estimate
+from llmkube.weights.estimate.sizing import estimate
 from model_shapes import golden_shape
 
 LLAMA = entries()["llama-3.1-8b"]

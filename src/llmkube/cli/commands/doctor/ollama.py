@@ -20,9 +20,9 @@ from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
-from llmkube.programs.daemon_engine.ollama.options import daemon_url
-from llmkube.programs.daemon_engine.ollama.runners import Runners, runners_in
-from llmkube.programs.daemon_engine.processes import processes_here
+from llmkube.programs.daemon_engine.ollama_program import daemon_url
+from llmkube.programs.daemon_engine.process_table import processes_here
+from llmkube.programs.daemon_engine.processes import Runners, runners_in
 from llmkube.supervisor.host.this_machine import footprints_here
 
 NAME: Final = "Ollama"

@@ -17,10 +17,10 @@ from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.message import NO_HEADERS
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
-from llmkube.programs.daemon_engine.daemon_http import DaemonError, DaemonHttp
-from llmkube.programs.daemon_engine.omlx.model import servers_in
-from llmkube.programs.daemon_engine.omlx.options import DEFAULT_PORT, PORT_VARIABLE
-from llmkube.programs.daemon_engine.processes import ProcessTable, ThisMachine
+from llmkube.programs.daemon_engine.omlx_program import DEFAULT_PORT, PORT_VARIABLE
+from llmkube.programs.daemon_engine.process_table import ProcessTable, ThisMachine
+from llmkube.programs.daemon_engine.processes import omlx_servers_in
+from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp
 
 NAME: Final = "oMLX"
 
@@ -100,7 +100,7 @@ async def _look_once(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
     if not isinstance(pool, dict) or not isinstance(loaded, int):
         return found
     said = pool.get("current_model_memory")
-    pid = await table.listener(servers_in(await table.read()), port)
+    pid = await table.listener(omlx_servers_in(await table.read()), port)
     held = (await table.footprints([pid])).get(pid, 0) if pid is not None else 0
     said_bytes = said if isinstance(said, int) else 0
     return attrs.evolve(found, loaded=loaded, said_bytes=said_bytes, pid=pid, held_bytes=held)

@@ -43,8 +43,9 @@ from llmkube.programs.failures import CommandError
 from llmkube.programs.options import command
 from llmkube.programs.program import LOOPBACK
 from llmkube.router.backends import Backend
-from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.front_door import passing_door
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.pass_through import PassThrough
 
 
 @attrs.frozen
@@ -361,7 +362,7 @@ async def run_one_model(
     """
     directory = OneModel(service.key.name, service.spec.aliases, way)
     async with open_http_client() as client:
-        gateway = gateway_handler(directory, client, utcnow)
+        gateway = passing_door(PassThrough(directory, client), utcnow)
 
         async def handle(exchange: StreamExchange) -> None:
             directory.way = await find()

@@ -4,6 +4,7 @@ import datetime
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,13 +40,14 @@ from llmkube.supervisor.nouns.journal import FileJournal
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
-from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.download.fetch import fetch
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.picked_files import given_to_engine, pick
 from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
-from llmkube.weights.store.blobs import Store, open_store
+from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of
 
@@ -326,10 +328,9 @@ async def _preload(
                     sha256=sha256,
                     progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
                     limiter=limiter,
-                    downloader=downloader,
-                    token=token,
-                    access=access,
-                    policy=AddressPolicy(from_operator=True),
+                    download=partial(
+                        downloader.fetch, token=token, access=access, policy=AddressPolicy(from_operator=True)
+                    ),
                 )
         console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)
     return found

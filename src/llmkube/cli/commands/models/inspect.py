@@ -25,7 +25,8 @@ from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.remote_header import read_remote_header
-from llmkube.weights.formats.gguf import GGUFFacts, read_header
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import BucketFile, Builtin, ImageSource, LocalFile, RemoteFile, VolumeSource, parse_source
 

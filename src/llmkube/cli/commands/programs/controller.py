@@ -25,7 +25,8 @@ from llmkube.programs.host_name import default_host_name
 from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.runtimes.container.gpu import parse_gpu_resources
-from llmkube.runtimes.container.images import Images, parse_overrides
+from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.registry import parse_image_overrides
 from llmkube.weights.address_policy import parse_networks
 
 EVERY_ADDRESS: Final = None
@@ -105,7 +106,7 @@ def workload_settings(config: ControllerConfig) -> WorkloadSettings | None:
         look_seconds=config.look_seconds,
         prune_cache=config.prune_cache,
         drain_container=config.drain_container,
-        images=Images(parse_overrides(_pairs(config.engine_image, "--engine-image")), config.image_registry),
+        images=Images(parse_image_overrides(_pairs(config.engine_image, "--engine-image")), config.image_registry),
         gpu_resources=parse_gpu_resources(_pairs(config.gpu_resource, "--gpu-resource")),
     )
 

@@ -25,9 +25,9 @@ from llmkube.cli.view import formats
 from llmkube.cli.view.describe import without_effect
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import flowing
-from llmkube.k8s.crd.inferenceservice import POD_RUNTIMES, InferenceService
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.pairing import HOST_ENGINES
+from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
@@ -43,7 +43,7 @@ CATALOG_CONTEXT: Final = 8192
 
 _GPUS: Final = ("metal", "cuda", "rocm", "vulkan", "intel")  # the first that a live host serves is taken
 _VENDORS: Final = {"cuda": "nvidia", "rocm": "amd", "intel": "intel"}
-_IN_PODS: Final = frozenset(POD_RUNTIMES) - frozenset(HOST_ENGINES)
+_IN_PODS: Final = frozenset(name for name, facts in RUNTIMES.items() if not facts.hosts)
 _LOCAL: Final = ("./", "../", "~")
 
 

@@ -1,0 +1,167 @@
+"""oMLX's HTTP API, as far as one model needs it.
+
+Facts: `omlx/server.py`, `omlx/engine_pool.py` and `omlx/model_discovery.py` of https://github.com/jundot/omlx. There is
+no request that loads a model: the first one that names it does. One that names no model of the server is answered by
+its default model, if its owner has set that; so a name is looked for in the list before it is asked for.
+"""
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import attrs
+
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.message import Headers, Response
+from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.server import ASK_SECONDS, DaemonError, DaemonHttp, DaemonLateError, body_of
+
+LOAD_SECONDS: Final = 3600.0
+"""For a load, in which the server says nothing at all."""
+
+UNLOAD_SECONDS: Final = 3.0
+"""For an unload: it is answered when the engine has stopped."""
+
+NAME: Final = "oMLX"
+
+_LIST_BYTES: Final = 8 << 20
+_AGAIN: Final = frozenset({408, 409, 429})
+"""Refusals that may be none a moment later, such as while another client's load is under way."""
+
+
+@attrs.frozen
+class Entry:
+    """A model of the server's list.
+
+    Attributes:
+        id: What it is called.
+        path: Its folder; "" where that is not said.
+        loaded: Whether it is in memory.
+        loading: Whether it is about to be.
+        size: What it takes there, in bytes; 0 where that is not said.
+    """
+
+    id: str
+    path: str
+    loaded: bool
+    loading: bool
+    size: int
+
+
+@attrs.frozen
+class DaemonApi:
+    """One server.
+
+    Attributes:
+        http: The way to it.
+        url: Where it is.
+        key: What it asks for; "" where it asks for none.
+    """
+
+    http: HttpClient
+    url: str
+    key: str = attrs.field(default="", repr=False)
+
+    @property
+    def headers(self) -> Headers:
+        """What requests have to carry."""
+        kind = {"Content-Type": "application/json"}
+        return Headers.of(kind | ({"Authorization": f"Bearer {self.key}"} if self.key else {}))
+
+    @property
+    def _way(self) -> DaemonHttp:
+        return DaemonHttp(self.http, self.url, NAME, self.headers)
+
+    async def is_omlx(self) -> bool:
+        """Whether what answers is an oMLX; it says so without a key.
+
+        Raises:
+            DaemonError: Nothing answers, or not in time.
+        """
+        try:
+            return "engine_pool" in await self._way.ask("/health")
+        except DaemonError as error:
+            if error.gone or isinstance(error, DaemonLateError):
+                raise
+            return False
+
+    async def version(self) -> str:
+        """Return its release, or `UNKNOWN_RELEASE` of one that has no such path.
+
+        Raises:
+            DaemonError: It does not answer, or asks for another key.
+        """
+        try:
+            said = (await self._way.ask("/api/status")).get("version")
+        except DaemonError as error:
+            if error.status == 404:
+                return UNKNOWN_RELEASE
+            raise
+        return said if isinstance(said, str) and said else UNKNOWN_RELEASE
+
+    async def models(self) -> tuple[Entry, ...]:
+        """Return its models, loaded or not.
+
+        Raises:
+            DaemonError: It does not answer, asks for another key, or says something else.
+        """
+        answer = await self._way.within(ASK_SECONDS, "GET", "/v1/models/status", most=_LIST_BYTES)
+        models = self._way.object_of(answer).get("models")
+        if not isinstance(models, list):
+            raise DaemonError("oMLX's list of models is no list")
+        return tuple(_entry(each) for each in models if isinstance(each, dict))
+
+    async def load(self, name: str, *, embeds: bool = False) -> None:
+        """Have it load a model, by the smallest request that needs it.
+
+        Args:
+            name: The model's id.
+            embeds: Whether it computes embeddings alone.
+
+        Raises:
+            DaemonError: It did not, or another model has answered.
+        """
+        path, asked = "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        if embeds:
+            path, asked = "/v1/embeddings", {"input": "hi"}
+        answer = await self._way.within(LOAD_SECONDS, "POST", path, body_of({"model": name, **asked}))
+        if answer.status in _AGAIN:
+            raise DaemonError(str(self._way.refusal(answer)))
+        said = self._way.object_of(answer)
+        if "error" in said:  # its head is sent before the model is loaded
+            raise DaemonError(str(self._way.refusal(answer)))
+        if said.get("model", name) != name:
+            raise DaemonError(f"oMLX was asked for {name}, and {str(said['model'])[:100]} has answered")
+
+    async def unload(self, name: str) -> None:
+        """Have it unload a model: by the path of its API, and by that of its pages where it lacks the first.
+
+        Raises:
+            DaemonError: It did not take that.
+        """
+        where = f"models/{quote(name, safe='')}/unload"
+        answer = await self._way.within(UNLOAD_SECONDS, "POST", f"/v1/{where}")
+        if _has_no_such_path(answer, self._way):
+            answer = await self._way.within(UNLOAD_SECONDS, "POST", f"/admin/api/{where}")
+            if answer.status in (401, 403):
+                raise DaemonError(
+                    "this oMLX takes an unload by its own pages alone: install a newer one", answer.status
+                )
+        if answer.status == 400:  # it is not loaded
+            return
+        self._way.object_of(answer)
+
+
+def _has_no_such_path(answer: Response, way: DaemonHttp) -> bool:
+    """Tell a path that a release does not have from a model that it does not know."""
+    return answer.status == 405 or (answer.status == 404 and "Model not found" not in str(way.refusal(answer)))
+
+
+def _entry(said: dict[str, Any]) -> Entry:
+    sizes = (said.get("actual_size"), said.get("estimated_size"))
+    return Entry(
+        id=str(said.get("id", "")),
+        path=str(said.get("model_path") or ""),
+        loaded=said.get("loaded") is True,
+        loading=said.get("is_loading") is True,
+        size=next((size for size in sizes if isinstance(size, int) and size > 0), 0),
+    )

@@ -1,0 +1,276 @@
+"""The program that an agent starts for a service on oMLX: python -m llmkube.programs.daemon_engine.omlx_program --help.
+
+It borrows the oMLX of the host's owner where that has the model's folder, and never ends that one.
+"""
+
+import enum
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.hub import open_sockets
+from llmkube.programs.daemon_engine.model_lock import OpenLock, locks_in, unshared
+from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_model import OmlxModel, followed
+from llmkube.programs.daemon_engine.omlx_server import START_SECONDS, OmlxProgram, remove_abandoned
+from llmkube.programs.daemon_engine.process_table import ProcessTable, ThisMachine
+from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, NoStarter, Server, Starter
+from llmkube.programs.daemon_engine.serving import (
+    FrontOptions,
+    free_port,
+    front_fields,
+    front_parser,
+    kept,
+    run_program,
+    serve_model,
+    service_of,
+)
+from llmkube.programs.program import Stop
+from llmkube.supervisor.host.processes import OWNER_VARIABLE
+
+
+class Whose(enum.Enum):
+    """What is used."""
+
+    THEIRS = "the one that runs"
+    OURS = "one of our own"
+    NONE = "none"
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """What answers at the address of the owner's oMLX.
+
+    Attributes:
+        url: The address.
+        answers: Whether anything listens there.
+        error: Why it was not understood; "" when it was.
+        is_omlx: Whether it looks like oMLX.
+        status: What it has refused our questions with; 0 when it has not.
+        folders: Where its models are, with links followed; "" of each of which it does not say.
+    """
+
+    url: str
+    answers: bool = True
+    error: str = ""
+    is_omlx: bool = True
+    status: int = 0
+    folders: Collection[str] = ()
+
+
+@attrs.frozen
+class Choice:
+    """What is used, and why."""
+
+    whose: Whose
+    why: str
+
+
+def choose(found: Found, folder: str) -> Choice:
+    """Return what serves the model in this folder, whose links are followed.
+
+    An oMLX that runs is used if it has the folder among its models. It reads its folders when it starts, and takes a
+    new one by its own pages alone, which no key of an API opens.
+    """
+    if not found.answers:
+        return Choice(Whose.OURS, f"no oMLX runs at {found.url}")
+    if not found.is_omlx:
+        return Choice(Whose.OURS, f"what answers at {found.url} does not answer as oMLX does")
+    if found.status in (401, 403):
+        why = f"the oMLX at {found.url} asks for a key: to have it used, name a file with the key by --omlx-key-file"
+        return Choice(Whose.OURS, why)
+    if found.error:  # it may have models in memory of which nothing can be told
+        return Choice(Whose.NONE, f"{found.error}; no second one is started beside it")
+    if folder in found.folders:
+        return Choice(Whose.THEIRS, f"the oMLX at {found.url} has the model")
+    if found.folders and not any(found.folders):
+        return Choice(
+            Whose.OURS, f"the oMLX at {found.url} does not say where its models are: it is too old to be used"
+        )
+    why = (
+        f"the oMLX at {found.url} does not have the model: to have it used, add the folder above {folder} to its model"
+    )
+    return Choice(Whose.OURS, f"{why} folders")
+
+
+DEFAULT_PORT: Final = 8000
+PORT_VARIABLE: Final = "OMLX_PORT"
+"""oMLX's own."""
+
+KEY_FILE_VARIABLE: Final = "LLMKUBE_OMLX_KEY_FILE"
+START_VARIABLE: Final = "LLMKUBE_OMLX_STARTUP_SECONDS"
+
+_MOST_PORT: Final = 65535
+
+
+@attrs.frozen(kw_only=True)
+class Options(FrontOptions):
+    """What to serve, and how.
+
+    Attributes:
+        model: The folder of the model.
+        program: oMLX's own program.
+        daemon: Where the owner's oMLX would be.
+        key_file: Holds the key that that one asks for; None where it asks for none.
+        start_seconds: Until one of our own has to answer.
+    """
+
+    model: Path
+    program: str = "omlx"
+    daemon: str = f"http://127.0.0.1:{DEFAULT_PORT}"
+    key_file: Path | None = None
+    start_seconds: float = START_SECONDS
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Read the command line and the agent's variables; exits with 2 and one line when they cannot be honoured."""
+    parser = front_parser("omlx-engine", "One model of an oMLX, served as llama-server serves one.")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the model", metavar="FOLDER")
+    parser.add_argument("--omlx", default="omlx", help="program to start where no oMLX has the model")
+    said = parser.parse_args(argv)
+    service_of(parser, said)
+    port, seconds = environ.get(PORT_VARIABLE, "").strip(), environ.get(START_VARIABLE, "").strip()
+    if port and not (port.isdecimal() and 0 < int(port) <= _MOST_PORT):
+        parser.error(f"{PORT_VARIABLE}={port}: write a port, such as {DEFAULT_PORT}")
+    try:
+        start_seconds = float(seconds or START_SECONDS)
+    except ValueError:
+        parser.error(f"{START_VARIABLE}={seconds}: write seconds, such as {START_SECONDS:g}")
+    key_file = environ.get(KEY_FILE_VARIABLE, "")
+    return Options(
+        **front_fields(said),
+        model=said.model,
+        program=said.omlx,
+        daemon=f"http://127.0.0.1:{port or DEFAULT_PORT}",
+        key_file=Path(key_file) if key_file else None,
+        start_seconds=start_seconds,
+    )
+
+
+log = structlog.get_logger()
+
+
+@attrs.frozen
+class Outside:
+    """What of the world a test replaces.
+
+    Attributes:
+        client: The way to oMLX.
+        table: The processes of this machine.
+        starter: Starts one of our own.
+        key: What the owner's oMLX asks for; "" where none was given.
+        follow: Returns a path with its links followed.
+        open_lock: Tells who else uses a model.
+    """
+
+    client: HttpClient
+    table: ProcessTable
+    starter: Starter
+    key: str = attrs.field(default="", repr=False)
+    follow: Callable[[str], Awaitable[str]] = followed
+    open_lock: OpenLock = unshared
+
+
+@asynccontextmanager
+async def opened_model(options: Options, outside: Outside) -> AsyncIterator[OmlxModel]:
+    """Have a server during the block, and the model in it.
+
+    Raises:
+        NoDaemonError: There is none, and none can be started.
+    """
+    folder = await outside.follow(str(options.model))
+    theirs = DaemonApi(outside.client, options.daemon, outside.key)
+    choice = choose(await look_for(theirs, outside.follow), folder)
+    if choice.whose is Whose.NONE:
+        raise NoDaemonError(choice.why)
+    async with AsyncExitStack() as stack:
+        server = Server(options.daemon, key=outside.key)
+        if choice.whose is Whose.THEIRS:
+            log.info(choice.why, then="it is used, and stays when this engine ends")
+        else:
+            log.info(choice.why, then="one of our own is started for this engine")
+            server = await stack.enter_async_context(outside.starter.started())
+        api = DaemonApi(outside.client, server.url, server.key)
+        yield OmlxModel(api, server.port, folder, outside.table, options.embeds, outside.follow, server=server.pid)
+
+
+async def look_for(api: DaemonApi, follow: Callable[[str], Awaitable[str]] = followed) -> Found:
+    """Return what answers at the address of the owner's oMLX; the folders of its models with links followed."""
+    try:
+        if not await api.is_omlx():
+            return Found(url=api.url, is_omlx=False)
+        entries = await api.models()
+    except DaemonError as error:
+        return Found(url=api.url, answers=not error.gone, error=str(error), status=error.status)
+    return Found(url=api.url, folders=[await follow(entry.path) for entry in entries])
+
+
+async def serve(
+    options: Options,
+    keys: frozenset[str],
+    outside: Outside,
+    stop: Stop,
+    *,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> bool:
+    """Serve the model until a stop; arguments and errors are those of `serve_model`."""
+    if options.only_unloads:
+        outside = attrs.evolve(outside, starter=NoStarter())
+    opened = kept(opened_model(options, outside), outside.open_lock)
+    return await serve_model(options, keys, outside.client, opened, stop, task_status=task_status)
+
+
+async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> bool:
+    for left in await trio.to_thread.run_sync(remove_abandoned, abandon_on_cancel=True):
+        log.info("removed what a killed engine has left", folder=str(left))
+    async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
+        starter = OmlxProgram(
+            options.program,
+            options.model,
+            DaemonApi(client, options.daemon),
+            await free_port(),
+            options.embeds,
+            options.context,
+            options.start_seconds,
+        )
+        locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
+        outside = Outside(client, ThisMachine(), starter, key, open_lock=locks)
+        return await serve(options, keys, outside, stop)
+
+
+def read_key(path: Path) -> str:
+    """Return the key in a file: its first line; blocks.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It holds none, or something that no header can carry.
+    """
+    key = path.read_text("utf-8").strip().partition("\n")[0].strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ValueError(f"{path} holds no key")
+    return key
+
+
+def main() -> None:
+    """Serve what the command line says."""
+    options = parse(sys.argv[1:], os.environ)
+    key = ""
+    if options.key_file is not None:
+        try:
+            key = read_key(options.key_file)
+        except (OSError, ValueError) as error:
+            sys.exit(f"omlx: --omlx-key-file: {error}")
+    run_program("omlx", options, partial(_run, options, key))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""A daemon's server: one that is borrowed, or ours; and questions to it over HTTP, with a deadline each.
+
+Ours is in a process group of its own. It ends with the front, and the models that it has loaded end with it. Should
+the front be killed, the agent finds both by the cookie that they inherit.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol
+
+import attrs
+import structlog
+import trio
+
+from llmkube.base.errors import WorldError
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.errors import HttpError
+from llmkube.base.http.message import Headers, Response
+
+ASK_SECONDS: Final = 2.0
+"""For what a daemon knows without looking at a file."""
+
+_MOST_BYTES: Final = 1 << 20
+
+
+class DaemonError(Exception):
+    """The daemon did not do what it was asked for.
+
+    Attributes:
+        status: What it answered; 0 without an answer.
+        gone: Nothing listens there, or it broke off.
+    """
+
+    def __init__(self, message: str, status: int = 0, *, gone: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.gone = gone
+
+
+class DaemonLateError(DaemonError):
+    """It listens, and has not answered in time."""
+
+
+@attrs.frozen
+class DaemonHttp:
+    """The way to one daemon.
+
+    Attributes:
+        http: The client.
+        url: Where it is.
+        name: What people call it.
+        headers: What every question carries.
+    """
+
+    http: HttpClient
+    url: str
+    name: str
+    headers: Headers
+
+    async def within(
+        self, seconds: float, method: str, path: str, body: bytes = b"", *, most: int = _MOST_BYTES
+    ) -> Response:
+        """Return what it answers in time.
+
+        Raises:
+            DaemonError: Nothing listens there, or it broke off.
+            DaemonLateError: It has not answered in time.
+        """
+        with trio.move_on_after(seconds):
+            try:
+                return await self.http.request(
+                    method, self.url + path, headers=self.headers, body=body, max_body_bytes=most
+                )
+            except HttpError as error:
+                raise DaemonError(f"no {self.name} answers at {self.url}: {error}", gone=True) from error
+        raise DaemonLateError(f"{self.name} at {self.url} has not answered {path} in {seconds:g} s")
+
+    async def ask(self, path: str) -> dict[str, Any]:
+        """Return the object that it answers at a path.
+
+        Raises:
+            DaemonError: As `within`, or it answers something else.
+        """
+        return self.object_of(await self.within(ASK_SECONDS, "GET", path))
+
+    def object_of(self, answer: Response) -> dict[str, Any]:
+        """Return the object in an answer.
+
+        Raises:
+            DaemonError: It is a refusal, or holds none.
+        """
+        if answer.status != 200:
+            raise self.refusal(answer)
+        return self.parsed(answer.body)
+
+    def refusal(self, answer: Response) -> DaemonError:
+        """Return what an answer of another status says."""
+        try:
+            said = self.parsed(answer.body)
+        except DaemonError:
+            said = {}
+        return DaemonError(f"{self.name} answers {answer.status}: {words_of(said, answer.body)}", answer.status)
+
+    def parsed(self, body: bytes) -> dict[str, Any]:
+        """Return the object that a body is.
+
+        Raises:
+            DaemonError: It is none.
+        """
+        try:
+            said = json.loads(body)
+        except ValueError as error:
+            raise DaemonError(f"what {self.name} answers is not JSON: {body[:80]!r}") from error
+        if not isinstance(said, dict):
+            raise DaemonError(f"what {self.name} answers is no object: {body[:80]!r}")
+        return said
+
+
+def words_of(said: Mapping[str, Any], body: bytes) -> str:
+    """Return the words of a refusal, as Ollama, OpenAI's API or FastAPI has them; else its body."""
+    error = said.get("error", said.get("detail"))
+    if isinstance(error, dict):
+        error = error.get("message")
+    return (error if isinstance(error, str) and error else body.decode("utf-8", "replace"))[:500]
+
+
+def body_of(said: Mapping[str, Any]) -> bytes:
+    """Return the body of a question."""
+    return json.dumps(said).encode()
+
+
+END_SECONDS: Final = 2.0
+"""Between TERM and KILL of a server of ours, whose model is unloaded by then."""
+
+AGAIN_SECONDS: Final = 0.2
+
+log = structlog.get_logger()
+
+
+class NoDaemonError(WorldError):
+    """No server answers, and none can be started."""
+
+
+@attrs.frozen
+class Server:
+    """The server that is used.
+
+    Attributes:
+        url: Where it is.
+        pid: Its process, if it is ours; None of a borrowed one.
+        key: What it asks for; "" where it asks for none.
+    """
+
+    url: str
+    pid: int | None = None
+    key: str = attrs.field(default="", repr=False)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.url.rpartition(":")[2])
+
+
+class Starter(Protocol):
+    """Starts a server where none runs."""
+
+    def started(self) -> contextlib.AbstractAsyncContextManager[Server]:
+        """Run one during the block, and end it afterwards.
+
+        Raises:
+            NoDaemonError: It does not start.
+        """
+        ...
+
+
+@attrs.frozen
+class NoStarter:
+    """A `Starter` for who asks the owner's server alone."""
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[Server]:
+        """Start none.
+
+        Raises:
+            NoDaemonError: Always.
+        """
+        await trio.lowlevel.checkpoint()
+        raise NoDaemonError("the server in which a killed engine may have left the model cannot be asked")
+        yield Server("")  # what makes it a generator
+
+
+@attrs.frozen(kw_only=True)
+class ServerCommand:
+    """A server of our own: how it is started, and when it is there.
+
+    Attributes:
+        name: What people call it.
+        argv: Its command line.
+        environ: All of its environment.
+        server: Where it will be; its `pid` is filled in.
+        answers: Returns once it has answered; raises `DaemonError` while it does not.
+        start_seconds: Until it answers.
+    """
+
+    name: str
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    server: Server
+    answers: Callable[[], Awaitable[object]]
+    start_seconds: float
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Server]:
+        """Run it during the block; afterwards TERM, then KILL for its whole group.
+
+        Raises:
+            NoDaemonError: It does not start.
+        """
+        program = self.argv[0]
+        try:
+            process = await trio.lowlevel.open_process(
+                list(self.argv), env=dict(self.environ), stdin=subprocess.DEVNULL, process_group=0
+            )
+        except OSError as error:
+            raise NoDaemonError(
+                f"no {self.name} answers, and {program} cannot be started ({error.strerror}): install it, or start it"
+            ) from error
+        try:
+            await self._answering(process)
+            yield attrs.evolve(self.server, pid=process.pid)
+        finally:
+            await _end(process)  # noqa: ASYNC102 - it shields itself, with a deadline
+
+    async def _answering(self, process: trio.Process) -> None:
+        program = self.argv[0]
+        with trio.move_on_after(self.start_seconds):
+            while process.poll() is None:
+                with contextlib.suppress(DaemonError):
+                    await self.answers()
+                    return
+                await trio.sleep(AGAIN_SECONDS)
+            raise NoDaemonError(f"{program} serve has ended with {process.returncode}; its words are above")
+        raise NoDaemonError(f"{program} serve has not answered in {self.start_seconds:g} s")
+
+
+@asynccontextmanager
+async def borrowed_or_own(
+    name: str, url: str, version: Callable[[], Awaitable[str]], starter: Starter
+) -> AsyncIterator[Server]:
+    """Use the server that answers, which stays; or run one of our own during the block.
+
+    Args:
+        name: What people call it.
+        url: Where it would be.
+        version: Returns its release; raises `DaemonError`.
+        starter: Starts one of our own.
+
+    Raises:
+        NoDaemonError: None answers, and none can be started.
+    """
+    try:
+        said = await version()
+    except DaemonError as error:
+        if not error.gone:
+            raise NoDaemonError(f"{error}; no second one is started beside it") from error
+    else:
+        why = f"an {name} runs here; it is used, and stays when this engine ends"
+        log.info(why, url=url, version=said)
+        yield Server(url)
+        return
+    async with starter.started() as server:
+        why = f"no {name} runs here; one has been started for this engine"
+        log.info(why, url=server.url, pid=server.pid)
+        yield server
+
+
+async def _end(process: trio.Process) -> None:
+    """TERM for the server, which ends its models; KILL for all of its group; bounded."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if number == signal.SIGTERM:
+            with contextlib.suppress(OSError):
+                process.terminate()
+        else:
+            # The leader may have gone, and its number stays taken while the group has members.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with trio.move_on_after(END_SECONDS, shield=True):
+            await process.wait()

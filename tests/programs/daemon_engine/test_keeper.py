@@ -1,0 +1,413 @@
+"""A model of an Ollama over time, on a virtual clock: loaded, kept, lost, lied about, given back."""
+
+from itertools import pairwise
+
+import attrs
+import pytest
+import trio
+
+from llmkube.programs.daemon_engine import keeper as keeper_module
+from llmkube.programs.daemon_engine import keeping
+from llmkube.programs.daemon_engine.keeping import Act, Outcome, Seen, Step
+from programs.daemon_engine.fake_ollama import NAME, FakeDaemon, answers, breaks_off, staged
+
+
+async def test_a_model_is_loaded_kept_and_given_back(autojump_clock):
+    """It is made with its context, kept by renewals, and at the end no process is left."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert fake.parameters == {NAME: {"num_ctx": 512}}
+        assert fake.calls == ["/api/show", "/api/pull", "/api/create", "/api/show", "/api/generate"]
+        [pid] = fake.holders()
+        await trio.sleep(1200)
+        assert stage.keeper.ready
+        assert fake.holders() == [pid]
+        assert await stage.unload()
+        assert fake.holders() == []
+        assert not fake.ended
+
+
+async def test_a_model_of_embeddings_is_loaded_by_what_it_can_do(autojump_clock):
+    """Ollama refuses to generate with it; loading and renewing ask for an embedding of nothing."""
+    fake = FakeDaemon(embeds=True)
+    async with staged(fake) as stage:
+        await trio.sleep(600)
+        assert stage.keeper.ready
+        assert await stage.unload()
+        assert fake.holders() == []
+
+
+async def test_a_library_model_is_pulled_once_however_long_that_takes(autojump_clock):
+    """A pull that says something every eight minutes is none that has stopped."""
+    fake = FakeDaemon(pull_seconds=480)
+    async with staged(fake) as stage:
+        await trio.sleep(3600)
+        assert not stage.keeper.ready
+        await trio.sleep(3600)
+        assert stage.keeper.ready
+        assert fake.calls.count("/api/pull") == 1
+
+
+async def test_a_pull_that_would_fill_the_disk_is_given_up_at_once(autojump_clock):
+    """The store has lost the model, and its disk has no room for it any more: the agent shows the sentence."""
+    fake = FakeDaemon(layers={"tiny:latest": [1 << 30]}, free_bytes=1 << 29)
+    async with staged(fake) as stage:
+        await trio.sleep(30)
+        assert "no space in Ollama's models folder: 1.0 GiB needed, 512.0 MiB free" in stage.given_up
+        assert "ollama rm removes models" in stage.given_up
+        assert fake.calls.count("/api/pull") == 1
+        assert fake.fetched_bytes <= (1 << 30) // 10
+
+
+async def test_a_pull_that_stops_is_begun_again(autojump_clock):
+    """An answer that ends before its success, or is no JSON, is a failure, and the next try may succeed."""
+    fake = FakeDaemon(faults={"/api/pull": [breaks_off, answers(200, b'{"status": "pul')]})
+    async with staged(fake) as stage:
+        await trio.sleep(30)
+        assert stage.keeper.ready
+        assert fake.calls.count("/api/pull") == 3
+
+
+async def test_a_model_that_no_library_has_is_given_up_at_once(autojump_clock):
+    """To ask again would be answered the same; its user is told."""
+    fake = FakeDaemon(library={})
+    async with staged(fake) as stage:
+        await trio.sleep(5)
+        assert "file does not exist" in stage.given_up
+        assert fake.calls.count("/api/pull") == 1
+
+
+async def test_a_load_that_fails_thrice_is_given_up_with_the_servers_words(autojump_clock):
+    """The agent says them, and starts the engine again later."""
+    refusal = answers(500, b'{"error": "model requires more system memory (9 GiB) than is available (2 GiB)"}')
+    fake = FakeDaemon(faults={"/api/generate": [refusal] * 3})
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert "requires more system memory" in stage.given_up
+        assert fake.calls.count("/api/generate") == 3
+
+
+async def test_a_server_that_starts_again_has_the_model_loaded_again(autojump_clock):
+    """Requests wait with 503 meanwhile; nothing is given up."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.stop()
+        await trio.sleep(12)
+        assert not stage.keeper.ready
+        fake.start("0.18.0")
+        await trio.sleep(5)
+        assert stage.keeper.ready
+        assert not stage.given_up
+        assert len(fake.holders()) == 1
+
+
+async def test_an_upgrade_with_another_store_has_the_model_made_again(autojump_clock):
+    """The new server answers before a look has found none; only its version tells."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.stop()
+        fake.start("0.18.0")
+        fake.store.clear()
+        fake.blobs.clear()
+        await trio.sleep(20)
+        assert stage.keeper.ready
+        assert fake.calls.count("/api/pull") == 2
+
+
+async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump_clock):
+    """It runs elsewhere, for all that is known; the sentence says which variable names where."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.stop()
+        await trio.sleep(25)
+        assert not stage.given_up
+        await trio.sleep(20)
+        assert "no Ollama answers at http://127.0.0.1:11434 any more" in stage.given_up
+        assert "OLLAMA_HOST=" in stage.given_up
+
+
+async def test_a_server_that_is_late_keeps_what_it_has_loaded_in_service(autojump_clock):
+    """It answers requests with what is loaded; one that stays silent for two minutes is given up."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.hangs = True
+        await trio.sleep(60)
+        assert stage.keeper.ready
+        fake.hangs = False
+        await trio.sleep(30)
+        assert stage.keeper.ready
+        fake.hangs = True
+        await trio.sleep(150)
+        assert "has answered nothing for" in stage.given_up
+
+
+async def test_a_model_that_is_lost_from_the_store_is_made_again(autojump_clock):
+    """Its user has removed it; the file it is made of is still there."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.drop(NAME)
+        del fake.store[NAME]
+        await trio.sleep(20)
+        assert stage.keeper.ready
+        assert fake.calls.count("/api/create") == 2
+
+
+async def test_a_process_that_is_gone_while_its_model_is_listed_is_noticed(autojump_clock):
+    """Ollama lists what was killed; the kernel does not."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        [before] = fake.holders()
+        fake.kill_runner(NAME)
+        await trio.sleep(15)
+        assert stage.keeper.ready
+        [now] = fake.holders()
+        assert now != before
+
+
+async def test_a_load_without_a_process_is_not_believed(autojump_clock):
+    """It says three times that it has loaded; no request is let through, and its user is told."""
+    fake = FakeDaemon(hollow=True)
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert not stage.keeper.ready
+        assert "no process of it holds it" in stage.given_up
+
+
+async def test_what_takes_the_model_away_again_and_again_is_met_ever_more_slowly(autojump_clock):
+    """Two programs that want the same memory do not load in turn without a pause."""
+    fake = FakeDaemon()
+    loads = []
+    async with staged(fake) as stage:
+        for _ in range(240):  # an hour in which the model is taken away whenever it is there
+            await trio.sleep(10)
+            if NAME in fake.loaded:
+                loads.append(trio.current_time())
+                fake.drop(NAME)
+        assert not stage.given_up
+    pauses = [after - before for before, after in pairwise(loads)]
+    assert pauses[0] <= 20
+    assert min(pauses[6:]) >= 50
+    assert len(loads) > 30  # and it comes back each time
+
+
+async def test_a_process_that_is_left_of_a_borrowed_server_is_told_and_not_ended(autojump_clock):
+    """Its server was killed: the memory is not ours to take, and no second copy is loaded beside it."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        [pid] = fake.holders()
+        fake.stop(killed=True)
+        await trio.sleep(3)
+        fake.start()
+        await trio.sleep(25)
+        assert f"kill {pid}" in stage.given_up
+        assert fake.holders() == [pid]
+        assert not fake.ended
+
+
+async def test_a_process_that_our_own_server_keeps_is_ended(autojump_clock):
+    """What it does not list and holds all the same is ended, and the model is loaded anew."""
+    fake = FakeDaemon()
+    async with staged(fake, owned=True) as stage:
+        await trio.sleep(10)
+        [pid] = fake.holders()
+        fake.lies = True
+        fake.drop(NAME)
+        await trio.sleep(40)
+        assert fake.ended == [pid]
+        assert stage.keeper.ready
+        assert len(fake.holders()) == 1
+
+
+async def test_an_unload_that_is_said_and_not_done_is_told(autojump_clock):
+    """A borrowed server's process is left alone: the engine ends, and says who holds the memory."""
+    fake = FakeDaemon(lies=True)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        [pid] = fake.holders()
+        assert not await stage.unload()
+        assert fake.holders() == [pid]
+        assert not fake.ended
+
+
+async def test_an_unload_of_our_own_server_ends_what_stays(autojump_clock):
+    """Its process is ours to end."""
+    fake = FakeDaemon(lies=True)
+    async with staged(fake, owned=True) as stage:
+        await trio.sleep(10)
+        [pid] = fake.holders()
+        assert await stage.unload()
+        assert fake.ended == [pid]
+
+
+async def test_a_slow_end_of_a_process_is_waited_for(autojump_clock):
+    """The answer to an unload comes before the memory is back."""
+    fake = FakeDaemon(lag_seconds=4.0)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert await stage.unload()
+        assert fake.holders() == []
+
+
+async def test_an_unload_has_an_end_whatever_hangs(autojump_clock):
+    """The agent ends the engine ten seconds after TERM."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.hangs = True
+        with trio.fail_after(10):
+            assert not await stage.unload()
+
+
+async def test_a_stop_in_the_middle_of_a_load_leaves_nothing(autojump_clock):
+    """The request is broken off, and the server told to unload what it had begun."""
+    fake = FakeDaemon(load_seconds=600)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert len(fake.holders()) == 1
+        assert await stage.unload()
+        assert fake.holders() == []
+
+
+async def test_processes_that_cannot_be_seen_leave_the_servers_word(autojump_clock):
+    """Another user's on macOS: loading, keeping and unloading go by what it lists."""
+    fake = FakeDaemon(hidden=True)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert await stage.unload()
+        assert fake.loaded == {}
+
+
+async def test_another_name_of_the_same_file_keeps_its_process(autojump_clock):
+    """Two names of one file share a process: who ends leaves it to the other."""
+    fake = FakeDaemon()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.store["mine"] = fake.store[NAME]
+        fake.loaded["mine"] = fake.loaded.pop(NAME)  # as after a load under that name with other options
+        fake.expires = {"mine": float("inf")}
+        await trio.sleep(20)
+        assert stage.keeper.ready
+        assert await stage.unload()
+        assert fake.loaded.keys() == {"mine"}
+        assert len(fake.holders()) == 1
+
+
+# -- bugs made on purpose ---------------------------------------------------------------------------------------------
+
+
+def credulous(monkeypatch):
+    """What the server says is enough."""
+    monkeypatch.setattr(Seen, "loaded", property(lambda self: self.listed))
+
+
+def kernel_alone(monkeypatch):
+    """A process is enough, listed or not."""
+    monkeypatch.setattr(Seen, "loaded", property(lambda self: bool(self.holders)))
+
+
+def forgetful(monkeypatch):
+    """Nothing is renewed."""
+    monkeypatch.setattr(keeping, "RENEW_SECONDS", float("inf"))
+
+
+def stubborn(monkeypatch):
+    """A server that is away is waited for without end."""
+    monkeypatch.setattr(keeping, "LOST_SECONDS", float("inf"))
+
+
+def hasty(monkeypatch):
+    """A server that is away for a moment is given up."""
+    monkeypatch.setattr(keeping, "LOST_SECONDS", 0.5)
+
+
+def thrashing(monkeypatch):
+    """What was taken away is loaded at once, each time."""
+    monkeypatch.setattr(keeping, "WINDOW_SECONDS", 0.0)
+
+
+def murderous(monkeypatch):
+    """Processes of a borrowed server are ended like our own."""
+    right = keeping.decide
+
+    def decide(state, seen, now):
+        return right(state, attrs.evolve(seen, owned=seen.answers == "yes"), now)
+
+    monkeypatch.setattr(keeping, "decide", decide)
+
+
+def trusting_unload(monkeypatch):
+    """An unload that was answered is done."""
+    right = keeping.unload
+
+    def unload(seen, since, asked_at, now):
+        return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
+
+    monkeypatch.setattr(keeping, "unload", unload)
+
+
+def merciful(monkeypatch):
+    """What our own server keeps after an unload is left."""
+    right = keeping.unload
+    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=False), *rest))
+
+
+def deaf_to_missing(monkeypatch):
+    """A model that the server does not know is loaded again and again, and never made."""
+    right = keeping.after
+
+    def after(state, act, outcome, now):
+        return right(state, act, Outcome(error=outcome.error), now)
+
+    monkeypatch.setattr(keeping, "after", after)
+
+
+def impatient(monkeypatch):
+    """A server that is late is one that is gone."""
+    right = keeping.decide
+
+    def decide(state, seen, now):
+        return right(state, attrs.evolve(seen, answers="gone" if seen.answers == "late" else seen.answers), now)
+
+    monkeypatch.setattr(keeping, "decide", decide)
+
+
+def unbounded(monkeypatch):
+    """An unload waits for as long as it takes."""
+    monkeypatch.setattr(keeping, "UNLOAD_SECONDS", float("inf"))
+    monkeypatch.setattr(keeper_module, "LAST_SECONDS", float("inf"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("bug", "timeline"),
+    [
+        (credulous, test_a_load_without_a_process_is_not_believed),
+        (kernel_alone, test_a_process_that_our_own_server_keeps_is_ended),
+        (forgetful, test_a_model_is_loaded_kept_and_given_back),
+        (stubborn, test_a_server_that_has_moved_is_given_up_with_its_old_address),
+        (hasty, test_a_server_that_starts_again_has_the_model_loaded_again),
+        (thrashing, test_what_takes_the_model_away_again_and_again_is_met_ever_more_slowly),
+        (murderous, test_a_process_that_is_left_of_a_borrowed_server_is_told_and_not_ended),
+        (trusting_unload, test_a_slow_end_of_a_process_is_waited_for),
+        (merciful, test_an_unload_of_our_own_server_ends_what_stays),
+        (deaf_to_missing, test_a_model_that_is_lost_from_the_store_is_made_again),
+        (impatient, test_a_server_that_is_late_keeps_what_it_has_loaded_in_service),
+        (unbounded, test_an_unload_has_an_end_whatever_hangs),
+    ],
+    ids=lambda each: each.__name__,
+)
+async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, bug, timeline):
+    """Each of these has a timeline that it does not survive."""
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, trio.TooSlowError)):
+        await timeline(autojump_clock)

@@ -1,0 +1,282 @@
+"""The program as a whole, over real sockets, with a server that a script plays: borrowed, or started for it."""
+
+import math
+import os
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+import psutil
+import pytest
+import trio
+
+from http_lab import MemoryListener
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.server import run_server
+from llmkube.programs.daemon_engine.model_lock import locks_in
+from llmkube.programs.daemon_engine.ollama_api import DaemonApi
+from llmkube.programs.daemon_engine.ollama_program import (
+    DaemonAddressError,
+    OllamaProgram,
+    Outside,
+    daemon_url,
+    parse,
+    refuse_elsewhere,
+    serve,
+    store_name,
+)
+from llmkube.programs.daemon_engine.server import NoDaemonError, Server
+from llmkube.programs.program import Stop
+from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from programs.daemon_engine.fake_ollama import SERVER_PID, URL, FakeDaemon, blob_of
+from waiting import until
+
+LIBRARY = ("--model", "ollama://tiny", "--alias", "chat", "--service", "a/b", "--port", "0")
+WEIGHTS = b"GGUF" + bytes(range(256)) * 40_000  # more than one piece of a copy
+
+
+@attrs.define(eq=False)
+class FakeStarter:
+    """Starts the scripted server, and ends it."""
+
+    fake: FakeDaemon
+    starts: int = 0
+    ends: int = 0
+
+    @asynccontextmanager
+    async def started(self):
+        self.starts += 1
+        self.fake.start()
+        try:
+            yield Server(URL, SERVER_PID)
+        finally:
+            self.ends += 1
+            self.fake.stop()
+
+
+@asynccontextmanager
+async def playing(fake):
+    """A way to a scripted server."""
+    listener = MemoryListener()
+
+    async def connect(host, port):
+        if not fake.answers:
+            await trio.lowlevel.checkpoint()
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await listener.connect(host, port)
+
+    limits = Limits(drain_seconds=0.1, max_body_bytes=math.inf, max_bodies_bytes=math.inf)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(run_server, fake.handle, [listener], limits=limits))
+        yield HttpClient(connect, max_idle=0, max_idle_per_origin=0)
+        nursery.cancel_scope.cancel(reason="the play is over")
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["borrowed", "started"])
+async def test_a_file_is_served_and_given_back(tmp_path, runs):
+    """It is copied whole and once; only a server that was started for it ends with it."""
+    path = tmp_path / "weights.gguf"
+    path.write_bytes(WEIGHTS)
+    fake = FakeDaemon(answers=runs, load_seconds=0.01, lag_seconds=0.05)
+    starter, stop, ended = FakeStarter(fake), Stop(), []
+    options = parse(
+        ["--model", str(path), "--alias", "chat", "--service", "a/b", "--port", "0", "--ctx-size", "64"], {}
+    )
+    async with playing(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+
+        async def run(*, task_status):
+            outside = Outside(client, fake, starter)
+            ended.append(await serve(options, frozenset(), outside, stop, task_status=task_status))
+
+        port = await nursery.start(run)
+
+        async def is_ready():
+            return (await http.request("GET", f"http://127.0.0.1:{port}/health")).status == 200
+
+        with trio.fail_after(60):
+            while not await is_ready():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert list(fake.store.values()) == [blob_of(WEIGHTS)]
+        assert fake.calls.count("/api/blobs") == 2  # asked for, and sent
+        assert len(fake.holders()) == 1
+        stop.request_nowait("a test")
+        with trio.fail_after(60):
+            await until(lambda: ended)
+    assert ended == [True]
+    assert fake.holders() == []
+    assert (starter.starts, starter.ends) == ((0, 0) if runs else (1, 1))
+    assert fake.answers is runs
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["left", "used"])
+async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
+    """By its name, with its process, once; not while another one uses it, nor what was not left; none is started."""
+    fake, locks = FakeDaemon(load_seconds=0.01, lag_seconds=0.05), locks_in(str(tmp_path))
+    options = parse([*LIBRARY, UNLOAD_LEFT], {})
+    fake.store[options.store_name] = blob_of(WEIGHTS)
+    await fake.load(options.store_name)
+    starter = FakeStarter(fake)
+    async with playing(fake) as client:
+        outside = Outside(client, fake, starter, locks)
+
+        async def unloads():
+            return await serve(options, frozenset(), outside, Stop())
+
+        assert await unloads()
+        assert len(fake.holders()) == 1  # by somebody who has no lock: it was not left
+        async with locks(f"{options.daemon} {options.store_name}") as lock:
+            await lock.share()
+            if used:
+                assert await unloads()
+                assert len(fake.holders()) == 1
+        assert await unloads()
+        assert fake.holders() == []
+        await fake.load(options.store_name)
+        assert await unloads()
+        assert len(fake.holders()) == 1
+        fake.stop()
+        with pytest.raises(NoDaemonError, match="cannot be asked"):
+            await unloads()
+    assert starter.starts == 0
+
+
+async def test_a_server_that_hangs_has_no_second_one_beside_it():
+    """It may have models in memory that nothing could count."""
+    fake = FakeDaemon(hangs=True)
+    starter = FakeStarter(fake)
+    options = parse(LIBRARY, {})
+    async with playing(fake) as client:
+        with pytest.raises(NoDaemonError, match="no second one is started"):
+            await serve(options, frozenset(), Outside(client, fake, starter), Stop())
+    assert starter.starts == 0
+
+
+async def test_without_ollama_it_is_said_what_is_missing():
+    """The agent shows the sentence."""
+    async with open_http_client() as client:
+        program = OllamaProgram("/nowhere/ollama", DaemonApi(client, URL), 1, {})
+        with pytest.raises(NoDaemonError, match="install it"):
+            async with program.started():
+                raise AssertionError("it does not exist")
+
+
+async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
+    """Its words are in the engine's log; it is not waited for."""
+    path = tmp_path / "ollama"
+    path.write_text("#!/bin/sh\nexit 7\n")
+    path.chmod(0o755)
+    async with open_http_client() as client:
+        program = OllamaProgram(str(path), DaemonApi(client, URL), 1, {"PATH": os.environ["PATH"]})
+        with trio.fail_after(60), pytest.raises(NoDaemonError, match="has ended with 7"):
+            async with program.started():
+                raise AssertionError("it has ended")
+
+
+async def test_our_own_server_ends_with_all_of_its_group(tmp_path):
+    """One that ignores TERM is killed, and a process that it has started with it."""
+    path, pids = tmp_path / "ollama", tmp_path / "pids"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import http.server, json, os, signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}')\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        body = json.dumps({'version': '1'}).encode()\n"
+        "        self.send_response(200); self.send_header('Content-Length', str(len(body))); self.end_headers()\n"
+        "        self.wfile.write(body)\n"
+        "port = int(os.environ['OLLAMA_HOST'].rpartition(':')[2])\n"
+        "http.server.HTTPServer(('127.0.0.1', port), Handler).serve_forever()\n"
+    )
+    path.chmod(0o755)
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    await listener.aclose()
+    async with open_http_client() as client:
+        program = OllamaProgram(str(path), DaemonApi(client, URL), port, {"PATH": os.environ["PATH"]})
+        with trio.fail_after(60):
+            async with program.started() as server:
+                assert server.url == f"http://127.0.0.1:{port}"
+                leader, child = map(int, pids.read_text().split())
+                assert server.pid == leader
+            with pytest.raises(ProcessLookupError):
+                os.kill(leader, 0)
+            await until(lambda: _is_gone(child))
+
+
+def _is_gone(pid):
+    try:
+        os.kill(pid, 0)
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return True
+
+
+LEAST = ["--model", "/m/a.gguf", "--alias", "chat", "--service", "default/chat", "--port", "8001"]
+
+
+def test_llama_servers_names_are_taken():
+    """An agent writes the same words for both."""
+    options = parse([*LEAST, "--ctx-size", "4096", "--n-gpu-layers", "0", "--api-key-file", "/k"], {})
+    assert options.store_name.startswith("llmkube/default_chat:")
+    assert (options.port, str(options.keys)) == (8001, "/k")
+    assert options.parameters == {"num_ctx": 4096, "num_gpu": 0}
+    assert options.library_name == ""
+    assert options.daemon == "http://127.0.0.1:11434"
+
+
+def test_a_model_of_the_library_is_named_by_its_url():
+    """Without a context Ollama's own default counts."""
+    options = parse(["--model", "ollama://llama3.2:1b", *LEAST[2:]], {"OLLAMA_HOST": "0.0.0.0:1234"})
+    assert options.library_name == "llama3.2:1b"
+    assert options.parameters == {}
+    assert options.daemon == "http://127.0.0.1:1234"
+
+
+@pytest.mark.parametrize(
+    ("changed", "environ", "said"),
+    [
+        (("--service", "chat"), {}, "write NAMESPACE/NAME"),
+        (("--model", "ollama://"), {}, "ollama://NAME:TAG"),
+        (("--port", "1"), {"OLLAMA_HOST": "10.0.0.7"}, "not on this machine"),
+        (("--threads", "4"), {}, "--threads"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
+    """Nothing is taken and ignored."""
+    with pytest.raises(SystemExit) as end:
+        parse([*LEAST, *changed], environ)
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["mac.local:80", "10.0.0.7", "[fe80::1]:11434"])
+def test_a_server_of_another_machine_is_refused(said):
+    """Its memory is not this host's, and its processes are not seen here."""
+    with pytest.raises(DaemonAddressError, match=r"127\.0\.0\.1:PORT"):
+        refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
+
+
+@pytest.mark.parametrize("said", ["", "0.0.0.0:1", "[::1]:1", "localhost", "127.0.0.1:99"])
+def test_a_server_of_this_machine_is_not(said):
+    """All of these are loopback, or what is asked there."""
+    refuse_elsewhere(daemon_url({"OLLAMA_HOST": said}))
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "stored"),
+    [
+        ("default", "chat", "llmkube/default_chat:"),
+        ("a", "b" * 253, "llmkube/a_" + "b" * 78 + ":"),
+        ("team-a", "llama3.1", "llmkube/team-a_llama3.1:"),
+    ],
+)
+def test_a_service_has_one_name_in_the_store(namespace, name, stored):
+    """It is one that Ollama takes; with other weights, or another context, it is another one."""
+    first = store_name(namespace, name, "/m/a.gguf", 512)
+    assert first.startswith(stored)
+    assert len(first) == len(stored) + 8
+    assert first != store_name(namespace, name, "/m/a.gguf", 1024)

@@ -1,0 +1,484 @@
+"""A model of an oMLX over time, on a virtual clock: loaded, kept, lost, lied about, given back."""
+
+import attrs
+import pytest
+import trio
+
+from llmkube.base.http.message import NO_HEADERS, Response
+from llmkube.programs.daemon_engine import keeping, omlx_model
+from llmkube.programs.daemon_engine.keeping import Act, Step
+from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_model import MEASURABLE_BYTES, Account, OmlxModel, Shot, noted, remains
+from llmkube.programs.daemon_engine.processes import Process, omlx_servers_in
+from programs.daemon_engine.fake_omlx import FOLDER, GIB, NAME, PID, FakeOmlx, refusal, staged
+
+CHAT, UNLOAD, ADMIN_UNLOAD = "/v1/chat/completions", f"/v1/models/{NAME}/unload", f"/admin/api/models/{NAME}/unload"
+
+
+async def test_a_model_is_loaded_kept_and_given_back(autojump_clock):
+    """The first request loads it; at the end it is not listed, and the process holds that much less."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert (fake.loaded, fake.holding(), fake.calls) == ({NAME}, 4 * GIB, [CHAT])
+        await trio.sleep(1200)
+        assert stage.keeper.ready
+        assert stage.keeper.seen.holders == (PID,)
+        assert await stage.unload()
+        assert (fake.loaded, fake.holding(), fake.ended) == (set(), 0, [])
+
+
+async def test_an_embedding_model_is_loaded_by_an_embedding(autojump_clock):
+    """OMLX refuses to chat with it."""
+    fake = FakeOmlx()
+    async with staged(fake, embeds=True) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert fake.calls == ["/v1/embeddings"]
+
+
+async def test_its_key_is_shown(autojump_clock):
+    """To looks, loads and unloads alike."""
+    fake = FakeOmlx(key="CanaryKeyOfTheOwner")
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert await stage.unload()
+        assert fake.loaded == set()
+
+
+async def test_a_key_that_is_changed_meanwhile_is_told(autojump_clock):
+    """Its words are in the sentence: the agent starts the engine again, which then looks whose oMLX it can use."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.key = "CanaryKeyOfTheOwner"
+        await trio.sleep(150)
+        assert "has told nothing of the model" in stage.given_up
+        assert "oMLX answers 401: Invalid API key" in stage.given_up
+
+
+async def test_an_unload_that_is_said_and_not_done_is_told(autojump_clock):
+    """A borrowed process is left alone: the engine ends, and says who holds the memory."""
+    fake = FakeOmlx(lies=True)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert not await stage.unload()
+        assert stage.keeper.seen.holders == (PID,)
+        assert (fake.loaded, fake.holding(), fake.ended) == (set(), 4 * GIB, [])
+
+
+async def test_an_unload_that_is_said_and_not_done_ends_our_own(autojump_clock):
+    """With the process its memory goes."""
+    fake = FakeOmlx(lies=True)
+    async with staged(fake, owned=True) as stage:
+        await trio.sleep(10)
+        assert await stage.unload()
+        assert fake.ended == [PID]
+
+
+async def test_a_lie_is_seen_while_another_model_goes(autojump_clock):
+    """The process holds less, and not for ours."""
+    fake = FakeOmlx()
+    fake.sizes["other"] = 4 * GIB
+    async with staged(fake) as stage:
+        fake.put("other")
+        await trio.sleep(10)
+        fake.drop("other")
+        fake.lag_seconds = float("inf")  # of ours
+        assert not await stage.unload()
+
+
+async def test_a_model_that_comes_meanwhile_is_not_taken_for_ours(autojump_clock):
+    """Another client loads one while ours goes: the process holds as much as before, and ours is gone."""
+    fake = FakeOmlx(next="other")
+    fake.sizes["other"] = 4 * GIB
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert await stage.unload()
+        assert fake.loaded == {"other"}
+
+
+async def test_slow_memory_is_waited_for(autojump_clock):
+    """The answer to an unload may come before the memory is back."""
+    fake = FakeOmlx(lag_seconds=4.0)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert await stage.unload()
+        assert fake.holding() == 0
+
+
+@pytest.mark.parametrize(("seconds", "back"), [(4, True), (60, False)])
+async def test_an_unload_waits_for_the_end_of_a_load(autojump_clock, seconds, back):
+    """A front that was killed has begun it, and oMLX goes on: before its end there is nothing that it would unload."""
+    fake = FakeOmlx(loading={NAME})
+
+    async def end_load():
+        await trio.sleep(seconds)
+        fake.loading.discard(NAME)
+        fake.put(NAME)
+
+    async with staged(fake) as stage, trio.open_nursery() as nursery:
+        nursery.start_soon(end_load)
+        assert await stage.unload() is back
+        nursery.cancel_scope.cancel(reason="the play is over")
+    assert (fake.holding(), set(fake.calls)) == (0, {UNLOAD} if back else set())
+
+
+async def test_an_unload_has_an_end_whatever_hangs(autojump_clock):
+    """The agent ends the engine some seconds after TERM."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.hangs = True
+        with trio.fail_after(10):
+            assert not await stage.unload()
+
+
+async def test_what_is_not_seen_and_does_not_answer_is_not_said_to_be_unloaded(autojump_clock):
+    """There is no witness of it."""
+    fake = FakeOmlx(hidden=True)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        fake.hangs = True
+        assert not await stage.unload()
+
+
+async def test_processes_that_cannot_be_seen_leave_the_servers_word(autojump_clock):
+    """Another user's on macOS: loading, keeping and unloading go by what it lists."""
+    fake = FakeOmlx(hidden=True)
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert await stage.unload()
+        assert fake.loaded == set()
+
+
+async def test_a_release_without_the_path_is_unloaded_by_no_key(autojump_clock):
+    """Both paths are tried; the second one takes its own pages' cookie alone, and that is told."""
+    fake = FakeOmlx(unloads=("/admin/api",))
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert not await stage.unload()
+        assert fake.calls[1:3] == [UNLOAD, ADMIN_UNLOAD]
+        assert fake.loaded == {NAME}
+
+
+async def test_a_server_that_restarts_by_itself_has_the_model_loaded_again(autojump_clock):
+    """Between two looks: the same release answers at once, as another process without models."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.stop()
+        fake.start()
+        await trio.sleep(20)
+        assert stage.keeper.ready
+        assert stage.keeper.seen.holders == (PID + 1,)
+        assert fake.loaded == {NAME}
+        assert await stage.unload()
+
+
+async def test_an_upgrade_is_noticed_and_its_name_for_the_model_looked_up_anew(autojump_clock):
+    """The new release may call the folder something else."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.stop()
+        await trio.sleep(12)
+        assert not stage.keeper.ready
+        fake.folders, fake.sizes = {"tiny": FOLDER}, {"tiny": 4 * GIB}
+        fake.start("0.7.0")
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        assert stage.keeper.seen.holders == (PID + 1,)
+        assert (stage.keeper.adapter.name, fake.loaded) == ("tiny", {"tiny"})
+
+
+async def test_a_server_that_has_moved_is_given_up_with_its_old_address(autojump_clock):
+    """It runs at another port, for all that is known; the sentence says which flag names where."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.stop()
+        await trio.sleep(45)
+        assert "no oMLX answers at http://127.0.0.1:8000 any more" in stage.given_up
+        assert "--omlx-port" in stage.given_up
+
+
+async def test_a_model_that_is_taken_away_is_loaded_again(autojump_clock):
+    """By an idle time, another client, or memory pressure within oMLX."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.drop(NAME)
+        await trio.sleep(15)
+        assert stage.keeper.ready
+        assert fake.calls == [CHAT, CHAT]
+
+
+async def test_a_folder_that_our_own_does_not_take_is_told(autojump_clock):
+    """It has no other folder to look in: what is wrong is the folder's."""
+    fake = FakeOmlx(folders={}, sizes={})
+    async with staged(fake, owned=True) as stage:
+        await trio.sleep(10)
+        assert stage.given_up == f"oMLX does not take {FOLDER} for a model; its words are above"
+
+
+async def test_the_default_model_does_not_answer_for_ours(autojump_clock):
+    """It has lost the folder, and answers all names with another model: no request reaches that, and it is told."""
+    fake = FakeOmlx(default="other")
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        assert stage.keeper.ready
+        fake.drop(NAME)
+        del fake.folders[NAME]
+        await trio.sleep(6)
+        assert not stage.keeper.ready
+        await trio.sleep(20)
+        assert f"does not have {FOLDER} among its models" in stage.given_up
+        assert fake.calls == [CHAT]
+        assert "other" not in fake.loaded
+
+
+async def test_a_name_that_comes_to_mean_another_folder_is_not_ours(autojump_clock):
+    """The id is the folder's last part: of two with the same, the first one found has it."""
+    fake = FakeOmlx()
+    async with staged(fake) as stage:
+        await trio.sleep(10)
+        fake.folders[NAME] = "/Volumes/usb/tiny-4bit"
+        await trio.sleep(40)
+        assert not stage.keeper.ready
+        assert stage.given_up
+
+
+async def test_a_load_that_is_said_and_not_done_is_not_believed(autojump_clock):
+    """It answers three times, and lists nothing."""
+    fake = FakeOmlx(hollow=True)
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert not stage.keeper.ready
+        assert "oMLX says that it has loaded the model, and does not list it" in stage.given_up
+
+
+async def test_an_answer_in_another_models_name_is_a_failed_load(autojump_clock):
+    """A release that says which model has answered is believed."""
+    fake = FakeOmlx(faults={CHAT: [Response(200, NO_HEADERS, b' {"model": "other"}')] * 3})
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert f"oMLX was asked for {NAME}, and other has answered" in stage.given_up
+
+
+async def test_a_load_that_fails_thrice_is_given_up_with_the_servers_words(autojump_clock):
+    """The agent says them, and starts the engine again later."""
+    refused = refusal(507, "projected memory 30 GB would exceed the memory ceiling 28 GB")
+    fake = FakeOmlx(faults={CHAT: [refused] * 3})
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert "oMLX answers 507: projected memory 30 GB would exceed the memory ceiling 28 GB" in stage.given_up
+
+
+async def test_a_load_of_another_client_is_waited_for(autojump_clock):
+    """However long that takes; ours is no second one."""
+    fake = FakeOmlx(loading={NAME})
+    async with staged(fake) as stage:
+        await trio.sleep(900)
+        assert (stage.given_up, fake.calls) == ("", [])
+        fake.loading.clear()
+        fake.put(NAME)
+        await trio.sleep(10)
+        assert stage.keeper.ready
+
+
+async def test_while_it_loads_the_process_is_seen_at_work(autojump_clock):
+    """The agent gives up a load of which nothing moves."""
+    fake = FakeOmlx(load_seconds=600)
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert stage.keeper.seen.holders == (PID,)
+        assert not stage.keeper.ready
+
+
+async def test_a_stop_in_the_middle_of_a_load_leaves_nothing(autojump_clock):
+    """The request is broken off; what had been loaded by then is unloaded."""
+    fake = FakeOmlx(load_seconds=600)
+    async with staged(fake) as stage:
+        await trio.sleep(60)
+        assert await stage.unload()
+        assert fake.holding() == 0
+
+
+async def test_a_stop_before_the_first_look_unloads_what_an_earlier_front_has_left(autojump_clock):
+    """What the server calls the model is not known then; its folder is."""
+    fake = FakeOmlx()
+    fake.put(NAME)
+    async with staged(fake) as stage:
+        assert await stage.unload()
+        assert (fake.loaded, fake.holding()) == (set(), 0)
+
+
+def test_a_server_is_found_by_its_program_its_app_or_its_python():
+    """And nothing else is asked where it listens."""
+    table = [
+        Process(2, 1, ("/opt/homebrew/bin/omlx", "serve")),
+        Process(3, 1, ("python3.11", "/opt/homebrew/bin/omlx", "serve", "--port", "8000")),
+        Process(4, 1, ("/Applications/oMLX.app/Contents/MacOS/python", "-m", "omlx.cli", "serve")),
+        Process(5, 1, ("llama-server", "--model", "/m", "--alias", "omlx")),
+        Process(6, 1, ("/usr/bin/python3", "-m", "llmkube.programs.daemon_engine.omlx_program")),
+        Process(7, 1, ()),
+        Process(8, 9, ("/Applications/oMLX.app/Contents/MacOS/python", "-m", "omlx.cli", "serve")),
+        Process(9, 1, ("/Applications/oMLX.app/Contents/MacOS/oMLX",)),
+    ]
+    assert omlx_servers_in(table) == (8, 2, 3, 4, 9)
+    ring = [Process(2, 3, ("omlx", "serve")), Process(3, 2, ("omlx", "serve"))]
+    assert omlx_servers_in(ring) == (2, 3)
+
+
+def test_a_key_is_in_no_text_of_it():
+    """Not by accident either."""
+    api = DaemonApi(None, "http://x", "CanaryKey")
+    assert "CanaryKey" not in repr(api) + repr(OmlxModel(api, 1, "/m", None))
+
+
+# -- bugs made on purpose ---------------------------------------------------------------------------------------------
+
+
+def credulous(monkeypatch):
+    """What is not listed is not there."""
+    monkeypatch.setattr(omlx_model, "remains", lambda account, shot: False)
+
+
+def blind_to_others(monkeypatch):
+    """Whatever the process holds is ours."""
+    monkeypatch.setattr(omlx_model, "grown_by_others", lambda earlier, later: 0)
+
+
+def by_name(monkeypatch):
+    """A model is ours that is called so."""
+
+    async def found(self, entries):
+        await trio.lowlevel.checkpoint()
+        return next((entry for entry in entries if entry.id == (self.name or NAME)), None)
+
+    monkeypatch.setattr(OmlxModel, "of_folder", found)
+
+
+def unasked(monkeypatch):
+    """A load asks for the name without looking whether it is there."""
+
+    async def load(self):
+        await self.api.load(self.name, embeds=self.embeds)
+
+    monkeypatch.setattr(OmlxModel, "load", load)
+
+
+def murderous(monkeypatch):
+    """A borrowed process is ended like our own."""
+    right = keeping.unload
+    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=True), *rest))
+
+
+def trusting_unload(monkeypatch):
+    """An unload that was answered is done."""
+    right = keeping.unload
+
+    def unload(seen, since, asked_at, now):
+        return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
+
+    monkeypatch.setattr(keeping, "unload", unload)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("bug", "timeline"),
+    [
+        (credulous, test_an_unload_that_is_said_and_not_done_is_told),
+        (blind_to_others, test_a_lie_is_seen_while_another_model_goes),
+        (blind_to_others, test_a_model_that_comes_meanwhile_is_not_taken_for_ours),
+        (by_name, test_a_name_that_comes_to_mean_another_folder_is_not_ours),
+        (unasked, test_the_default_model_does_not_answer_for_ours),
+        (murderous, test_an_unload_that_is_said_and_not_done_is_told),
+        (trusting_unload, test_slow_memory_is_waited_for),
+    ],
+    ids=lambda each: each.__name__.removeprefix("test_")[:40],
+)
+async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, bug, timeline):
+    """Each of these has a timeline that it does not survive."""
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, ValueError, trio.TooSlowError)):
+        await timeline(autojump_clock)
+
+
+G = 1024**3
+OURS, OTHER = 4 * G, 2 * G
+
+
+def shot(held, others=(), *, pid=1, size=OURS):
+    return Shot(pid=pid, held=held, size=size, others=dict.fromkeys(others, OTHER))
+
+
+def account(before, loaded):
+    return Account(before=before, loaded=loaded)
+
+
+LOADED = account(shot(G), shot(5 * G))
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "still"),
+    [
+        pytest.param(LOADED, shot(G), False, id="it holds what it held before"),
+        pytest.param(LOADED, shot(5 * G), True, id="it holds all of it"),
+        pytest.param(LOADED, shot(2 * G), False, id="a quarter is left: buffers of its requests"),
+        pytest.param(LOADED, shot(4 * G), True, id="three quarters are left"),
+        pytest.param(LOADED, shot(3 * G, ["other"]), False, id="another one came, ours went"),
+        pytest.param(LOADED, shot(7 * G, ["other"]), True, id="another one came, ours stayed"),
+        pytest.param(account(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(5 * G), True, id="another one went"),
+        pytest.param(account(shot(3 * G, ["other"]), shot(7 * G, ["other"])), shot(G), False, id="both went"),
+        pytest.param(account(None, shot(5 * G)), shot(5 * G), True, id="it was there at the first look"),
+        pytest.param(account(None, shot(5 * G)), shot(G), False, id="it was there at the first look, and went"),
+        pytest.param(account(None, shot(5 * G, size=0)), shot(5 * G), False, id="nobody knows what it takes"),
+        pytest.param(account(shot(G), shot(2 * G)), shot(G), False, id="it took less than it was said to"),
+        pytest.param(account(shot(G), shot(2 * G)), shot(2 * G), True, id="it took less, and stayed"),
+        pytest.param(account(shot(G), shot(5 * G, size=0)), shot(5 * G), True, id="measured alone"),
+        pytest.param(LOADED, shot(5 * G, pid=2), False, id="another process"),
+        pytest.param(Account(before=shot(G)), shot(5 * G), False, id="it was never listed"),
+    ],
+)
+def test_what_is_left_of_a_model(known, now, still):
+    """Half of what it takes decides, after what others have brought and taken along."""
+    assert remains(known, now) is still
+
+
+def test_a_model_that_is_too_small_to_be_seen_is_the_servers_word():
+    """Buffers come and go by as much."""
+    small = MEASURABLE_BYTES - 1
+    known = account(shot(G), shot(G + small, size=small))
+    assert not remains(known, shot(G + small))
+
+
+def test_looks_are_taken_into_account_in_their_order():
+    """Listed, it is there; not listed, it is remembered until its memory is back; then the next load is measured."""
+    known = noted(Account(), shot(G), listed=False)
+    assert known == Account(before=shot(G))
+    known = noted(known, shot(5 * G), listed=True)
+    assert known == LOADED
+    assert noted(known, shot(5 * G), listed=False) == LOADED
+    assert noted(known, shot(2 * G), listed=False) == Account(before=shot(2 * G))
+
+
+def test_of_another_process_nothing_is_known():
+    """Nor of one that is not seen any more."""
+    assert noted(LOADED, shot(7 * G, pid=2), listed=True) == Account(loaded=shot(7 * G, pid=2))
+    assert noted(LOADED, shot(7 * G, pid=2), listed=False) == Account(before=shot(7 * G, pid=2))
+    assert noted(LOADED, Shot(pid=None), listed=True) == Account()
+
+
+def test_memory_of_another_model_that_is_not_back_yet_still_counts():
+    """It is not listed at the last look before ours is unloaded; what then comes back was not ours."""
+    both = account(shot(3 * G, ["other"]), shot(7 * G, ["other"]))
+    known = noted(both, shot(7 * G), listed=True)
+    assert known.loaded == shot(7 * G, ["other"])
+    assert remains(known, shot(5 * G))
+    assert noted(both, shot(5 * G), listed=True).loaded == shot(5 * G)

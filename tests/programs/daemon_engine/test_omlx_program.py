@@ -1,0 +1,250 @@
+"""The program as a whole, over real sockets, with an oMLX that a script plays: borrowed, or started for it."""
+
+import json
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Response
+from llmkube.programs.daemon_engine.omlx_api import DaemonApi
+from llmkube.programs.daemon_engine.omlx_program import Found, Outside, Whose, choose, look_for, parse, read_key, serve
+from llmkube.programs.daemon_engine.omlx_server import OmlxProgram, link_name
+from llmkube.programs.daemon_engine.server import NoDaemonError, Server
+from llmkube.programs.program import Stop
+from programs.daemon_engine.fake_omlx import NAME, URL, FakeOmlx, reached
+from waiting import until
+
+ASK = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+@attrs.define(eq=False)
+class FakeStarter:
+    """Starts the scripted server, and ends it."""
+
+    fake: FakeOmlx
+    starts: int = 0
+    ends: int = 0
+
+    @asynccontextmanager
+    async def started(self):
+        self.starts += 1
+        self.fake.start()
+        try:
+            yield Server(URL, self.fake.pid, self.fake.key)
+        finally:
+            self.ends += 1
+            self.fake.stop()
+
+
+def options(folder, *argv):
+    return parse(["--model", str(folder), "--alias", "chat", "--service", "a/b", "--port", "0", *argv], {})
+
+
+@pytest.mark.parametrize("runs", [True, False], ids=["borrowed", "started"])
+async def test_a_folder_is_served_and_given_back(tmp_path, runs):
+    """Under the client's name, whole or as a stream; only a server that was started for it ends with it."""
+    folder = tmp_path / NAME
+    folder.mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(folder)  # as one of our own has it
+    fake = FakeOmlx(answers=runs, folders={NAME: str(link)}, sizes={NAME: 4 << 30}, load_seconds=0.01, lag_seconds=0.05)
+    starter, stop, ended = FakeStarter(fake), Stop(), []
+    async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+
+        async def run(*, task_status):
+            outside = Outside(client, fake, starter)
+            ended.append(await serve(options(folder), frozenset(), outside, stop, task_status=task_status))
+
+        port = await nursery.start(run)
+        front = f"http://127.0.0.1:{port}"
+        with trio.fail_after(60):
+            while (await http.request("GET", f"{front}/health")).status != 200:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        for asked in (ASK, json.dumps(json.loads(ASK) | {"stream": True}).encode()):
+            answer = await http.request("POST", f"{front}/v1/chat/completions", body=asked)
+            said = json.loads(answer.body.rpartition(b"data: ")[2])
+            assert (answer.status, said["model"]) == (200, "chat")
+            assert said["choices"][0]["message"]["content"] == f'"model":"{NAME}" of {NAME}'
+        assert json.loads((await http.request("GET", f"{front}/v1/models")).body)["data"][0]["owned_by"] == "omlx"
+        assert b"prompt_tokens_total 14\n" in (await http.request("GET", f"{front}/metrics")).body
+        assert (await http.request("POST", f"{front}/v1/models/{NAME}/unload")).status == 404
+        fake.key = "of its owner, new"
+        answer = await http.request("POST", f"{front}/v1/chat/completions", body=ASK)
+        assert (answer.status, b"oMLX refuses requests of this host with 401" in answer.body) == (502, True)
+        fake.key = ""
+        stop.request_nowait("a test")
+        with trio.fail_after(60):
+            await until(lambda: ended)
+    assert ended == [True]
+    assert fake.holding() == 0
+    assert (starter.starts, starter.ends) == ((0, 0) if runs else (1, 1))
+    assert fake.answers is runs
+
+
+@pytest.mark.parametrize(
+    ("fake", "key", "folders"),
+    [
+        (FakeOmlx(folders={"a": "/a", "b": "/b"}, sizes={"a": 1, "b": 1}), "", ["/a", "/b"]),
+        (FakeOmlx(key="k", folders={"a": "/a"}, sizes={"a": 1}), "k", ["/a"]),
+        (FakeOmlx(key="k"), "", ()),
+    ],
+)
+async def test_what_runs_is_asked_for_its_folders(fake, key, folders):
+    """With the key that was given; without one it says that it wants one."""
+    async with reached(fake) as client:
+        found = await look_for(DaemonApi(client, URL, key))
+    assert (found.is_omlx, found.answers, found.folders) == (True, True, folders)
+    assert found.status == (401 if fake.key != key else 0)
+
+
+async def test_another_program_at_its_port_is_none():
+    """It answers, and not as oMLX does; where nothing listens there is none either."""
+
+    class Other(FakeOmlx):
+        async def handle(self, exchange):
+            await exchange.respond(self.faults["/health"])
+
+    fake = Other()
+    for answer in (Response(404), Response(200, body=b"<html>"), Response.json(200, {"status": "ok"}), Response(503)):
+        fake.faults["/health"] = answer
+        async with reached(fake) as client:
+            assert not (await look_for(DaemonApi(client, URL))).is_omlx
+    fake.answers = False
+    async with reached(fake) as client:
+        assert not (await look_for(DaemonApi(client, URL))).answers
+
+
+async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
+    """It may have models in memory that nothing could count."""
+    fake = FakeOmlx(hangs=True)
+    starter = FakeStarter(fake)
+    async with reached(fake) as client:
+        with pytest.raises(NoDaemonError, match="no second one is started"):
+            await serve(options(tmp_path), frozenset(), Outside(client, fake, starter), Stop())
+    assert starter.starts == 0
+
+
+async def test_without_omlx_it_is_said_what_is_missing(tmp_path):
+    """The agent shows the sentence; nothing is left of what was made for it."""
+    async with open_http_client() as client:
+        program = OmlxProgram("/nowhere/omlx", tmp_path, DaemonApi(client, URL), 1, environ={})
+        with pytest.raises(NoDaemonError, match="no oMLX answers, and /nowhere/omlx cannot be started"):
+            async with program.started():
+                raise AssertionError("it does not exist")
+
+
+@pytest.mark.parametrize(
+    ("folder", "embeds", "name"),
+    [
+        ("Qwen3-8B-4bit", False, "Qwen3-8B-4bit"),
+        ("Qwen3-8B-4bit", True, "Qwen3-8B-4bit-embedding"),
+        ("Qwen3-Embedding-4bit", True, "Qwen3-Embedding-4bit"),
+        ("Qwen3-Embedding-4bit", False, "model"),
+        ("reranker", False, "model"),
+        ("a name, with “more”", False, "a-name-with-more"),
+        ("...", False, "model"),
+    ],
+)
+def test_a_model_is_called_what_it_is_served_as(folder, embeds, name):
+    """OMLX takes the word of a name for what the model is for."""
+    assert link_name(Path("/m") / folder, embeds=embeds) == name
+
+
+def test_one_of_our_own_writes_below_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Not into ~/.omlx; its settings have the service's context; it is for this user alone."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    program = OmlxProgram("omlx", tmp_path / "tiny", None, 9, context=512)
+    made = program.made_folder().path
+    assert (made.parent, made.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    assert (made / "models" / "tiny").readlink() == tmp_path / "tiny"
+    settings = json.loads((made / "base" / "settings.json").read_text())
+    assert settings["sampling"] == {"max_context_window": 512, "max_context_window_policy": 512}
+    argv = program.command_line(made)
+    assert argv[:6] == ("omlx", "serve", "--model-dir", str(made / "models"), "--base-path", str(made / "base"))
+    assert argv[argv.index("--host") + 1] == "127.0.0.1"
+    assert "--api-key" not in argv
+
+
+async def test_without_a_place_for_its_folder_it_is_said_why(tmp_path, monkeypatch):
+    """The agent shows the sentence."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    async with open_http_client() as client:
+        program = OmlxProgram("omlx", tmp_path, DaemonApi(client, URL), 1, environ={})
+        with pytest.raises(NoDaemonError, match="no folder can be made for an oMLX of our own: No such file"):
+            async with program.started():
+                raise AssertionError("it has no folder")
+
+
+def test_a_key_is_the_first_line_of_its_file(tmp_path):
+    """An empty one is none, nor is what no header can carry."""
+    path = tmp_path / "key"
+    path.write_text("CanaryKey\n\nmore\n")
+    assert read_key(path) == "CanaryKey"
+    assert "CanaryKey" not in repr(Outside(None, None, None, "CanaryKey"))
+    for wrong in ("", " \n", "kéy", "a\x00b"):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="holds no key"):
+            read_key(path)
+
+
+ARGV = ["--model", "/m/tiny", "--alias", "chat", "--service", "a/b", "--port", "9"]
+
+
+def test_what_the_agent_says_arrives():
+    """By flags for one service, by variables for all of its host."""
+    environ = {"OMLX_PORT": "8001", "LLMKUBE_OMLX_KEY_FILE": "/k", "LLMKUBE_OMLX_STARTUP_SECONDS": "30"}
+    read = parse([*ARGV, "--ctx-size", "512", "--embedding", "--api-key-file", "/keys", "--omlx", "/o"], environ)
+    assert (read.model, read.alias, read.port, read.context, read.embeds) == (Path("/m/tiny"), "chat", 9, 512, True)
+    assert (read.daemon, read.key_file, read.start_seconds) == ("http://127.0.0.1:8001", Path("/k"), 30.0)
+    assert (read.keys, read.program) == (Path("/keys"), "/o")
+
+
+def test_without_them_it_is_as_oMLX_has_it():  # noqa: N802 - its name
+    """Port 8000 and no key."""
+    read = parse(ARGV, {})
+    assert (read.daemon, read.key_file, read.start_seconds) == ("http://127.0.0.1:8000", None, 120.0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "environ", "said"),
+    [
+        (["--service", "b"], {}, "write NAMESPACE/NAME"),
+        ([], {"OMLX_PORT": "0"}, "OMLX_PORT=0: write a port, such as 8000"),
+        ([], {"OMLX_PORT": "http"}, "OMLX_PORT=http: write a port, such as 8000"),
+        ([], {"LLMKUBE_OMLX_STARTUP_SECONDS": "2m"}, "LLMKUBE_OMLX_STARTUP_SECONDS=2m: write seconds, such as 120"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(capsys, changed, environ, said):
+    """With 2, and one line."""
+    with pytest.raises(SystemExit) as caught:
+        parse([*ARGV, *changed], environ)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+FOLDER = "/models/tiny"
+
+
+@pytest.mark.parametrize(
+    ("found", "whose", "said"),
+    [
+        ({"folders": ["/models/a", FOLDER]}, Whose.THEIRS, "has the model"),
+        ({"folders": ["/models/a"]}, Whose.OURS, f"add the folder above {FOLDER} to its model folders"),
+        ({"folders": []}, Whose.OURS, "does not have the model"),
+        ({"folders": ["", ""]}, Whose.OURS, "does not say where its models are"),
+        ({"answers": False, "error": "no oMLX answers"}, Whose.OURS, f"no oMLX runs at {URL}"),
+        ({"is_omlx": False}, Whose.OURS, "does not answer as oMLX does"),
+        ({"error": "oMLX answers 401: Invalid API key", "status": 401}, Whose.OURS, "--omlx-key-file"),
+        ({"error": "oMLX has not answered /health in 2 s"}, Whose.NONE, "no second one is started beside it"),
+        ({"error": "oMLX answers 500: oops", "status": 500}, Whose.NONE, "oops; no second one"),
+    ],
+)
+def test_one_that_runs_is_used_if_it_can_serve_the_model(found, whose, said):
+    """Else one of our own, and why; but none beside one that may have loaded what it does not tell."""
+    choice = choose(Found(url=URL, **found), FOLDER)
+    assert choice.whose is whose
+    assert said in choice.why
