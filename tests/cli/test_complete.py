@@ -7,6 +7,7 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.cli import complete, target_cluster
 from llmkube.cli.main import COMMANDS, cli
+from llmkube.programs.options import paths
 
 
 def offered(function, incomplete="", **params):
