@@ -23,8 +23,8 @@ from llmkube.cli.commands.doctor.machine import judge_system
 from llmkube.cli.commands.programs.background.agent_jobs import agent_log
 from llmkube.cli.commands.programs.background.launchd_job import SYSTEM_PATH, guarded_folder
 from llmkube.cli.commands.programs.background.log_file import last_lines
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.host.memory_options import memory_settings
+from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.host_settings import memory_settings
 from llmkube.supervisor.host.mach import LibSystem, decode_integer
 from llmkube.supervisor.host.this_machine import GpuLimit, gpu_limit_of
 from llmkube.supervisor.memory.budget import host_budget

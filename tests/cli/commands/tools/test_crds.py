@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmkube.cli.commands.tools.crd_reference import honoured_on_hosts, reference
+from llmkube.cli.commands.tools.crds import honoured_on_hosts, reference
 from llmkube.cli.main import cli
 from llmkube.k8s.crd.definitions import all_crds
 

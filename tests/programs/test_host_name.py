@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.programs.host.host_name import (
+from llmkube.programs.host_name import (
     address_towards,
     check_own_address,
     default_host_name,

@@ -5,7 +5,7 @@ import os
 import pytest
 import trio
 
-from llmkube.cli.commands.programs.background.own_log import CAP_BYTES, point_at, run_own_log
+from llmkube.cli.commands.programs.background.log_file import CAP_BYTES, point_at, run_own_log
 from waiting import until
 
 

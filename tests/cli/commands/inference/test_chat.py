@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from cli.cli_objects import service
 from cli.memory_cluster import open_cluster_client
-from llmkube.cli.commands.inference import chat, client_key
-from llmkube.cli.commands.inference.client_key import find_key, read_key_file
+from llmkube.cli.commands.inference import chat
+from llmkube.cli.commands.inference.chat import find_key, read_key_file
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import Secret
@@ -116,6 +116,6 @@ def test_chat_shows_the_file_s_key_or_the_secret_s_and_none_to_a_gateway(run, mo
 
 def test_a_key_is_no_argument():
     """There is a flag for a file, and none for the key itself: a command line is public."""
-    assert client_key.FLAG in CliRunner().invoke(cli, ["chat", "--help"]).output
+    assert chat.FLAG in CliRunner().invoke(cli, ["chat", "--help"]).output
     done = CliRunner().invoke(cli, ["chat", "demo", "--api-key", FIRST])
     assert done.exit_code == 2

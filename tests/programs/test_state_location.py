@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from llmkube.cli.main import cli
 from llmkube.programs.failures import CommandError
 from llmkube.programs.state_dir import held_state_dir, temporary_state_dir
-from llmkube.programs.state_lock import ENGINES, SERVER, up_on, wait_gone
+from llmkube.programs.state_location import ENGINES, SERVER, up_on, wait_gone
 
 
 def test_up_is_who_runs_engines_and_server(tmp_path):
