@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypedDict
 
 from llmkube.base.errors import UserError
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, OMLX, mlx_runtime_of
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs.config.host_config import HostConfig
 from llmkube.programs.daemon_engine import ollama_program, omlx_program
 from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
+from llmkube.runtimes.process import mlx_entry
 from llmkube.runtimes.process.host_runtime import Program
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 
@@ -26,6 +27,7 @@ class EngineSettings(TypedDict):
 
     programs: dict[str, str]
     fronts: dict[str, tuple[str, ...]]
+    wrappers: dict[str, str]
     variables: dict[str, str]
     mlx_runtime: str
 
@@ -87,6 +89,7 @@ def engine_settings(config: HostConfig, *, search_path: str | None = None) -> En
     return {
         "programs": programs,
         "fronts": {name: (sys.executable, "-m", module.__name__) for name, module in _FRONTS.items()},
+        "wrappers": {MLX_RUNTIME: mlx_entry.__file__},
         "variables": variables,
         "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx),
     }

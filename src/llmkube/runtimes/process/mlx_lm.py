@@ -1,7 +1,7 @@
 """`mlx_lm.server`, planned: one folder of MLX weights or safetensors, served by a Python of the host's owner.
 
 The server asks for no key, answers pages of every origin, and loads whatever model, adapter or draft a request names
-(mlx_lm 0.32.2, `server.py`). `mlx_entry` stands before it, in its own Python: it asks for the keys of a file, serves
+(mlx_lm 0.32.2, `server.py`). `programs/mlx_entry.py` stands before it, in its own Python: it asks for the keys of a file, serves
 one model, and counts the requests in flight. A build that it does not fit ends at once, and serves nothing.
 """
 
@@ -14,7 +14,6 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process import mlx_entry
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
 from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
@@ -134,7 +133,7 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     version = next(iter(answers[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+", version):
         raise ProgramError(f"{program} has no mlx_lm that says its version: install mlx-lm again (pip install mlx-lm)")
-    return EngineInfo(program, version, frozenset(), wrapper=mlx_entry.__file__)
+    return EngineInfo(program, version, frozenset())
 
 
 def interpreter_of(head: str) -> str:
