@@ -9,10 +9,10 @@ from typing import TypedDict
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
+from llmkube.programs import mlx_entry
 from llmkube.programs.config.host_config import HostConfig
 from llmkube.programs.daemon_engine import ollama_program, omlx_program
 from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
-from llmkube.runtimes.process import mlx_entry
 from llmkube.runtimes.process.host_runtime import Program
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 

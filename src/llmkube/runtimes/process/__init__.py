@@ -3,7 +3,7 @@
 host_runtimes   the table
 host_runtime    what a row holds
 llamacpp        llama-server's row, and its command line
-mlx_lm          mlx_lm.server's; `mlx_entry` is what runs before it, in its own Python
+mlx_lm          mlx_lm.server's
 vllm_metal      vLLM's on a Mac
 ollama, omlx    Ollama's and oMLX's, each behind a process of ours
 daemon_front    what these two have in common

@@ -1,8 +1,9 @@
 """`mlx_lm.server`, planned: one folder of MLX weights or safetensors, served by a Python of the host's owner.
 
 The server asks for no key, answers pages of every origin, and loads whatever model, adapter or draft a request names
-(mlx_lm 0.32.2, `server.py`). `programs/mlx_entry.py` stands before it, in its own Python: it asks for the keys of a file, serves
-one model, and counts the requests in flight. A build that it does not fit ends at once, and serves nothing.
+(mlx_lm 0.32.2, `server.py`). `programs/mlx_entry.py` stands before it, in its own Python: it asks for the keys of a
+file, serves one model, and counts the requests in flight. A build that it does not fit ends at once, and serves
+nothing.
 """
 
 import re
