@@ -29,7 +29,7 @@ from llmkube.programs.daemon_engine.ollama_program import (
 )
 from llmkube.programs.daemon_engine.server import NoDaemonError, Server
 from llmkube.programs.program import Stop
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 from programs.daemon_engine.fake_ollama import SERVER_PID, URL, FakeDaemon, blob_of
 from waiting import until
 

@@ -32,7 +32,7 @@ from llmkube.programs.daemon_engine.front import handler_of, judge_of
 from llmkube.programs.daemon_engine.keeper import Adapter, Counters, Keeper
 from llmkube.programs.daemon_engine.model_lock import OpenLock
 from llmkube.programs.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 
 
 @attrs.frozen(kw_only=True)

@@ -5,7 +5,7 @@ was given but found no flag is reported in `LaunchPlan.not_honoured`, as is ever
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -14,7 +14,6 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flag_of
-from llmkube.runtimes.llama_arguments import read_as_fields
 from llmkube.runtimes.llama_fields import (
     ALIAS_FLAGS,
     DEFAULT_CONTEXT,
@@ -41,20 +40,66 @@ from llmkube.runtimes.llama_flags import (
     parse_help,
     parse_switches,
     parse_version,
+    read_as_fields,
     read_extra_args,
     render_extra_args,
 )
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process.buffers import device_limit, reported
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.estimate.sizing import default_cache_ram_bytes
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
+from llmkube.weights.estimate.sizing import Component, Place, default_cache_ram_bytes
 from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
+
+_LINE: Final = re.compile(
+    r"\b(?P<buffer>[A-Za-z][\w.-]*)\s+(?P<kind>model|KV|RS|compute|output|DSV4 \w+ state) buffer size\s*=\s*"
+    r"(?P<size>\d{1,12}(?:\.\d{1,6})?) MiB",
+    re.ASCII,
+)
+_NAMES: Final[Mapping[str, str]] = {
+    "model": "weights",
+    "KV": "KV cache",
+    "RS": "recurrent state",
+    "compute": "compute buffer",
+    "output": "output buffer",
+}
+_DEVICE_LIMIT: Final = re.compile(r"recommendedMaxWorkingSetSize\s*=\s*(?P<size>\d{1,9}(?:\.\d{1,6})?) MB", re.ASCII)
+_ON_HOST: Final = re.compile(r"CPU(_\w+)?|BLAS|\w+_Host")
+
+
+def parse_buffer(line: str) -> Component | None:
+    """Return the buffer that a line of the log reports, if it reports one.
+
+    `CPU`, `CPU_Mapped`, `CPU_REPACK` and pinned memory (`CUDA_Host`) are the host's; all others are a device's, mapped
+    ones on a Mac (`MTL0_Mapped`) included.
+    """
+    found = _LINE.search(line)
+    if found is None:
+        return None
+    buffer, kind = found["buffer"], found["kind"]
+    name = "repacked weights" if buffer.endswith("_REPACK") else _NAMES.get(kind, "recurrent state")
+    place = Place.HOST if _ON_HOST.fullmatch(buffer) else Place.DEVICE
+    return Component(name, place, round(float(found["size"]) * (1 << 20)))
+
+
+def device_limit(lines: Iterable[str]) -> int | None:
+    """Return what Metal has told an engine that its GPU may hold, in bytes: ggml writes it with millions of them."""
+    found = [size for line in lines if (said := _DEVICE_LIMIT.search(line)) and (size := float(said["size"]))]
+    return round(max(found) * 1_000_000) if found else None
+
+
+def reported(lines: Iterable[str]) -> tuple[Component, ...]:
+    """Add up the buffers that these lines report, by name and place, in the order of their first mention."""
+    sizes: dict[tuple[str, Place], int] = {}
+    for line in lines:
+        if (buffer := parse_buffer(line)) is not None:
+            key = buffer.name, buffer.place
+            sizes[key] = sizes.get(key, 0) + buffer.size_bytes
+    return tuple(Component(name, place, size) for (name, place), size in sizes.items())
+
 
 __all__ = ["DEFAULT_CONTEXT", "check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
 

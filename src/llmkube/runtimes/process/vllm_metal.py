@@ -17,9 +17,8 @@ from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
-from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.mlx import cache_size
 
