@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # tests start programs some hundred times: none compiles itself again
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check docs newcomer envtest node bench manifests sentences reference generate chart dist lock clean
+.PHONY: help demo test soak check docs newcomer envtest node bench manifests reference generate chart dist lock clean
 .PHONY: install-metal-agent uninstall-metal-agent install-powermetrics-sudo uninstall-powermetrics-sudo
 
 help:  ## list the targets
@@ -60,7 +60,8 @@ test: $(STAMP)  ## run the test suite, on every core: a sample of what .ci/run p
 	LLMKUBE_LENGTHS=$${LLMKUBE_LENGTHS:-sample} $(BIN)/python -m pytest --numprocesses auto --dist loadgroup -m "not envtest and not node"
 
 soak: export LLMKUBE_LENGTHS = soak
-soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py)
+soak: test  ## run it at full length: more seeds, examples and hours (tests/lengths.py), and random mutants
+	$(BIN)/python -m tests.random_mutants --count 120
 
 envtest: $(STAMP)  ## run the API suites on two real kube-apiservers, built once from the published modules
 	@test -n "$$LLMKUBE_TEST_KUBECONFIG" || $(BIN)/python tests/envtest/build.py
@@ -101,13 +102,10 @@ manifests: $(STAMP)  ## write what is made from the classes: docs/crds.md, the c
 	$(BIN)/llmkube rbac policies --lease-namespace @RELEASE_NAMESPACE@ > charts/llmkube/files/rbac/policies.yaml
 	$(BIN)/python tests/mac/launchd_template.py > launchd/com.llmkube.metal-agent.plist
 
-sentences: $(STAMP)  ## write docs/sentences.md and sentences-more.md: what a user can be told
-	$(BIN)/python tests/docs/sentences.py
-
 reference: $(STAMP)  ## write the pages that are made from code: docs/cli.md, config.md, metrics.md, reasons.md
 	$(BIN)/python tests/docs/reference.py
 
-generate: manifests sentences reference  ## write everything that is made from code
+generate: manifests reference  ## write everything that is made from code
 
 chart: $(STAMP)  ## package the Helm chart with IMAGE and CPU_ENGINE=REPOSITORY@sha256:… in it, and index it: dist/charts
 	@$(BIN)/python tests/charts/package.py dist/charts "$(IMAGE)" "$(CPU_ENGINE)"

@@ -6,15 +6,24 @@ from itertools import pairwise
 import trio
 import trio.testing
 
+from llmkube.base.http.connection import Connection, Service
 from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.base.http.heads import HeadReader, RequestHead
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response
-from llmkube.base.http.server import serve_connection
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 _LIMITS = Limits()
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+async def serve_connection(handler, stream, limits=Limits()):  # noqa: B008 (a frozen value)
+    """Serve one connection until either side ends it; no client can make this raise, and the stream ends closed."""
+    service = Service(handler, limits)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.idle.run)
+        await Connection(service, stream).run()
+        nursery.cancel_scope.cancel(reason="the connection has ended")
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):

@@ -1,11 +1,11 @@
-"""What `.importlinter` calls pure really loads none of what it forbids, whatever the import graph says of it.
+"""A module whose docstring, or whose package's docstring, has the word "Pure." loads neither Trio nor psutil nor httpx.
 
-import-linter reads our own sources only. Here modules of the list are imported alone, each in an interpreter that has
-loaded nothing before, so that an import through a library or an `__init__` shows as well. What one of them has loaded
-of the list is shown by it, too; `make soak` imports each first, which a cycle of imports may not survive.
+Modules are imported alone, each in an interpreter that has loaded nothing before, so that an import through a library
+or an `__init__` shows as well. What one of them has loaded of the list is shown by it, too; `make soak` imports each
+first, which a cycle of imports may not survive.
 """
 
-import configparser
+import ast
 import json
 import subprocess
 import sys
@@ -16,7 +16,6 @@ import pytest
 from lengths import SOAK
 
 ROOT = Path(__file__).parents[1]
-CONTRACT = "importlinter:contract:pure"
 
 FORK_SERVER = """
 import gc, importlib, json, os, sys
@@ -44,22 +43,19 @@ for module in modules:
 """
 
 
-def contract(option):
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / ".importlinter")
-    return parser[CONTRACT][option].split()
+SOURCES = ROOT / "src"
+FORBIDDEN = ["httpx", "psutil", "trio"]
 
 
-def modules_of(entry):
-    """Name the modules of an entry of the list: one module, or a package and everything in it."""
-    path = ROOT / "src" / entry.replace(".", "/")
-    if not path.is_dir():
-        return [entry]
-    files = (file.relative_to(ROOT / "src").with_suffix("") for file in sorted(path.rglob("*.py")))
-    return [".".join(file.parts).removesuffix(".__init__") for file in files]
+def pure_modules():
+    """Return the modules whose docstring has the word "Pure.", and all modules of a package whose docstring has it."""
+    for file in sorted((SOURCES / "llmkube").rglob("*.py")):
+        about = [file, *(parent / "__init__.py" for parent in file.parents if SOURCES / "llmkube" in parent.parents)]
+        if any("Pure." in (ast.get_docstring(ast.parse(each.read_text())) or "") for each in about):
+            yield ".".join(file.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
 
 
-PURE = [module for entry in contract("source_modules") for module in modules_of(entry)]
+PURE = list(pure_modules())
 
 
 def imported_alone(modules, forbidden, *, each=SOAK):
@@ -74,8 +70,7 @@ def imported_alone(modules, forbidden, *, each=SOAK):
 
 @pytest.fixture(scope="module")
 def loaded():
-    forbidden = [name for name in contract("forbidden_modules") if name not in sys.stdlib_module_names]
-    return imported_alone(PURE, forbidden)
+    return imported_alone(PURE, FORBIDDEN)
 
 
 def test_a_pure_module_loads_nothing_forbidden(loaded):

@@ -29,7 +29,7 @@ def lines(write, level="info", style="json"):
 
 
 def test_a_line_has_the_guides_keys_in_order():
-    """D5: a line begins with ts, level and msg, followed by the caller's own keys as they were given."""
+    """A line begins with ts, level and msg, followed by the caller's own keys as they were given."""
     (line,) = lines(lambda log: log.info("registered endpoint", name="chat", hostIP="10.0.0.5", port=51234))
     assert list(line) == ["ts", "level", "msg", "name", "hostIP", "port"]
     assert (line["level"], line["msg"], line["port"]) == ("info", "registered endpoint", 51234)
@@ -146,7 +146,7 @@ def test_the_stream_is_looked_up_at_each_line(capsys):
 
 
 def test_a_json_line_is_written_as_guides_quote_it(capsys):
-    """D5: `grep '"msg":"started inference service","name":"phi"'` finds it: no spaces, the keys in the order given."""
+    """`grep '"msg":"started inference service","name":"phi"'` finds it: no spaces, the keys in the order given."""
     configure_logging("info")
     structlog.get_logger().info("started inference service", name="phi", pid=7)
     assert '"msg":"started inference service","name":"phi","pid":7}' in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.base.private_files import file_stem, remove_temporary_files, sync, write_private
+from llmkube.base.private_files import ensure_token, file_stem, remove_temporary_files, sync, write_private
 
 
 @pytest.mark.parametrize("content", ["größer", "größer".encode()])
@@ -95,3 +95,11 @@ def test_a_draft_that_a_starting_program_removes_is_written_again(tmp_path, monk
     assert [path.name for path in tmp_path.iterdir()] == ["note.json"]
     with pytest.raises(FileNotFoundError):
         write_private(tmp_path / "nowhere" / "note.json", "{}")
+
+
+def test_the_token_stays_and_is_long(tmp_path):
+    """A restart keeps the token, so that kubeconfigs go on working."""
+    token = ensure_token(tmp_path / "token")
+    assert len(token) >= 43
+    assert ensure_token(tmp_path / "token") == token
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600

@@ -35,7 +35,7 @@ async def ask(state, nursery):
 
 
 async def test_healthz_is_ok_whatever_the_world_does(ask, state):
-    """D5: `/healthz` says ok even while nothing is ready: the process answers, and that is all that it claims."""
+    """`/healthz` says ok even while nothing is ready: the process answers, and that is all that it claims."""
     state["ready"] = (False, "the API server is away")
     answer = await ask("GET", "/healthz")
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok"})

@@ -232,7 +232,8 @@ def test_the_real_llama_cpp_exports_what_we_read(tmp_path, runtime):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as engine:
         try:
             serving = engine.stdout.readline()  # its own word that the model is loaded, with the port
-            with httpx.Client(base_url=f"http://127.0.0.1:{int(serving.rpartition(':')[2])}", trust_env=False) as http:
+            url = f"http://127.0.0.1:{int(serving.rpartition(':')[2])}"
+            with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
                 http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 8}).raise_for_status()
                 text = http.get("/metrics").text
         finally:

@@ -80,7 +80,7 @@ def test_each_shell_gets_its_script(run, shell):
 
 
 def test_files_are_completed_by_the_shell(live):
-    """U22: where a path may stand, the shell offers files, beside the names of the catalog; for a URL nothing is."""
+    """Where a path may stand, the shell offers files, beside the names of the catalog; for a URL nothing is."""
     assert [(each.value, each.type) for each in offered(complete.paths, "mod")] == [("mod", "file")]
     assert offered(complete.paths, "https://x") == []
     kinds = {each.type: each.value for each in offered(complete.files, "llama-3.1")}
@@ -95,7 +95,7 @@ def test_files_are_completed_by_the_shell(live):
     [("deploy", "--source"), ("up", "-f"), ("up", "--llama-server"), ("convert", "-f"), ("agent", "--model-store")],
 )
 def test_options_that_take_a_path_complete_files(live, command, option):
-    """U22: each option that names a file or a folder has the shell offer them."""
+    """Each option that names a file or a folder has the shell offer them."""
     found = cli.get_command(click.Context(cli), command)
     ctx = click.Context(found)
     param = next(each for each in found.params if option in each.opts)

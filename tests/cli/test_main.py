@@ -66,7 +66,7 @@ def test_the_overview_lists_every_command():
 
 @pytest.mark.parametrize(("typed", "meant"), [("upp", "up"), ("rnu", "run"), ("stauts", "status"), ("dploy", "deploy")])
 def test_a_mistyped_command_is_guessed(typed, meant):
-    """U18: a typing error in the command's name exits with 2 and says which one may have been meant."""
+    """A typing error in the command's name exits with 2 and says which one may have been meant."""
     done = run(typed)
     assert done.exit_code == 2
     assert f"there is no command {typed}; did you mean {meant}" in done.output
@@ -75,7 +75,7 @@ def test_a_mistyped_command_is_guessed(typed, meant):
 
 
 def test_help_has_no_empty_default():
-    """U23: no option of any program shows a default that is nothing."""
+    """No option of any program shows a default that is nothing."""
     for name in COMMANDS:
         shown = " ".join(run(name, "--help").output.split())
         assert "Default: ." not in shown

@@ -71,7 +71,7 @@ def test_a_state_directory_of_others_is_not_believed(tmp_path):
 
 
 def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
-    """U3: with a live `llmkube up` and a ~/.kube/config a command means `up`; a flag, a context or KUBECONFIG wins."""
+    """With a live `llmkube up` and a ~/.kube/config a command means `up`; a flag, a context or KUBECONFIG wins."""
     state = home / "state"
     kubeconfig(state / "kubeconfig", "up")
     environ = {"HOME": str(home)}
@@ -98,7 +98,7 @@ def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
     ],
 )
 def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
-    """U3: the first words are which cluster it is; with a dead one, that `llmkube up` needs none."""
+    """The first words are which cluster it is; with a dead one, that `llmkube up` needs none."""
     done = CliRunner().invoke(cli, args)
     assert done.exit_code == 1
     assert done.stderr.splitlines()[0] == (
@@ -110,7 +110,7 @@ def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
 
 
 def test_a_change_beside_a_live_up_says_that_it_is_the_one(home):
-    """U3: who has a cluster besides hears that the change goes to this machine's `llmkube up`."""
+    """Who has a cluster besides hears that the change goes to this machine's `llmkube up`."""
     kubeconfig(home / "state" / "kubeconfig", "127.0.0.1:1")
     with ExitStack() as stack:
         stack.enter_context(held_state_dir(home / "state", SERVER))

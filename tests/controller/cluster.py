@@ -17,6 +17,7 @@ from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.controller.operator import run_controller
+from llmkube.controller.reconcile.routers import RouterPlacement
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Endpoint, EndpointSlice, Lease
 from llmkube.k8s.client import Client
@@ -200,8 +201,16 @@ class _Breaking(httpx.AsyncByteStream):
 class Cluster:
     """What a test says to the API server, in the voices of a user (`client`) and of a host."""
 
-    def __init__(self, client: Client, network: Client, faults: Faults, registry: CollectorRegistry) -> None:
+    def __init__(
+        self,
+        client: Client,
+        network: Client,
+        faults: Faults,
+        registry: CollectorRegistry,
+        routers: RouterPlacement | None = None,
+    ) -> None:
         self.client = client
+        self.routers = routers
         self.network = network
         self.faults = faults
         self.registry = registry
@@ -223,7 +232,8 @@ class Cluster:
     async def run_controller(
         self, settings: ControllerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        run = partial(run_controller, utcnow=utcnow, rng=random.Random(2), registry=self.registry)
+        routers = self.routers
+        run = partial(run_controller, utcnow=utcnow, rng=random.Random(2), registry=self.registry, routers=routers)
         with self.controller_scope:
             await run(self.network, settings, task_status=task_status)
 
@@ -356,7 +366,9 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Cluster]:
+async def open_cluster(
+    *accelerators: str, routers: Callable[[Client], RouterPlacement] | None = None, **settings: Any
+) -> AsyncIterator[Cluster]:
     """Run an API server and a controller that has seen everything that was there at the start (nothing)."""
     store = Store()
     server = ApiServer(store, workloads="workloads" in settings, utcnow=utcnow, rng=random.Random(1))
@@ -371,7 +383,7 @@ async def open_cluster(*accelerators: str, **settings: Any) -> AsyncIterator[Clu
         nursery.start_soon(server.run_housekeeping)
         faults = Faults(transport, store)
         user, network = (Client(TransportSender(one, "http://apiserver")) for one in (transport, faults))
-        cluster = Cluster(user, network, faults, registry)
+        cluster = Cluster(user, network, faults, registry, routers(user) if routers is not None else None)
         await nursery.start(cluster.run_controller, chosen)
         yield cluster
         nursery.cancel_scope.cancel()

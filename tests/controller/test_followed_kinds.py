@@ -44,7 +44,7 @@ class Restarted:
     ],
 )
 async def test_what_does_not_need_the_kind_goes_on(autojump_clock, resource, kind, cost):
-    """D2: a Model is fetched, its pods are made, and /readyz and the metric name the kind, the reason and the cost."""
+    """A Model is fetched, its pods are made, and /readyz and the metric name the kind, the reason and the cost."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         again = Restarted(hands, resource)
         await again.run(nursery)
@@ -105,7 +105,7 @@ async def test_pods_stay_while_what_says_where_a_service_belongs_is_unknown(auto
 
 
 async def test_a_controller_that_does_nothing_is_not_ready(autojump_clock):
-    """D2: without InferenceServices /readyz fails."""
+    """Without InferenceServices /readyz fails."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         again = Restarted(hands, "inferenceservices")
         await again.run(nursery)
@@ -140,6 +140,7 @@ async def test_the_metric_names_the_kind(autojump_clock):
     assert [(one.labels["kind"], one.value) for one in family.samples] == [("Jobs", 1)]
 
 
+@pytest.mark.soak
 async def test_mutant_without_the_gate_is_noticed(autojump_clock, monkeypatch):
     """A controller that takes an unlisted kind for an empty one writes the status that it has to leave alone."""
     monkeypatch.setattr(Informer, "is_known", True)

@@ -82,9 +82,8 @@ REASONS_HEAD = """\
 # Conditions and reasons
 
 Every word that LLMKube gives as the `reason` of a condition, made from `k8s/wire/reasons.py` by `make reference`, by
-the conditions that it stands on. What the kubelet and the scheduler say of pods is passed on as it is. The sentences
-beside the words are in [sentences.md](sentences.md), what to do about the frequent ones in
-[troubleshooting.md](troubleshooting.md).
+the conditions that it stands on. What the kubelet and the scheduler say of pods is passed on as it is. What to do
+about the frequent ones is in [troubleshooting.md](troubleshooting.md).
 
 | meaning | what it asks of you |
 |---|---|

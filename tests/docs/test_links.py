@@ -96,3 +96,11 @@ def test_every_make_target_is_in_the_makefile():
         for command in shown:
             words = [word for word in shlex.split(command, comments=True)[1:] if re.fullmatch(r"[a-z][a-z-]+", word)]
             assert set(words) <= targets, f"{name(page)} shows `{command}`, and the Makefile has no such target"
+
+
+def test_every_test_of_a_finding_exists():
+    """A row of tests/findings.md names files of tests, or functions in them."""
+    tables = (ROOT / "tests" / "findings.md").read_text(encoding="utf-8").partition("## Users")[2]
+    for path, function in re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", tables):
+        text = (ROOT / "tests" / path).read_text(encoding="utf-8")
+        assert f"def {function}(" in text if function else text, f"tests/findings.md names {path}::{function}"

@@ -100,7 +100,7 @@ async def visit(site: Site, command: Sequence[str], url: str, profile, names: st
 
 @pytest.mark.ci
 async def test_a_page_of_this_machine_talks_to_both_addresses_and_a_foreign_one_reads_nothing(tmp_path, chromium):
-    """U1: a near page's preflights pass, and it reads answers, streams and refusals; a page of elsewhere reads none."""
+    """A near page's preflights pass, and it reads answers, streams and refusals; a page of elsewhere reads none."""
     state = tmp_path / "state"
     args = ("--state-dir", str(state), *FREE_PORTS, "--listen", netloc((own_address(), 0)))
     async with open_up(tmp_path, *args, "-f", str(DEMO)) as up:

@@ -19,7 +19,8 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend
-from llmkube.router.gateway import gateway_handler
+from llmkube.router.front_door import passing_door
+from llmkube.router.pass_through import PassThrough
 
 pytestmark = pytest.mark.e2e
 
@@ -86,7 +87,7 @@ async def serve(nursery, handler) -> int:
 
 @pytest.mark.ci
 async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path):
-    """U4: openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
+    """Openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
     packages = await trio.to_thread.run_sync(find_client_packages)
     manifests = tmp_path / "all.yaml"
     manifests.write_text(MANIFESTS)
@@ -114,7 +115,9 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
 
         async with trio.open_nursery() as nursery:
             engine = await serve(nursery, scripted)
-            tools = gateway_handler(Tools(engine), http, lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
+            tools = passing_door(
+                PassThrough(Tools(engine), http), lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+            )
             address = f"http://127.0.0.1:{await serve(nursery, front)}"
             script = Path(__file__).with_name("sdk_clients.py")
             env = environment(tmp_path) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

@@ -81,7 +81,7 @@ async def test_a_model_by_url_is_fetched_watched_and_asked(tmp_path):
 
 
 async def test_a_model_of_a_registry_is_fetched_and_asked(tmp_path):
-    """G4: `oci://` on a host: the manifest, then the blob by its digest; then chat answers."""
+    """`oci://` on a host: the manifest, then the blob by its digest; then chat answers."""
     digest = f"sha256:{hashlib.sha256(OTHER).hexdigest()}"
     layer = {"mediaType": "application/vnd.docker.ai.gguf.v3", "digest": digest, "size": len(OTHER)}
     manifest = json.dumps({"schemaVersion": 2, "layers": [layer]}).encode()
@@ -208,7 +208,7 @@ async def test_up_on_a_full_disk_says_one_sentence(tmp_path, left):
 
 
 async def test_a_disk_that_fills_up_while_an_engine_runs_is_told_with_what_helps(tmp_path):
-    """U8: commands, logs and the log say that the disk is full, where, and what helps; with room again, all goes on."""
+    """Commands, logs and the log say that the disk is full, where, and what helps; with room again, all goes on."""
     state = tmp_path / "state"
     told = f"the disk of {state} is full (0 B are free); free some space on it, and this goes on by itself"
     with small_disk(state, 12_000), open_ballast(state) as (fill, empty):

@@ -1,4 +1,4 @@
-"""U20: every everyday command on a terminal of 80 columns with NO_COLOR, and into a pipe: no broken row, no escape."""
+"""Every everyday command on a terminal of 80 columns with NO_COLOR, and into a pipe: no broken row, no escape."""
 
 import fcntl
 import os

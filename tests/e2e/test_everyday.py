@@ -157,7 +157,7 @@ async def test_a_conversation_on_a_terminal(tmp_path, home):
 
 @pytest.mark.ci
 async def test_what_people_are_used_to(tmp_path, home):
-    """U9: `run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
+    """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
     state = tmp_path / "sta te"  # U9: every path of this machine may have spaces
     model = tmp_path / "my models" / "tiny model.gguf"
     model.parent.mkdir()
@@ -183,7 +183,7 @@ async def test_what_people_are_used_to(tmp_path, home):
 
 
 async def test_a_forwarded_port_reaches_one_model(tmp_path, home):
-    """U17: behind the gateway of `up` the port has one model: it needs no name, and no name leads to another one."""
+    """Behind the gateway of `up` the port has one model: it needs no name, and no name leads to another one."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()

@@ -55,7 +55,7 @@ def outside(up):
 
 
 async def test_another_machine_needs_the_key_and_a_port_scan_finds_nothing_open(tmp_path, address):
-    """U13: without a key 401 for all but /health, with it the answer; 403 for a foreign page; loopback needs none."""
+    """Without a key 401 for all but /health, with it the answer; 403 for a foreign page; loopback needs none."""
     state = tmp_path / "state"
     args = ("--state-dir", str(state), *FREE_PORTS, "--listen", netloc((address, 0)))
     async with open_up(tmp_path, *args, "-f", str(DEMO)) as up:

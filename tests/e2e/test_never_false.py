@@ -34,7 +34,7 @@ async def settled(run, words, *command):
 
 
 async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, home):
-    """U2: `deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not those asked for."""
+    """`deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not those asked for."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         _, gateway, _ = await up.urls()
@@ -52,7 +52,7 @@ async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, hom
 
 
 async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
-    """U5, U7: a field, a digest and a budget that cannot be: each edit is told as refused, and the model answers on."""
+    """A field, a digest and a budget that cannot be: each edit is told as refused, and the model answers on."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()
@@ -84,7 +84,7 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
 
 
 async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, home):
-    """U6: a budget below what the model needs is a failure with both figures and the ways out, not a wait."""
+    """A budget below what the model needs is a failure with both figures and the ways out, not a wait."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()
@@ -97,7 +97,7 @@ async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, h
 
 
 async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_when(tmp_path, home):
-    """U14: `deploy`, `status` and `up` say for what it waits and since when, and nothing of a time that is left."""
+    """`deploy`, `status` and `up` say for what it waits and since when, and nothing of a time that is left."""
     with socket.socket() as silent:  # bound, and nobody listens: every connection is refused
         silent.bind(("127.0.0.1", 0))
         origin = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -116,7 +116,7 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_whe
 
 
 async def test_the_next_deploy_begins_with_words_of_its_own(tmp_path, home):
-    """U15: neither a missing file nor a flag that ended the engine is told by the deploy that mends it."""
+    """Neither a missing file nor a flag that ended the engine is told by the deploy that mends it."""
     run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
     async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
         await up.urls()

@@ -63,7 +63,7 @@ async def test_a_killed_engine_is_replaced_behind_the_same_address(tmp_path, add
 
 @pytest.mark.ci
 async def test_scaling_to_zero_is_logged_in_the_words_of_the_guide(tmp_path, address):
-    """D5: replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
+    """Replicas: 0 ends the process with the guide's log line, and keeps the Service for the way back."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()

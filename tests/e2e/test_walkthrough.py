@@ -71,7 +71,9 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
         assert "No resources found" in await kubectl.run("get", "isvc,mdl")
         up.process.send_signal(signal.SIGINT)
         assert await up.process.wait() == 0, up.err
-    assert not re.search("WARNING|ERROR|Traceback", up.err), up.err
+    complaints = [line for line in up.err.splitlines() if re.search("WARNING|ERROR|Traceback", line)]
+    # A machine with too much to do stops any process for a while, and the watchdog says so.
+    assert not [line for line in complaints if "the event loop" not in line], up.err
     assert not processes_in(state)
 
 

@@ -26,13 +26,13 @@ from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.cluster.endpoints import endpoints_manifest, service_manifest, slice_manifest
 from llmkube.supervisor.cluster.host_lease import lease_manifest
 from llmkube.supervisor.cluster.status import OF_SERVICE, model_status, service_status, settle
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.weights.download.fetch import WeightsFile
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.supervisor.service.endpoint_objects import endpoints_manifest, service_manifest, slice_manifest
+from llmkube.weights.formats.shape import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
 
 pytestmark = pytest.mark.envtest
 

@@ -56,7 +56,7 @@ async def _compact(plane: ControlPlane, revision: str) -> None:
     """Let etcd forget everything before a revision, at once."""
     flag = "--advertise-client-urls="
     url = next(each.removeprefix(flag) for each in plane.etcd.argv if each.startswith(flag))
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
         answer = await http.post(f"{url}/v3/kv/compaction", json={"revision": revision, "physical": True})
         assert answer.status_code == httpx.codes.OK, answer.text
 

@@ -61,7 +61,7 @@ async def ready_slices(client):
 
 
 async def test_an_agent_takes_over_what_their_agent_has_left(assets, tmp_path):
-    """G2: a Mac's service keeps a ready endpoint and its address throughout, and has nothing of theirs at the end."""
+    """A Mac's service keeps a ready endpoint and its address throughout, and has nothing of theirs at the end."""
     address = own_address()
     agents = [*agent_manifests(SYSTEM, "default", "box", (f"{address}/32",), ()), *host_policies(SYSTEM)]
     with trio.fail_after(TEST_SECONDS):
@@ -97,7 +97,7 @@ async def test_an_agent_takes_over_what_their_agent_has_left(assets, tmp_path):
 
 
 async def test_a_controller_takes_over_what_their_controller_has_made(client, crds, namespace, real_kubeconfig):
-    """G3: their pods count as ready until ours can be made; then Deployment and Service have nothing of theirs."""
+    """Their pods count as ready until ours can be made; then Deployment and Service have nothing of theirs."""
     system, key = f"{namespace}-system", Key(namespace, "chat")
     program = attrs.evolve(PROGRAM, name=f"{namespace}-controller")
     settings = ControllerSettings(namespace=namespace, lease_namespace=system, workloads=SETTINGS)

@@ -47,6 +47,7 @@ async def test_an_engines_log_corrects_a_guess(autojump_clock, guessing):
         assert await limit(world, TOLD) == 53_687_090_000
 
 
+@pytest.mark.soak
 async def test_mutant_the_log_is_not_read(autojump_clock, guessing, monkeypatch):
     """Without the line the guess stands."""
     monkeypatch.setattr(Book, "note_device_limit", lambda self, limit_bytes: None)

@@ -155,7 +155,7 @@ async def loop_of(mac):
     await until(lambda: json.loads(facts.read_text())["runs"] >= 4)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 async def test_fourteen_deliberate_faults_are_all_named(tmp_path, libsystem):
     """Each line has the fault in it, and the command or the step that mends it."""
     async with AsyncExitStack() as stack:

@@ -85,7 +85,7 @@ async def test_the_loop_never_stands_still_while_a_process_ends():
     assert (code, turns) == (-signal.SIGKILL, TICKS)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 async def test_mutant_a_blocking_wait_in_the_loop():
     """What Trio 0.31 to 0.35 do after ESRCH stops the loop until the process is gone."""
 
@@ -163,6 +163,7 @@ async def test_an_adopted_engine_that_the_kernel_hides_has_not_ended():
     assert await adopted_end(hide) == ([], UNKNOWN_END)
 
 
+@pytest.mark.soak
 async def test_mutant_esrch_taken_for_the_end(monkeypatch):
     """An agent that believes ESRCH calls an engine ended that holds its memory."""
 

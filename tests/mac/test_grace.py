@@ -48,6 +48,7 @@ async def test_the_grace_elsewhere(autojump_clock, on_metal):
     assert 10 <= await lived_on(on_metal=False) <= 11
 
 
+@pytest.mark.soak
 async def test_mutant_one_grace_for_all(autojump_clock, on_metal, monkeypatch):
     """Without the longer grace an engine on Metal is killed after 10 s."""
     grace_of = metal.grace_of

@@ -56,6 +56,7 @@ def test_other_errors_are_told(mac_of):
         kernel.statistics()
 
 
+@pytest.mark.soak
 def test_mutant_a_count_that_is_not_asked_again(mac_of, monkeypatch):
     """Without the second question macOS 27 shows nothing."""
     monkeypatch.setattr(mach, "MIG_ARRAY_TOO_LARGE", 1)
@@ -64,6 +65,7 @@ def test_mutant_a_count_that_is_not_asked_again(mac_of, monkeypatch):
         shows_memory_on(mac_of(27))
 
 
+@pytest.mark.soak
 def test_mutant_a_large_count_from_the_start(mac_of):
     """A first count of 256 words makes macOS 26 log an error for each look."""
     mac = mac_of(26)

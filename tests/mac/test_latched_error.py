@@ -43,6 +43,7 @@ async def test_an_engine_that_computes_no_token_is_not_loaded(autojump_clock, mo
         await never_ready(world)
 
 
+@pytest.mark.soak
 async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
     """Without the token such an engine is Ready."""
     monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
@@ -59,6 +60,7 @@ async def test_an_engine_whose_gpu_has_failed_is_replaced(autojump_clock, monkey
         await failing(world)
 
 
+@pytest.mark.soak
 async def test_mutant_an_engine_that_is_not_known_to_be_on_metal(autojump_clock, monkeypatch):
     """Without the look at its log it serves on, and answers 500 for ever."""
     monkeypatch.setattr(metal, "on_metal", lambda launch, settings: False)

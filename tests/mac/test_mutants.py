@@ -124,6 +124,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_each_mend_is_missed_by_its_test(mutant, monkeypatch):
     """Without it the test fails, by an assertion or with the error that users met."""

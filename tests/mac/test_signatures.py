@@ -1,5 +1,7 @@
 """An engine that macOS kills for its code signature, in the real agent on a simulated host: the status says the fix."""
 
+import pytest
+
 from llmkube.supervisor.host import exit_events
 from llmkube.supervisor.host.exit_events import NOTE_EXIT, NOTE_EXIT_CSERROR, NOTE_EXIT_DETAIL, NOTE_EXITSTATUS
 from llmkube.supervisor.service import ending
@@ -29,6 +31,7 @@ async def test_the_condition_says_how_to_sign_it(autojump_clock):
         assert "codesign --force --sign - FILE" in said
 
 
+@pytest.mark.soak
 async def test_mutant_the_kernels_reason_is_lost(autojump_clock, monkeypatch):
     """Without it the condition says that some program has sent SIGKILL."""
     classify = ending.classify

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from llmkube.supervisor.memory.unreturned import Unreturned
+from llmkube.supervisor.memory.releases import Unreturned
 from llmkube.supervisor.service import metal
 from pressure.hosts import events, pressed_world, serve, why
 from sim.machine import Script
@@ -63,6 +63,7 @@ async def test_an_engine_that_ends_by_itself_is_not_suspected(autojump_clock, on
         assert await events(world, "MemoryNotReturned") == {}
 
 
+@pytest.mark.soak
 async def test_mutant_kept_memory_is_not_suspected(autojump_clock, on_metal, monkeypatch):
     """Without the sum of what is wired nothing is told."""
     monkeypatch.setattr(Unreturned, "suspect", lambda self, size_bytes: None)

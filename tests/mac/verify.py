@@ -16,8 +16,9 @@ from typing import Final
 import psutil
 import trio
 
+from llmkube.cli.commands.doctor import mac, programs
+from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.installation import find_installation
-from llmkube.cli.commands.doctor.probes import mac_probes, program_probes
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, read_neighbors
 from llmkube.cli.commands.programs.background.launchctl import parse_job_state
@@ -219,26 +220,27 @@ def powermetrics() -> str:
 
 @claim("the kernel says which macOS and which chip this is")
 def macos() -> str:
-    found = trio.run(mac_probes.system, find_installation(None))
-    assert found.release == platform.mac_ver()[0] != "", f"{found.release!r} and {platform.mac_ver()[0]!r}"
-    return f"{found.release}, {found.machine}"
+    found, release = trio.run(mac.system, find_installation(None)).found, platform.mac_ver()[0]
+    assert release != "", f"{found!r}"
+    assert found.startswith(f"macOS {release}, "), f"{found!r} and {release!r}"
+    return found
 
 
 @claim("pmset says when this Mac sleeps")
 def sleep() -> str:
-    found = trio.run(mac_probes.power, find_installation(None))
-    assert found.sleep_minutes is not None, output("pmset", "-g")
-    return f"{found}"
+    found, power = trio.run(mac.power, find_installation(None))
+    assert "does not say" not in found.found, output("pmset", "-g")
+    return f"{found.found}; {power.found}"
 
 
 @claim("fdesetup says whether FileVault is on")
 def file_vault() -> str:
-    return f"{trio.run(mac_probes.file_vault)}"
+    return trio.run(mac.file_vault).found
 
 
 @claim("the firewall says whether it is on, to a user who is not root")
 def firewall() -> str:
-    return f"{trio.run(mac_probes.firewall, find_installation(None))}"
+    return trio.run(mac.firewall, find_installation(None)).found
 
 
 @claim("launchctl tells of a job of the machine without root")
@@ -282,11 +284,11 @@ def sudo() -> str:
 @claim("the engine of this installation starts, and lists the GPU if it lists any")
 def engine_devices() -> str:
     here = find_installation(None)
-    found = trio.run(program_probes.engine, here)
+    found = trio.run(programs.engine, here)
     assert here.mac, "this is no Mac"
-    assert not found.problem, found.problem
-    assert found.devices != (), "none: expected in ssh, tmux and daemons, and only there"
-    return f"{found.version}, {found.devices or 'it has no --list-devices'}"
+    assert found.verdict is not Verdict.FAIL, found.found
+    assert found.verdict is Verdict.PASS, "none: expected in ssh, tmux and daemons, and only there"
+    return found.found
 
 
 @claim("llmkube doctor has a verdict on each of its lines")

@@ -18,7 +18,7 @@ BODIES = json.loads(
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: "{apiVersion} {kind}".format(**body["json"]))
 async def test_what_controller_runtime_creates_is_stored(body):
-    """G6: the kinds that an agent in Go writes are created from protobuf and answered in JSON, with what was said."""
+    """The kinds that an agent in Go writes are created from protobuf and answered in JSON, with what was said."""
     said = body["json"]
     group = "/api/v1" if said["apiVersion"] == "v1" else f"/apis/{said['apiVersion']}"
     plural = {"Endpoints": "endpoints"}.get(said["kind"], f"{said['kind'].lower()}s")

@@ -64,7 +64,7 @@ async def test_a_shape_is_applied_by_a_strict_client(shape):
 
 @BY_ID
 def test_a_shape_is_planned(shape):
-    """G1: its container is planned, nothing of it is ignored, and no flag stands on the command line twice."""
+    """Its container is planned, nothing of it is ignored, and no flag stands on the command line twice."""
     service, model = objects(shape)
     plan = container_plan_for(service, model, rendered=RENDERED)
     by_fetching = ("Model.spec.source", "Model.spec.mmproj", "Model.spec.files")
@@ -96,7 +96,7 @@ async def test_a_router_is_applied_and_a_pool_is_refused_by_its_name():
 
 
 async def test_a_router_that_their_server_has_stored_is_applied_again():
-    """G7: a provider that their schema has called local is stored as it is, by the user who applies the file again."""
+    """A provider that their schema has called local is stored as it is, by the user who applies the file again."""
     provider = {"name": "far", "external": {"provider": "openai", "model": "gpt-5"}}
     stored = {**ROUTER, "spec": {**ROUTER["spec"], "backends": [*ROUTER["spec"]["backends"], provider]}}
     defaulted = {**stored["spec"], "backends": [{**each, "tier": "local"} for each in stored["spec"]["backends"]]}
@@ -139,7 +139,7 @@ def test_the_arguments_of_a_shape_are_taken_on_a_host(shape):
     ],
 )  # fmt: skip
 def test_every_form_of_a_source_has_one_that_brings_it(source, files, by, path, volume):
-    """G4: each form of the original's table: a Job, a claim or an image brings it, or it is said what is missing."""
+    """Each form of the original's table: a Job, a claim or an image brings it, or it is said what is missing."""
     head = {"metadata": {"name": "m"}, "spec": {"source": source, "files": list(files)}}
     model = decode(Model, head)
     supply = choose_supply(model, [User()], SETTINGS)

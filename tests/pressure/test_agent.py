@@ -61,7 +61,7 @@ async def test_what_does_not_fit_is_told_with_figures(autojump_clock):
 
 
 async def test_what_can_never_fit_is_not_downloaded(autojump_clock):
-    """U6: the header of a file that is elsewhere is enough to refuse it; with a smaller need its download begins."""
+    """The header of a file that is elsewhere is enough to refuse it; with a smaller need its download begins."""
     async with pressed_world({}) as world:
         world.machine.fetch_seconds["https://models.example/huge.gguf"] = 3600.0
         await serve(world, "huge", 60)

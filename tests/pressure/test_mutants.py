@@ -173,7 +173,7 @@ MUTANTS = (
 )
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(("mutant", "name"), MUTANTS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_deliberate_bug_is_caught(mutant, name, monkeypatch):
     """With this bug its timeline does not end as it should, or an invariant breaks."""

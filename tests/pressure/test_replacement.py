@@ -245,7 +245,7 @@ async def test_an_engine_that_crashed_once_is_replaced_like_any_other(autojump_c
 
 
 async def test_a_refused_edit_is_said_to_be_not_in_force(autojump_clock):
-    """U7: what serves stays, and says that it is not what was asked for last; an edit back makes it so again."""
+    """What serves stays, and says that it is not what was asked for last; an edit back makes it so again."""
     async with serving_world(ONE) as world:
         async with watched(world):
             await serve(world, "chat", 10, extraArgs=["--port", "1"])
@@ -342,7 +342,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -352,7 +352,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_stand_in_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -51,7 +51,7 @@ def test_a_full_disk_under_the_output_is_a_sentence():
 
 @pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
 def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, terminal, lines):
-    """U20: at 80 columns no word of an error is cut; scripts get it on one line."""
+    """At 80 columns no word of an error is cut; scripts get it on one line."""
     monkeypatch.setenv("COLUMNS", "80")
     to = io.StringIO()
     monkeypatch.setattr(to, "isatty", lambda: terminal)
@@ -63,7 +63,7 @@ def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, termin
 
 @pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
 def test_a_mistyped_command_line_is_told_within_the_columns(monkeypatch, terminal, lines):
-    """U20: below click's own usage, the sentence breaks between words on a terminal, and stays whole elsewhere."""
+    """Below click's own usage, the sentence breaks between words on a terminal, and stays whole elsewhere."""
     monkeypatch.setenv("COLUMNS", "80")
     to = io.StringIO()
     monkeypatch.setattr(to, "isatty", lambda: terminal)

@@ -266,6 +266,7 @@ BUGS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", BUGS)
 async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, name):
     """Each of these has a test that it does not survive."""

@@ -22,7 +22,7 @@ def test_on_path_it_is_its_name(installed):
 
 
 def test_elsewhere_it_is_the_path_that_was_typed(installed, monkeypatch):
-    """U18: from a clone the hints have `.venv/bin/llmkube`, also where another llmkube is on PATH."""
+    """From a clone the hints have `.venv/bin/llmkube`, also where another llmkube is on PATH."""
     assert program_name(".venv/bin/llmkube") == ".venv/bin/llmkube"
     monkeypatch.setenv("PATH", "/nowhere")
     assert program_name(".venv/bin/llmkube") == ".venv/bin/llmkube"

@@ -26,7 +26,7 @@ def test_up_is_who_runs_engines_and_server(tmp_path):
 
 
 def test_stopping_the_agent_ends_no_up(tmp_path, monkeypatch):
-    """U24: `agent stop` on the folder of a running `llmkube up` sends no signal, and says how that one is stopped."""
+    """`agent stop` on the folder of a running `llmkube up` sends no signal, and says how that one is stopped."""
     sent = []
     monkeypatch.setattr("os.kill", lambda *args: sent.append(args))
     with held_state_dir(tmp_path, ENGINES, SERVER):

@@ -107,7 +107,7 @@ async def noticed(place, case):
         return statuses(received) != [400] or asked != []
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("place", [a_router, a_gateway], ids=["router", "gateway"])
 @pytest.mark.parametrize("mutant", HEADS)
 async def test_a_lenient_reader_of_heads_is_caught(mutant, place, monkeypatch, autojump_clock):
@@ -125,7 +125,7 @@ async def test_a_lenient_reader_of_heads_is_caught(mutant, place, monkeypatch, a
     assert [case for case in cases if not await noticed(place, case)] == []
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", BODIES)
 async def test_a_lenient_reader_of_bodies_is_caught(mutant, monkeypatch, autojump_clock):
     """By each of the cases that are there for it."""

@@ -10,7 +10,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend, State, UnavailableModel
-from llmkube.router.model_list import ModelList
+from llmkube.router.model_list import ModelList, models_in
 
 META = {"n_ctx": 512, "n_ctx_train": 32768, "n_params": 885888}
 TEXT = {"input_modalities": ["text"], "output_modalities": ["text"]}
@@ -48,13 +48,12 @@ async def test_the_context_is_the_engines_own_and_asked_for_once(nursery):
     listener, asked = await engine(nursery, [orjson.dumps(said)])
     chat = Backend("h", 1, "x", b"Authorization: Bearer k\r\n", "chat")
     async with open_http_client(listener.connect) as client:
-        models = ModelList(Directory(chat=chat), client, 7)
+        models, directory = ModelList(None, 7, client), Directory(chat=chat)
         for _ in range(2):
-            assert await models.one("chat") == {
+            assert await models.objects(models_in(directory)) == [{
                 "id": "chat", "object": "model", "created": 7, "owned_by": "llmkube", "capabilities": ["completion"],
                 "status": {"value": "loaded"}, "meta": META, "architecture": TEXT,
-            }  # fmt: skip
-        assert await models.one("gone") is None
+            }]  # fmt: skip
     assert asked == [("/v1/models", "Bearer k")]
 
 
@@ -64,14 +63,16 @@ async def test_what_an_engine_does_not_say_is_left_out(nursery):
     for answer in answers:
         listener, _ = await engine(nursery, [answer])
         async with open_http_client(listener.connect) as client:
-            (model,) = await ModelList(Directory(e=Backend("h", 1, "e", mode="embedding")), client, 7).all()
+            (model,) = await ModelList(None, 7, client).objects(
+                models_in(Directory(e=Backend("h", 1, "e", mode="embedding")))
+            )
         assert (model["capabilities"], model["status"], "meta" in model) == (["embedding"], {"value": "loaded"}, False)
 
     async def nothing(host, port):  # noqa: ASYNC124
         raise ConnectionRefusedError(111, "Connection refused")
 
     async with open_http_client(nothing) as client:
-        (model,) = await ModelList(Directory(e=Backend("h", 1, "e")), client, 7).all()
+        (model,) = await ModelList(None, 7, client).objects(models_in(Directory(e=Backend("h", 1, "e"))))
     assert model["id"] == "e"
 
 
@@ -85,7 +86,7 @@ async def test_an_engine_that_does_not_answer_holds_the_list_up_for_two_seconds(
     await nursery.start(run_server, silent, [listener])
     async with open_http_client(listener.connect) as client:
         began = trio.current_time()
-        (model,) = await ModelList(Directory(e=Backend("h", 1, "e")), client, 7).all()
+        (model,) = await ModelList(None, 7, client).objects(models_in(Directory(e=Backend("h", 1, "e"))))
     assert (model["id"], round(trio.current_time() - began)) == ("e", 2)
 
 
@@ -97,7 +98,7 @@ async def test_a_model_that_does_not_answer_says_why():
         "c": UnavailableModel("SourceNotFound", "no such file", None, State.UNLOADED, failed=True),
     }
     async with open_http_client() as client:
-        listed = await ModelList(Directory(**entries), client, 7).all()
+        listed = await ModelList(None, 7, client).objects(models_in(Directory(**entries)))
     assert [model["status"] for model in listed] == [
         {"value": "loading", "reason": "Loading", "message": "it loads"},
         {"value": "unloaded", "reason": "ScaledToZero", "message": "it is stopped"},

@@ -1,16 +1,23 @@
 """What a client reads that asks in Ollama's words which models there are."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from llmkube.router.ollama_lists import Listed, ollama_list, refused_method
+from http_lab import head_of
+from llmkube.router.model_list import Listed, ModelList
 
-MODELS = (Listed("chat", runs=True, tags={"tools"}), Listed("off", runs=False))
+MODELS = ModelList(lambda _: [Listed(name="chat", runs=True, tags={"tools"}), Listed(name="off")], 0)
+
+
+def answer(path, body=b"", method=None):
+    head = head_of(path, method=method or ("POST" if path == "/api/show" else "GET"))
+    return MODELS.ollama(SimpleNamespace(head=head, body=body), path)
 
 
 def asked(path, body=b""):
-    found = ollama_list(path, body, MODELS, 0)
+    found = answer(path, body)
     return found.status, json.loads(found.body)
 
 
@@ -44,5 +51,5 @@ def test_one_is_shown_by_its_name():
 )
 def test_each_has_its_method(method, path, allow):
     """Another one is refused, with what there is."""
-    said = refused_method(method, path)
-    assert (said and said.headers.get("allow")) == allow
+    said = answer(path, b"{}", method)
+    assert (said.headers.get("allow"), said.status == 405) == (allow, allow is not None)

@@ -14,11 +14,12 @@ import trio
 from http_lab import MemoryListener, receive_all
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.server import run_server
-from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.front_door import passing_door
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.pass_through import PassThrough
 from llmkube.router.proxy.router import LIMITS
 from router.proxy.router_lab import answer, config_of, local, open_lab
-from router.test_gateway import BORN, ONE, Engine
+from router.test_front_door import BORN, ONE, Engine
 
 MOST = 1 << 16
 BOUNDS = attrs.evolve(LIMITS, max_body_bytes=MOST)
@@ -111,7 +112,7 @@ async def a_gateway():
     front, engine = MemoryListener(), Engine()
     async with open_http_client(engine.listener.connect) as upstream, trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.handle, [engine.listener])
-        handler = gateway_handler(ONE, upstream, lambda: BORN)
+        handler = passing_door(PassThrough(ONE, upstream), lambda: BORN)
         serve = partial(run_server, handler, [front], limits=BOUNDS, judge=refuse_foreign_pages, stamp=page_grant)
         await nursery.start(serve)
         yield front, engine.requests

@@ -9,7 +9,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import WeightsFile
 

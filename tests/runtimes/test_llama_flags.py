@@ -306,7 +306,7 @@ def read(*args, gpu=None, **spec):
     ],
 )  # fmt: skip
 def test_what_an_argument_says_becomes_its_field(args, said, rest):
-    """G1: by every name and form of a flag, the last one counting; what is a value stays one."""
+    """By every name and form of a flag, the last one counting; what is a value stays one."""
     assert read(*args) == (said, rest)
 
 

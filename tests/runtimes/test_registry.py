@@ -9,7 +9,7 @@ from llmkube.k8s.crd.pairing import HOST_ENGINES, RUNTIMES
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import LLAMACPP_NAMES, check, plan_for
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
 

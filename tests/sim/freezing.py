@@ -16,7 +16,7 @@ from contextvars import ContextVar
 
 import trio
 
-from llmkube.base import coalesced_ticks
+from llmkube.base import waiting
 
 
 class _Ticks:
@@ -32,12 +32,12 @@ class _Ticks:
         self.of_this_run.set(ticks)
 
 
-_ticks = coalesced_ticks._of_this_run = _Ticks(coalesced_ticks._of_this_run)
+_ticks = waiting._of_this_run = _Ticks(waiting._of_this_run)
 
 
 def be_a_program():
     """Have this task, and all that it starts, share nothing with others; return the task."""
-    _ticks.own.set(coalesced_ticks._Ticks())
+    _ticks.own.set(waiting._Ticks())
     return trio.lowlevel.current_task()
 
 
@@ -50,9 +50,9 @@ class _Queue(deque):
         self.extend(tasks)
 
     def append(self, task):
-        for root, waiting in self.frozen.items():
+        for root, held in self.frozen.items():
             if _is_within(task, root):
-                waiting.append(task)
+                held.append(task)
                 return
         super().append(task)
 

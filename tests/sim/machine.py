@@ -32,8 +32,9 @@ from llmkube.supervisor.nouns.journal import Entry, JournalError, dump, load
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.ports import HostFacts
-from llmkube.weights.download.fetch import Progress, WeightsFile
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.download.progress import Progress
+from llmkube.weights.formats.shape import GGUFFacts
+from llmkube.weights.store.blobs import WeightsFile
 from sim.connection import Connection
 from sim.daemon import Daemons
 from sim.daemons import MODULES, daemons_of_a_host, is_front, runtime_of

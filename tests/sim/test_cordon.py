@@ -226,6 +226,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""

@@ -77,7 +77,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_booked(name, monkeypatch):
     """The books see this bug, and without it the same timeline is clean."""

@@ -400,7 +400,7 @@ def test_the_service_is_on_it(runtime):
     assert not result.violations
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
@@ -411,7 +411,7 @@ def test_a_mutant_is_booked(name, monkeypatch):
     assert not score.play(timeline, quiet_minutes=3).violations
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", CAUGHT)
 def test_a_mutant_is_caught(name, monkeypatch):
     """With this bug its timeline does not end as it should; without it, it is a test of its own."""

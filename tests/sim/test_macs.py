@@ -74,6 +74,7 @@ async def test_an_agent_that_finds_an_engine_which_ends_waits_for_its_end(autoju
     await restarted_during_an_exit()
 
 
+@pytest.mark.soak
 async def test_mutant_esrch_is_taken_for_the_end(autojump_clock, monkeypatch):
     """Then two engines hold the memory of one."""
 
@@ -104,7 +105,7 @@ def unread_memory_crashes(patch):
     patch.setattr(DarwinMemory, "sample", sample)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("mutant", "faults", "columns"),
     [

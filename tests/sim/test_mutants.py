@@ -13,14 +13,14 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor import services
 from llmkube.supervisor.agent import AgentView
-from llmkube.supervisor.cluster import endpoints, status
+from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import RestartState, ServiceView
 from llmkube.supervisor.nouns.target import Idle
-from llmkube.supervisor.service import attempt, planner
+from llmkube.supervisor.service import attempt, endpoint_objects, planner
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.engine_journal import EngineJournal
 from llmkube.supervisor.service.facts import Facts
@@ -82,7 +82,7 @@ async def silent_exit(child):
     await trio.sleep_forever()
 
 
-def always_ready(*args, original=endpoints.slice_manifest, **kwargs):
+def always_ready(*args, original=endpoint_objects.slice_manifest, **kwargs):
     return original(*args, **{**kwargs, "ready": True})
 
 
@@ -118,7 +118,7 @@ async def nothing(*_):
 MUTANTS = {
     "ready before the engine answers": (run, health, "wait_ready", ready_at_once),
     "no restart and no withdrawal after an exit": (run, SimChild, "wait", silent_exit),
-    "the endpoint stays ready after an exit": (run, endpoints, "slice_manifest", always_ready),
+    "the endpoint stays ready after an exit": (run, endpoint_objects, "slice_manifest", always_ready),
     "no back-off": (run, service, "after_failure", lambda policy, state, failure, rng: (RestartState(1), 0.0)),
     "a new plan looks like the old one": (run, LaunchPlan, "digest", "constant"),
     "the journal forgets which build was started": (
@@ -279,7 +279,7 @@ def untold(original):
 
 BOOKED = {
     "an endpoint outlives its engine": (
-        endpoints,
+        endpoint_objects,
         "slice_manifest",
         always_ready,
         acts(*CREATED, (100.0, "bad-flag")),
@@ -387,7 +387,7 @@ BOOKED = {
 """A bug, the timeline that shows it, and the column of the scorecard in which it does."""
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", BOOKED)
 def test_a_mutant_isis_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
@@ -435,12 +435,13 @@ def test_no_mutant_replaces_what_is_private():
     assert [name for name, (_, attribute, _), _ in _all_mutants() if attribute.startswith("_")] == []
 
 
+@pytest.mark.soak
 def test_the_timeline_holds_without_a_mutant():
     """The timeline that the mutants must break passes on the real code; the others are tests of their own."""
     play(run)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through the timeline."""
@@ -474,6 +475,7 @@ def test_the_same_seed_gives_the_same_run():
     assert spawns() == spawns()
 
 
+@pytest.mark.soak
 def test_a_mutant_that_does_not_fit_is_no_proof(monkeypatch):
     """One that crashes wherever it is called fails every timeline, whatever that timeline asserts."""
     monkeypatch.setattr(planner, "check", lambda service: None)  # it is called with more arguments

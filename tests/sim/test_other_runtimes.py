@@ -112,6 +112,7 @@ async def test_requests_in_flight_of_an_engine_that_does_not_count_them_end_firs
         assert child.exit is not None
 
 
+@pytest.mark.soak
 async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monkeypatch):
     """Without its row's questions, and a proxy that counts, a request is cut."""
     monkeypatch.setitem(connection.METRICS, "proxy", "")

@@ -64,7 +64,7 @@ async def deployments(world):
 
 
 async def test_one_service_leads_to_pods_and_to_a_host(autojump_clock):
-    """D6: the Service selects the pods and keeps its port; the host's slice stands beside, under the same port name."""
+    """The Service selects the pods and keeps its port; the host's slice stands beside, under the same port name."""
     async with world_with_pods() as world:
         await apply_both(world, endpoint={"port": 9000})
         await world.until(world.ready_addresses, 1)

@@ -225,7 +225,7 @@ def run(timeline):
     trio.run(lambda: timeline(**arguments), clock=virtual_clock())
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""

@@ -8,7 +8,7 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Skip
-from llmkube.supervisor.memory.unreturned import Unreturned
+from llmkube.supervisor.memory.releases import Unreturned
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service.facts import Facts

@@ -2,6 +2,7 @@ import random
 from pathlib import Path
 
 import trio
+import trio.testing
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.codec import decode
@@ -18,8 +19,7 @@ from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.running_services import RunningServices
-from llmkube.supervisor.service_queue import ServiceQueue
-from llmkube.supervisor.services import Services
+from llmkube.supervisor.services import ServiceQueue, Services
 from sim.world import utcnow
 
 CHAT = Key("ns", "chat")
@@ -121,3 +121,29 @@ async def test_who_publishes_nothing_waits_for_nobody(autojump_clock):
         with trio.fail_after(2):
             await services.running.by_key[CHAT].status_manager.wait_endpoint_heard()
         nursery.cancel_scope.cancel()
+
+
+CHAT, EMBED = Key("ns", "chat"), Key("ns", "embed")
+
+
+async def test_a_service_is_taken_once_however_often_it_was_added():
+    """What was added before is one turn's work, and what is added after that is the next one's."""
+    queue = ServiceQueue()
+    for key in (CHAT, EMBED, CHAT):
+        queue.add(key)
+    assert await queue.take() == ({CHAT, EMBED}, False)
+    queue.add(CHAT)
+    queue.add_all()
+    assert await queue.take() == ({CHAT}, True)
+
+
+async def test_an_empty_queue_is_waited_for(autojump_clock):
+    """A turn begins when there is something to do."""
+    queue = ServiceQueue()
+    with trio.move_on_after(1) as bound:
+        await queue.take()
+    assert bound.cancelled_caught
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(queue.take)
+        await trio.testing.wait_all_tasks_blocked()
+        queue.add(CHAT)

@@ -78,13 +78,13 @@ SDKS = re.compile(r"openai|anthropic|litellm|ollama|cohere|mistralai|boto3?(core
 
 
 @pytest.mark.parametrize("name", ["runtime", "llama"])
-def test_failure_6_no_provider_s_sdk_is_installed_with_a_router(name):
+def test_no_provider_s_sdk_is_installed_with_a_router(name):
     """Providers are asked over HTTP: LiteLLM's own releases carried a stealer, and SDKs bring hundreds of packages."""
     assert not [package for package in pins(lock(name)) if SDKS.fullmatch(package)]
     assert [package for package in pins(lock("clients")) if SDKS.fullmatch(package)]  # the pattern knows one
 
 
-def test_failure_6_no_package_runs_code_at_the_start_of_an_interpreter():
+def test_no_package_runs_code_at_the_start_of_an_interpreter():
     """As that stealer did by a `.pth`: of all that a release installs, none brings one with a line that is run."""
     runs, seen = [], 0
     for each in entries(lock("llama")):

@@ -41,8 +41,8 @@ from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import netloc
 from llmkube.base.http.server import run_server
+from llmkube.base.private_files import ensure_token
 from llmkube.base.probes import with_metrics
-from llmkube.base.token_files import ensure_token
 
 log = structlog.get_logger()
 

@@ -48,3 +48,10 @@ def innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group, however deep; an error that is no group stands for itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for member in error.exceptions for leaf in leaves(member)]
+    return [error]

@@ -15,7 +15,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from llmkube.base.errors import UserError
-from llmkube.base.log_levels import LEVELS
+from llmkube.base.settings import LOG_LEVELS
 
 Style = Literal["json", "console"]
 
@@ -38,10 +38,10 @@ def parse_level(text: str) -> int:
         UserError: There is no such level.
     """
     name = text.strip().lower()
-    try:
-        return LEVELS[_SYNONYMS.get(name, name)]
-    except KeyError:
-        raise UserError(f'"{text}" is not a log level; choose {", ".join(LEVELS)}') from None
+    name = _SYNONYMS.get(name, name)
+    if name not in LOG_LEVELS:
+        raise UserError(f'"{text}" is not a log level; choose {", ".join(LOG_LEVELS)}')
+    return logging.getLevelNamesMapping()[name.upper()]
 
 
 def configure_logging(level: str = "info", *, style: Style = "json", stream: TextIO | None = None) -> None:

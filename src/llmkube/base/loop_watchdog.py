@@ -21,7 +21,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from llmkube.base.coalesced_ticks import wait_tick
+from llmkube.base.waiting import wait_tick
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +70,6 @@ def stack_of(frame: FrameType | None) -> str:
     return "\n".join(reversed(calls))
 
 
-@attrs.define(eq=False)
 class LoopWatchdog(Collector):
     """What a program's `/metrics` say of its event loop.
 
@@ -79,19 +78,16 @@ class LoopWatchdog(Collector):
         stalls: How often it stood still for a second.
     """
 
-    lag: Histogram = attrs.field(
-        factory=lambda: Histogram(
+    def __init__(self) -> None:
+        self.lag = Histogram(
             "llmkube_event_loop_lag_seconds",
             "How late the event loop ran what was due: every 10 s, every 0.1 s while the program works.",
             buckets=_BUCKETS,
             registry=None,
         )
-    )
-    stalls: Counter = attrs.field(
-        factory=lambda: Counter(
+        self.stalls = Counter(
             "llmkube_event_loop_stalls", "Times that the event loop stood still for a second.", registry=None
         )
-    )
 
     def collect(self) -> Iterable[Metric]:
         """Return both families."""

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import secrets
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -83,3 +84,14 @@ def remove_temporary_files(folder: Path) -> None:
     for draft in folder.glob(f"{_DRAFT}*"):
         with contextlib.suppress(OSError):  # it does no harm, and the next start tries again
             draft.unlink()
+
+
+def ensure_token(path: Path) -> str:
+    """Return the token kept at `path`; the first call draws 256 random bits for it."""
+    if path.exists():
+        token = path.read_text(encoding="ascii").strip()
+        if token:
+            return token
+    token = secrets.token_urlsafe(32)
+    write_private(path, token.encode("ascii"))
+    return token

@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -29,6 +29,10 @@ from llmkube.base.errors import UserError
 T = TypeVar("T")
 
 PREFIX = "LLMKUBE_"
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+"""Here and not in `log`: command lines name them, and most never log."""
+
 _METADATA = "llmkube.setting"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})

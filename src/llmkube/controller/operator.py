@@ -42,7 +42,7 @@ from llmkube.controller.reconcile.pod_routers import PodRouters
 from llmkube.controller.reconcile.pod_services import PodServices
 from llmkube.controller.reconcile.pruning import Pruner
 from llmkube.controller.reconcile.router_health import run_router_health
-from llmkube.controller.reconcile.routers import RouterReconciler
+from llmkube.controller.reconcile.routers import RouterPlacement, RouterReconciler
 from llmkube.controller.reconcile.stale_endpoints import SliceReconciler
 from llmkube.controller.reconciler import Reconciler
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
@@ -73,6 +73,7 @@ class Controller:
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     phase_changes: PhaseChanges
+    routers: RouterPlacement | None
     informers: Informers = attrs.field(factory=Informers, init=False)
     queues: Queues = attrs.field(init=False)
     model_writer: StatusWriter[Model] = attrs.field(init=False)
@@ -149,17 +150,14 @@ class Controller:
             self.informers.routers,
             StatusWriter(self.client, ModelRouter),
             self.utcnow,
-            PodRouters(pods) if pods is not None else None,
+            self.queues.routers,
+            PodRouters(pods) if pods is not None else self.routers,
         )
         return (
             Reconciler("model", models.reconcile, metrics, self.queues.models),
             Reconciler("inferenceservice", services.reconcile, metrics, self.queues.services),
             Reconciler("endpointslice", slices.reconcile, metrics, self.queues.slices),
-            *(
-                ()
-                if self.settings.routers_elsewhere
-                else (Reconciler("modelrouter", routers.reconcile, metrics, self.queues.routers),)
-            ),
+            Reconciler("modelrouter", routers.reconcile, metrics, self.queues.routers),
         )
 
     def _pod_context(self, workloads: WorkloadSettings) -> PodContext:
@@ -234,6 +232,7 @@ async def run_controller(
     rng: random.Random,
     registry: CollectorRegistry | None = None,
     health: ControllerHealth | None = None,
+    routers: RouterPlacement | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Keep the status of Models and services true, and the objects of those that pods serve, forever.
@@ -249,6 +248,7 @@ async def run_controller(
         rng: Spreads pauses and makes names; with an identity, not seeded alike in two controllers.
         registry: Where the metrics go; one controller per registry.
         health: Told what this controller follows, and whether it acts.
+        routers: Runs the ModelRouters where there are no pods; None leaves them alone, and says so.
         task_status: Started when reconciling begins.
     """
     registry = registry if registry is not None else CollectorRegistry()
@@ -260,7 +260,7 @@ async def run_controller(
     acting = trio.Event()
 
     async def act() -> Never:
-        controller = Controller(client, settings, utcnow, rng, phase_changes)
+        controller = Controller(client, settings, utcnow, rng, phase_changes, routers)
         reconcilers = controller.reconcilers(metrics)
         queues = {each.name: each.queue for each in reconcilers}
         fleet = FleetCollector(controller.informers.models, controller.informers.services, queues)

@@ -104,7 +104,6 @@ class ControllerSettings:
             in Events. Empty for the only controller of a machine: no Lease is needed then.
         workers: How many objects of one kind are worked on at the same time.
         workloads: How to serve in the cluster what no host serves; None where there are no nodes (`llmkube up`).
-        routers_elsewhere: Another program runs the ModelRouters, and writes their status (`llmkube up`).
     """
 
     namespace: str | None = None
@@ -115,7 +114,6 @@ class ControllerSettings:
     identity: str = ""
     workers: int = 4
     workloads: WorkloadSettings | None = None
-    routers_elsewhere: bool = False
 
     def is_for_hosts(self, model: Model) -> bool:
         """Whether hosts serve a Model, and not pods."""

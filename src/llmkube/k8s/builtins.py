@@ -5,84 +5,74 @@ from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import Condition, ObjectMeta, ObjectReference
-from llmkube.k8s.fields import REQUIRED, IntOrString, WireForm, field, received
-from llmkube.k8s.resource import Keyed, Resource
+from llmkube.k8s.crd.meta import Condition, ObjectReference
+from llmkube.k8s.fields import REQUIRED, IntOrString, Wired, field
+from llmkube.k8s.resource import Object, Resource
 
 # -- core/v1 ----------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class NamespaceStatus:
+class NamespaceStatus(Wired):
     """Whether a namespace is in use (`Active`) or is being emptied (`Terminating`)."""
 
     phase: str = ""
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Namespace(Keyed):
+class Namespace(Object):
     """A room for names."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status", "finalize")
     )
-    metadata: ObjectMeta
     status: NamespaceStatus = NamespaceStatus()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class NodeSpec:
+class NodeSpec(Wired):
     """The networks of a node's pods, where kube-controller-manager gives them out."""
 
     pod_cidrs: tuple[str, ...] = field("", (), name="podCIDRs")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class NodeAddress:
+class NodeAddress(Wired):
     """One way to reach a node: `InternalIP`, `ExternalIP`, or a name."""
 
     type: str = ""
     address: str = ""
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class NodeStatus:
+class NodeStatus(Wired):
     """What a kubelet says of its machine."""
 
     addresses: tuple[NodeAddress, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Node(Keyed):
+class Node(Object):
     """A machine of the cluster."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Node", "nodes", namespaced=False, short_names=("no",), subresources=("status", "proxy")
     )
-    metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class PriorityClass(Keyed):
+class PriorityClass(Object):
     """The rank of pods, by its name."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", namespaced=False, short_names=("pc",)
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ServicePort:
+class ServicePort(Wired):
     """One port of a Service and where its traffic goes."""
 
     port: int = field("", REQUIRED)
@@ -91,11 +81,10 @@ class ServicePort:
     target_port: IntOrString | None = None
     node_port: int | None = None
     app_protocol: str | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ServiceSpec:
+class ServiceSpec(Wired):
     """A stable address; without a selector its endpoints are written by hand (by the agent)."""
 
     type: str = "ClusterIP"
@@ -103,114 +92,98 @@ class ServiceSpec:
     selector: Mapping[str, str] = field("", dict)
     cluster_ip: str = field("", "", name="clusterIP")
     cluster_ips: tuple[str, ...] = field("", (), name="clusterIPs")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Service(Keyed):
+class Service(Object):
     """A name and an address for a set of endpoints."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Service", "services", short_names=("svc",), subresources=("status",), categories=("all",)
     )
-    metadata: ObjectMeta
     spec: ServiceSpec = ServiceSpec()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EndpointAddress:
+class EndpointAddress(Wired):
     """One address of a classic Endpoints object."""
 
     ip: str = field("", REQUIRED)
     hostname: str | None = None
     node_name: str | None = None
     target_ref: ObjectReference | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EndpointPort:
+class EndpointPort(Wired):
     """A port that endpoints answer on, named like the Service's port."""
 
     port: int | None = None  # a slice may leave it open; ours never do
     name: str = ""
     protocol: str = "TCP"
     app_protocol: str | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EndpointSubset:
+class EndpointSubset(Wired):
     """Addresses that share their ports."""
 
     addresses: tuple[EndpointAddress, ...] = ()
     not_ready_addresses: tuple[EndpointAddress, ...] = ()
     ports: tuple[EndpointPort, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Endpoints(Keyed):
+class Endpoints(Object):
     """The classic form of a Service's endpoints, deprecated since Kubernetes 1.33 but still what scripts read."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))
-    metadata: ObjectMeta
     subsets: tuple[EndpointSubset, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Secret(Keyed):
+class Secret(Object):
     """Data that stays out of logs: neither map is part of `repr`."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Secret", "secrets")
-    metadata: ObjectMeta
     type: str = "Opaque"
     data: Mapping[str, str] = field("", dict, repr=False)  # values are base64
     string_data: Mapping[str, str] = field("", dict, repr=False)  # write-only: the server moves it into data
     immutable: bool | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ConfigMap(Keyed):
+class ConfigMap(Object):
     """Plain configuration data."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
-    metadata: ObjectMeta
     data: Mapping[str, str] = field("", dict)
     binary_data: Mapping[str, str] = field("", dict)  # values are base64
     immutable: bool | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ServiceAccount(Keyed):
+class ServiceAccount(Object):
     """An identity for pods."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",)
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EventSource:
+class EventSource(Wired):
     """Which component, on which host, reports."""
 
     component: str = ""
     host: str = ""
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Event(Keyed):
+class Event(Object):
     """Something that happened to an object; when it happens again `count` rises (core/v1, what `describe` reads)."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Event", "events", short_names=("ev",))
-    metadata: ObjectMeta
     involved_object: ObjectReference = field("", REQUIRED)
     reason: str = ""
     message: str = ""
@@ -223,24 +196,22 @@ class Event(Keyed):
     source: EventSource = EventSource()
     reporting_component: str = ""
     reporting_instance: str = ""
-    wire: WireForm = received()
 
 
 # -- discovery.k8s.io/v1 ----------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class EndpointConditions:
+class EndpointConditions(Wired):
     """What is known of an endpoint now; None means not stated (consumers read that as ready)."""
 
     ready: bool | None = None
     serving: bool | None = None
     terminating: bool | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Endpoint:
+class Endpoint(Wired):
     """One process that answers, by its addresses (consumers use the first)."""
 
     addresses: tuple[str, ...] = field("", REQUIRED)
@@ -249,26 +220,23 @@ class Endpoint:
     node_name: str | None = None
     zone: str | None = None
     target_ref: ObjectReference | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EndpointSlice(Keyed):
+class EndpointSlice(Object):
     """Part of a Service's endpoints, tied to it by the label `kubernetes.io/service-name`."""
 
     RESOURCE: ClassVar[Resource] = Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
-    metadata: ObjectMeta
     address_type: str = field("", REQUIRED)  # IPv4, IPv6 or FQDN; immutable
     endpoints: tuple[Endpoint, ...] = field("", (), required=True)
     ports: tuple[EndpointPort, ...] = ()
-    wire: WireForm = received()
 
 
 # -- coordination.k8s.io/v1 -------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class LeaseSpec:
+class LeaseSpec(Wired):
     """Who holds the Lease and how long silence is tolerated; times are RFC 3339 with microseconds."""
 
     holder_identity: str | None = None
@@ -276,24 +244,21 @@ class LeaseSpec:
     acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Lease(Keyed):
+class Lease(Object):
     """A lock or a heartbeat, renewed by its holder."""
 
     RESOURCE: ClassVar[Resource] = Resource("coordination.k8s.io", "v1", "Lease", "leases")
-    metadata: ObjectMeta
     spec: LeaseSpec = LeaseSpec()
-    wire: WireForm = received()
 
 
 # -- apiextensions.k8s.io/v1 ------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceNames:
+class CustomResourceNames(Wired):
     """The words by which a custom kind is called."""
 
     kind: str = field("", REQUIRED)
@@ -302,40 +267,36 @@ class CustomResourceNames:
     list_kind: str = ""
     short_names: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceVersion:
+class CustomResourceVersion(Wired):
     """One version of a custom kind; its schema, columns and subresources are kept as JSON in `wire.unknown`."""
 
     name: str = field("", REQUIRED)
     served: bool = field("", REQUIRED)
     storage: bool = field("", REQUIRED)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceDefinitionSpec:
+class CustomResourceDefinitionSpec(Wired):
     """What the API server needs to serve a custom kind."""
 
     group: str = field("", REQUIRED)
     names: CustomResourceNames = field("", REQUIRED)
     scope: str = field("", REQUIRED)  # Namespaced or Cluster
     versions: tuple[CustomResourceVersion, ...] = field("", REQUIRED)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceDefinitionStatus:
+class CustomResourceDefinitionStatus(Wired):
     """`Established` is True once the API server serves the kind."""
 
     conditions: tuple[Condition, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceDefinition(Keyed):
+class CustomResourceDefinition(Object):
     """A kind taught to the API server."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -348,10 +309,8 @@ class CustomResourceDefinition(Keyed):
         subresources=("status",),
         categories=("api-extensions",),
     )
-    metadata: ObjectMeta
     spec: CustomResourceDefinitionSpec
     status: CustomResourceDefinitionStatus = CustomResourceDefinitionStatus()
-    wire: WireForm = received()
 
 
 BUILTINS: Final[tuple[Resource, ...]] = (

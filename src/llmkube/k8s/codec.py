@@ -32,9 +32,7 @@ import cattrs
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.fields import REQUIRED, IntOrString, WireForm, wire_fields
-from llmkube.k8s.resource import Key, Object, Resource
-
-__all__ = ["DecodeError", "Object", "decode", "encode"]
+from llmkube.k8s.resource import Key, Resource
 
 W = TypeVar("W")
 _SHARED_CHARACTERS = 128

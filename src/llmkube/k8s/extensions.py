@@ -4,76 +4,67 @@ from typing import ClassVar
 
 import attrs
 
-from llmkube.k8s.crd.meta import Condition, ObjectMeta
-from llmkube.k8s.fields import WireForm, received
-from llmkube.k8s.resource import Keyed, Resource
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.fields import Wired
+from llmkube.k8s.resource import Object, Resource
 from llmkube.k8s.workloads import Deployment, DeploymentSpec
 
 # -- monitoring.coreos.com/v1 -----------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class PodMonitor(Keyed):
+class PodMonitor(Object):
     """Which pods a Prometheus operator scrapes; the kind is there where that operator is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "monitoring.coreos.com", "v1", "PodMonitor", "podmonitors", short_names=("pmon",)
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 # -- pyrra.dev/v1alpha1, gateway.networking.k8s.io/v1 ------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class ServiceLevelObjective(Keyed):
+class ServiceLevelObjective(Object):
     """A service level objective for Pyrra; the kind is there where Pyrra is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "pyrra.dev", "v1alpha1", "ServiceLevelObjective", "servicelevelobjectives", short_names=("slo",)
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class RouteParent:
+class RouteParent(Wired):
     """What one Gateway says of a route."""
 
     conditions: tuple[Condition, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class HTTPRouteStatus:
+class HTTPRouteStatus(Wired):
     """What the Gateways say of a route."""
 
     parents: tuple[RouteParent, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class HTTPRoute(Keyed):
+class HTTPRoute(Object):
     """Leads requests of a Gateway to a Service; the kind is there where the Gateway API is installed."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "gateway.networking.k8s.io", "v1", "HTTPRoute", "httproutes", subresources=("status",)
     )
-    metadata: ObjectMeta
     status: HTTPRouteStatus = HTTPRouteStatus()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class LeaderWorkerSetStatus:
+class LeaderWorkerSetStatus(Wired):
     """How many groups there are, in the words of a Deployment's; `replicas` counts groups, not pods."""
 
     observed_generation: int = 2**62  # older versions do not say: their counts are believed
     replicas: int = 0
     updated_replicas: int = 0
     ready_replicas: int = 0
-    wire: WireForm = received()
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -82,7 +73,7 @@ class LeaderWorkerSetStatus:
 
 
 @attrs.frozen(kw_only=True)
-class LeaderWorkerSet(Keyed):
+class LeaderWorkerSet(Object):
     """Groups of pods that serve one model together; the kind is there where it was installed (lws.sigs.k8s.io)."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -93,10 +84,8 @@ class LeaderWorkerSet(Keyed):
         short_names=("lws",),
         subresources=("status", "scale"),
     )
-    metadata: ObjectMeta
     spec: DeploymentSpec = DeploymentSpec()
     status: LeaderWorkerSetStatus = LeaderWorkerSetStatus()
-    wire: WireForm = received()
 
 
 Workload = Deployment | LeaderWorkerSet

@@ -1,15 +1,14 @@
 """A class attribute says everything about its JSON field: name, bounds, default, meaning.
 
-Every class that crosses the wire is a table of `field(...)` lines plus one `wire: WireForm = received()` line:
+Every class that crosses the wire is `Wired`, and a table of `field(...)` lines:
 
 ```python
 @attrs.frozen(kw_only=True)
-class Autoscaling:
+class Autoscaling(Wired):
     \"\"\"Scale between two replica counts.\"\"\"
 
     max_replicas: int = field("Highest replica count.", REQUIRED, minimum=1, maximum=100)
     min_replicas: int = field("Lowest replica count.", 1, minimum=1, maximum=10)
-    wire: WireForm = received()
 ```
 
 The codec (`k8s.codec`) and the schema generator (`k8s.crd.definitions`) read the same table through `wire_fields()`,
@@ -120,9 +119,11 @@ class WireForm:
 _BLANK: Final = WireForm()
 
 
-def received() -> Any:
-    """Declare the attribute in which a class remembers its JSON; by default it was built in Python, not received."""
-    return attrs.field(default=_BLANK, repr=False)
+@attrs.frozen(kw_only=True)
+class Wired:
+    """An object that crosses the wire, and remembers its JSON; by default it was built in Python, not received."""
+
+    wire: WireForm = attrs.field(default=_BLANK, repr=False)
 
 
 def field(description: str = "", default: Any = None, /, *, repr: bool = True, **facts: Any) -> Any:  # noqa: A002 (attrs' word)
@@ -166,11 +167,11 @@ def wire_fields(cls: type) -> tuple[WireField, ...]:
     """Every JSON field of a wire class, in the order of the source.
 
     Raises:
-        TypeError: The class has no `wire` attribute, so it could not keep unknown fields.
+        TypeError: The class is not `Wired`, so it could not keep unknown fields.
     """
+    if not issubclass(cls, Wired):
+        raise TypeError(f"{cls.__name__} must derive from Wired")
     attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
-    if all(attribute.name != "wire" for attribute in attributes):
-        raise TypeError(f"{cls.__name__} needs a line `wire: WireForm = received()`")
     return tuple(_slot(attribute) for attribute in attributes if attribute.name != "wire")
 
 

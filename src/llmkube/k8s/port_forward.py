@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.websocket.session import Bounds, WebSocket, connect_websocket
+from llmkube.base.http.websocket import Bounds, WebSocket, connect_websocket
 from llmkube.k8s import request as build
 from llmkube.k8s.client import OPEN_SECONDS, Client
 from llmkube.k8s.errors import TransportError

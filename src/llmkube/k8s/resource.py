@@ -3,11 +3,12 @@
 import functools
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 
 from llmkube.k8s.crd.meta import ObjectMeta
+from llmkube.k8s.fields import Wired
 
 
 @attrs.frozen
@@ -73,20 +74,6 @@ def _quoted(part: str) -> str:
     return urllib.parse.quote(part, safe="")
 
 
-class Object(Protocol):
-    """Any typed kind: an attrs class that knows its coordinates and its name."""
-
-    RESOURCE: ClassVar[Resource]
-
-    @property
-    def metadata(self) -> ObjectMeta:
-        """The object's name tag."""
-
-    @property
-    def key(self) -> "Key":
-        """The object's namespace and name."""
-
-
 @attrs.frozen(order=True)
 class Key:
     """An object's namespace and name; the namespace of a cluster-scoped object is empty."""
@@ -98,7 +85,7 @@ class Key:
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
     @classmethod
-    def of(cls, obj: Object | Mapping[str, Any]) -> Self:
+    def of(cls, obj: "Object | Mapping[str, Any]") -> Self:
         """The key of a typed object or of a JSON one."""
         if isinstance(obj, Mapping):
             metadata = obj.get("metadata") or {}
@@ -118,17 +105,15 @@ class Key:
         return cls(namespace, name)
 
 
-class _Tagged(Protocol):
-    @property
-    def metadata(self) -> ObjectMeta: ...
+@attrs.frozen(kw_only=True)
+class Object(Wired):
+    """Any typed kind: an attrs class that knows its coordinates and its name."""
 
+    RESOURCE: ClassVar[Resource]
 
-class Keyed:
-    """Gives a typed kind its key."""
-
-    __slots__ = ()
+    metadata: ObjectMeta
 
     @property
-    def key(self: _Tagged) -> Key:
+    def key(self) -> Key:
         """The object's namespace and name; the namespace of a cluster-scoped object is empty."""
         return Key(self.metadata.namespace, self.metadata.name)

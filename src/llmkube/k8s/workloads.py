@@ -4,32 +4,30 @@ from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import Condition, ObjectMeta
-from llmkube.k8s.fields import REQUIRED, WireForm, field, received
-from llmkube.k8s.resource import Keyed, Resource
+from llmkube.k8s.crd.meta import Condition
+from llmkube.k8s.fields import REQUIRED, Wired, field
+from llmkube.k8s.resource import Object, Resource
 
 # -- core/v1: pods and claims -----------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class ContainerWaiting:
+class ContainerWaiting(Wired):
     """Why a container does not run yet: `ImagePullBackOff`, `CrashLoopBackOff`, `ContainerCreating`."""
 
     reason: str = ""
     message: str = ""
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ContainerRunning:
+class ContainerRunning(Wired):
     """A container runs."""
 
     started_at: str | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ContainerTerminated:
+class ContainerTerminated(Wired):
     """How a container ended; the message is what it wrote to its termination log."""
 
     exit_code: int = 0
@@ -38,21 +36,19 @@ class ContainerTerminated:
     message: str = ""
     started_at: str | None = None
     finished_at: str | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ContainerState:
+class ContainerState(Wired):
     """One of the three; none of them means waiting, too."""
 
     waiting: ContainerWaiting | None = None
     running: ContainerRunning | None = None
     terminated: ContainerTerminated | None = None
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ContainerStatus:
+class ContainerStatus(Wired):
     """What the kubelet says of one container."""
 
     name: str = field("", REQUIRED)
@@ -60,22 +56,20 @@ class ContainerStatus:
     restart_count: int = 0
     state: ContainerState = ContainerState()
     last_state: ContainerState = ContainerState()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class PodCondition:
+class PodCondition(Wired):
     """One statement about a pod; `PodScheduled` says whether it has a node."""
 
     type: str = field("", REQUIRED)
     status: str = field("", REQUIRED)
     reason: str = ""
     message: str = ""
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class PodStatus:
+class PodStatus(Wired):
     """Where a pod stands."""
 
     phase: str = ""
@@ -85,81 +79,71 @@ class PodStatus:
     conditions: tuple[PodCondition, ...] = ()
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ContainerPort:
+class ContainerPort(Wired):
     """One port of a container, by its name."""
 
     name: str = ""
     container_port: int = field("", REQUIRED)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Container:
+class Container(Wired):
     """One container of a pod."""
 
     name: str = field("", REQUIRED)
     ports: tuple[ContainerPort, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class PodSpec:
+class PodSpec(Wired):
     """What a pod is made of."""
 
     containers: tuple[Container, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Pod(Keyed):
+class Pod(Object):
     """Containers on one node."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Pod", "pods", short_names=("po",), subresources=("status",), categories=("all",)
     )
-    metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ClaimStatus:
+class ClaimStatus(Wired):
     """Whether a claim has its volume: `Pending`, `Bound` or `Lost`."""
 
     phase: str = ""
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class PersistentVolumeClaim(Keyed):
+class PersistentVolumeClaim(Object):
     """A wish for storage, and its volume once it is bound."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", short_names=("pvc",), subresources=("status",)
     )
-    metadata: ObjectMeta
     status: ClaimStatus = ClaimStatus()
-    wire: WireForm = received()
 
 
 # -- apps/v1 and batch/v1 ---------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class DeploymentSpec:
+class DeploymentSpec(Wired):
     """How many pods a Deployment keeps; everything else about them is only written, never read."""
 
     replicas: int = 1
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class DeploymentStatus:
+class DeploymentStatus(Wired):
     """How many pods there are; counts of an older generation say nothing about the newest spec."""
 
     observed_generation: int = 0
@@ -168,11 +152,10 @@ class DeploymentStatus:
     ready_replicas: int = 0
     available_replicas: int = 0
     conditions: tuple[Condition, ...] = ()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Deployment(Keyed):
+class Deployment(Object):
     """Pods from one template, replaced step by step when it changes."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -184,38 +167,33 @@ class Deployment(Keyed):
         subresources=("status", "scale"),
         categories=("all",),
     )
-    metadata: ObjectMeta
     spec: DeploymentSpec = DeploymentSpec()
     status: DeploymentStatus = DeploymentStatus()
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class JobStatus:
+class JobStatus(Wired):
     """How a Job goes; the condition `Complete` or `Failed` is its end."""
 
     conditions: tuple[Condition, ...] = ()
     active: int = 0
     succeeded: int = 0
     failed: int = 0
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Job(Keyed):
+class Job(Object):
     """Pods that run to their end."""
 
     RESOURCE: ClassVar[Resource] = Resource("batch", "v1", "Job", "jobs", subresources=("status",), categories=("all",))
-    metadata: ObjectMeta
     status: JobStatus = JobStatus()
-    wire: WireForm = received()
 
 
 # -- autoscaling/v2, policy/v1, networking.k8s.io/v1 ------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class HorizontalPodAutoscaler(Keyed):
+class HorizontalPodAutoscaler(Object):
     """Chooses a Deployment's replica count by metrics."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -227,12 +205,10 @@ class HorizontalPodAutoscaler(Keyed):
         subresources=("status",),
         categories=("all",),
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class PodDisruptionBudget(Keyed):
+class PodDisruptionBudget(Object):
     """How many pods may be taken away on purpose at a time."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -243,19 +219,15 @@ class PodDisruptionBudget(Keyed):
         short_names=("pdb",),
         subresources=("status",),
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class NetworkPolicy(Keyed):
+class NetworkPolicy(Object):
     """Whom pods may talk to; a cluster's network has to enforce it."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short_names=("netpol",)
     )
-    metadata: ObjectMeta
-    wire: WireForm = received()
 
 
 WORKLOADS: Final[tuple[Resource, ...]] = (

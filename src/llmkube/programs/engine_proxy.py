@@ -16,17 +16,17 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
+from llmkube.base.waiting import wait_tick
 from llmkube.programs.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
 from llmkube.router.engine_proxy import is_in, proxy_handler, proxy_judge
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.host.interfaces import interface_addresses
+from llmkube.supervisor.host.processes import interface_addresses
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
 from llmkube.supervisor.nouns.host_addresses import usable
 from llmkube.supervisor.nouns.proxy_config import IN_FLIGHT_PATH, ProxyConfig

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import click
 
-from llmkube.base.errors import LLMKubeError
+from llmkube.base.errors import LLMKubeError, leaves
 from llmkube.base.full_disk import is_full
 from llmkube.base.settings import SettingError
 from llmkube.programs.line_breaks import broken
@@ -78,16 +78,8 @@ def in_one_sentence() -> Iterator[None]:
         expected, bugs = group.split((LLMKubeError, CommandError))
         if bugs is not None or expected is None:
             raise
-        leaves = list(_leaves(expected))
-        raise CommandError("\n".join(dict.fromkeys(map(_sentence, leaves))), _exit_code(leaves[0])) from group
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error
+        errors = leaves(expected)
+        raise CommandError("\n".join(dict.fromkeys(map(_sentence, errors))), _exit_code(errors[0])) from group
 
 
 def _exit_code(error: BaseException) -> ExitCode:

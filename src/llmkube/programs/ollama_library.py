@@ -26,8 +26,8 @@ from llmkube.weights.errors import (
     SourceRefusedError,
     WeightsError,
 )
-from llmkube.weights.formats.gguf import GGUFFacts
 from llmkube.weights.formats.ollama_show import KeptModel, read_show
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, AllowedModels, OllamaModel
 from llmkube.weights.store.blobs import WeightsFile
 

@@ -17,8 +17,7 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
-from llmkube.base.http.message import Response
-from llmkube.base.http.pool import Origin
+from llmkube.base.http.message import Origin, Response
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.origin_policy import is_foreign_origin
 from llmkube.weights.address_policy import Network

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response, encode_lines
+from llmkube.router.refusals import refused
 from llmkube.weights.address_policy import embedded_ipv4
 
 _OWN_DOMAINS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".lan")
@@ -80,6 +81,15 @@ def is_foreign_origin(headers: Headers) -> bool:
 def _may_be_a_form(headers: Headers) -> bool:
     kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     return kind in _FORMS
+
+
+def refuse_foreign_pages(head: RequestHead, peer: str) -> Response | None:
+    """Let web pages from elsewhere use nothing here: the `Judge` of the gateway's server."""
+    if not is_foreign_origin(head.lines):
+        return None
+    ways = "pages of this machine and its networks may, and those of an https proxy that passes their Host on"
+    message = f"the web page {head.lines.get('origin')} may not use this gateway; {ways}"
+    return refused(403, message, "origin_refused").response
 
 
 def page_grant(head: RequestHead) -> bytes:

@@ -1,4 +1,4 @@
-"""What to run for an InferenceService, with no opinion on where: pure functions from objects to plans.
+"""What to run for an InferenceService, with no opinion on where: pure functions from objects to plans. Pure.
 
     registry                              the runtime of a service, for hosts and for pods
     plan                                  a LaunchPlan: argv with placeholders, environment, digest

@@ -9,7 +9,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.weights.estimate.sizing import Demand
+from llmkube.weights.estimate.demand import Demand
 
 UNLOAD_LEFT: Final = "--unload-left"
 """Added to the command line of a service: nothing is served, and what an engine of it has left that was killed is

@@ -26,7 +26,7 @@ from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.plan import LaunchPlan, PlanError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, host_runtime_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 _LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
 LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.further_names)

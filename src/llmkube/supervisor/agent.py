@@ -45,8 +45,7 @@ from llmkube.supervisor.nouns.ports import Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.meter import EngineUse
 from llmkube.supervisor.running_services import Running, RunningServices
-from llmkube.supervisor.service_queue import ServiceQueue
-from llmkube.supervisor.services import SETTLE_SECONDS, Services, conditions_of, wish_of
+from llmkube.supervisor.services import SETTLE_SECONDS, ServiceQueue, Services, conditions_of, wish_of
 
 log = structlog.get_logger(__name__)
 

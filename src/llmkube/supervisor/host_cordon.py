@@ -13,7 +13,7 @@ from typing import Final, Never
 import attrs
 import structlog
 
-from llmkube.base.coalesced_ticks import wait_tick
+from llmkube.base.waiting import wait_tick
 from llmkube.supervisor.nouns.cordon import Cordon, parse_cordon
 
 log = structlog.get_logger(__name__)

@@ -22,13 +22,11 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.client_keys import ClientKeys
-from llmkube.supervisor.credentials import SourceCredentials
+from llmkube.supervisor.credentials import ClientKeys, SourceCredentials
 from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.engine.orphans import match_processes
+from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
 from llmkube.supervisor.engine.proxy import remove_config_files
-from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines, stuck_engine_of
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.host.this_machine import open_host_memory
 from llmkube.supervisor.host_cordon import CordonFile
@@ -43,7 +41,8 @@ from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import PLACE_VARIABLES
 from llmkube.weights.download.downloader import Downloader, open_downloader
-from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.download.fetch import ModelLibrary, fetch
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.download.remote_header import read_remote_header
 from llmkube.weights.errors import (
     DigestMismatchError,
@@ -52,9 +51,8 @@ from llmkube.weights.errors import (
     WeightsNotFoundError,
 )
 from llmkube.weights.estimate.mlx import read_folder
-from llmkube.weights.formats.gguf import GGUFFacts, read_header
-from llmkube.weights.formats.shape import FolderFacts, ModelHeader
-from llmkube.weights.model_library import ModelLibrary
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.picked_files import given_to_engine
@@ -69,7 +67,7 @@ from llmkube.weights.source import (
     RemoteFile,
     parse_source,
 )
-from llmkube.weights.store.blobs import Store, open_store
+from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.disk import RunSync, in_threads
 from llmkube.weights.store.index import find_weights, name_of
 from llmkube.weights.store.local_sources import LocalSources
@@ -120,13 +118,15 @@ class LocalWeights:
             self.store,
             progress=progress,
             limiter=self.limiter,
-            downloader=self.downloader,
-            token=partial(self.tokens.find, model),
-            access=partial(self.tokens.find_access, model),
-            registry=partial(self.tokens.find_registry, model, source),
-            policy=self.policy,
+            download=partial(
+                self.downloader.fetch,
+                token=partial(self.tokens.find, model),
+                access=partial(self.tokens.find_access, model),
+                registry=partial(self.tokens.find_registry, model, source),
+                policy=self.policy,
+                namespace=model.key.namespace,
+            ),
             local=self.local,
-            namespace=model.key.namespace,
         )
         try:
             if isinstance(source, LocalFile) and sha256 is not None:

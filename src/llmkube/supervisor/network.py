@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from llmkube.base.private_files import write_private
-from llmkube.supervisor.host.interfaces import interface_addresses
+from llmkube.supervisor.host.processes import interface_addresses
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.nouns.host_addresses import NAMES_FOR_NODES, Reach, Surroundings, choose, usable
 from llmkube.supervisor.nouns.ports import HostFacts

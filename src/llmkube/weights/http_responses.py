@@ -4,7 +4,7 @@ import datetime
 import email.utils
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import attrs
 
@@ -20,6 +20,9 @@ from llmkube.weights.errors import (
 
 Headers = Mapping[str, str]
 """An answer's headers; looked up in lower case."""
+
+Server = Literal["web", "hub", "bucket", "registry"]
+"""Who has a file: any web server, Hugging Face or a mirror of it, a bucket, a registry of images."""
 
 ACCESS_ADVICE: Final = (
     "put a token that may read it into a Secret under the key HF_TOKEN, and name the Secret in spec.sourceSecretRef "
@@ -73,6 +76,15 @@ class Validator:
 
 
 @attrs.frozen
+class RemoteVersion:
+    """What a server says of a file without sending it."""
+
+    size_bytes: int | None
+    sha256: str | None
+    validator: Validator
+
+
+@attrs.frozen
 class ReadBody:
     """Read the body; it goes to `offset` in the file (0: what is there already is void).
 
@@ -110,9 +122,7 @@ class RangeRequest:
         offset: First byte of the range that was asked for; 0 for the whole file.
         validator: Of the prefix that is there.
         total_bytes: Size of the whole file, where it is known before.
-        hub: Whether the source is a Hugging Face repository.
-        bucket: Whether it is an object in a bucket.
-        registry: Whether it is a blob of a registry.
+        server: What the server is.
         credential: Whether a token, a password or a signature was sent along.
     """
 
@@ -120,9 +130,7 @@ class RangeRequest:
     offset: int = 0
     validator: Validator = Validator()
     total_bytes: int | None = None
-    hub: bool = False
-    bucket: bool = False
-    registry: bool = False
+    server: Server = "web"
     credential: bool = False
 
 
@@ -137,8 +145,9 @@ def interpret(
     """
     if status == 200:
         _refuse_encoding(asked, headers)
-        total = _length(headers)
-        _check_total(asked, total)
+        total = content_length(headers)
+        if None not in (total, asked.total_bytes) and asked.offset == 0 and total != asked.total_bytes:
+            raise WrongSizeError(f"{asked.shown} should have {asked.total_bytes} bytes, the server sends {total}")
         framed = total is not None or "chunked" in headers.get("transfer-encoding", "").lower()
         return ReadBody(0, asked.total_bytes if total is None else total, Validator.of(headers), framed)
     if status == 206 and asked.offset:
@@ -155,9 +164,9 @@ def refusal(
     asked: RangeRequest, status: int, headers: Headers, *, redirected: bool, now: datetime.datetime
 ) -> SourceNotFoundError | AccessDeniedError | SourceRefusedError | FetchError:
     """Return the error for a status that carries no file."""
-    said = _hub_words(headers) if asked.hub else ""
+    said = _hub_words(headers) if asked.server == "hub" else ""
     answer = f"{asked.shown}: the server answered {status}{said}"
-    if asked.bucket and status == 400 and (region := other_region(headers)):
+    if asked.server == "bucket" and status == 400 and (region := other_region(headers)):
         return SourceRefusedError(f"{answer}: the bucket is in {region}; set AWS_REGION to that")
     if status in _LATER:
         wait = wait_seconds(headers, now)
@@ -169,30 +178,28 @@ def refusal(
         # A signed link has expired, or a mirror is broken: the source itself may hand out a better one.
         return FetchError(f"{answer} after a redirect")
     if status in (401, 403):
-        if asked.hub:
-            cause = "the token that was sent has no right to read it" if asked.credential else "it needs a token"
-            return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
-        if asked.bucket:
-            # Without the right to list, a bucket answers the same for an object that is not there.
-            cause = (
-                "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
-            )
-            return AccessDeniedError(f"{answer}: {cause}; {BUCKET_ADVICE}")
-        if asked.registry:
-            return _registry_refusal(answer, token_sent=asked.credential and status == 401)
-        return AccessDeniedError(
-            f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
-            "or download the file yourself and name it by its path"
-        )
+        return _denied(asked, answer, status)
     if status in (404, 410):
         return SourceNotFoundError(f"{answer}: there is no such file; check the name and the revision")
     return SourceRefusedError(f"{answer}, which is no file; open the URL in a browser to see what it says")
 
 
-def _registry_refusal(answer: str, *, token_sent: bool) -> AccessDeniedError | FetchError:
-    if token_sent:
-        return FetchError(f"{answer}: what the registry gave as a token is not, or no longer, taken")
-    return AccessDeniedError(f"{answer}: access is denied; {REGISTRY_ADVICE}")
+def _denied(asked: RangeRequest, answer: str, status: int) -> AccessDeniedError | FetchError:
+    if asked.server == "hub":
+        cause = "the token that was sent has no right to read it" if asked.credential else "it needs a token"
+        return AccessDeniedError(f"{answer}: {cause}; {ACCESS_ADVICE}")
+    if asked.server == "bucket":
+        # Without the right to list, a bucket answers the same for an object that is not there.
+        cause = "the key has no right to read it, or there is no such object" if asked.credential else "it needs a key"
+        return AccessDeniedError(f"{answer}: {cause}; {BUCKET_ADVICE}")
+    if asked.server == "registry":
+        if asked.credential and status == 401:
+            return FetchError(f"{answer}: what the registry gave as a token is not, or no longer, taken")
+        return AccessDeniedError(f"{answer}: access is denied; {REGISTRY_ADVICE}")
+    return AccessDeniedError(
+        f"{answer}: access is denied; check the user and password, or the signature, in the URL, "
+        "or download the file yourself and name it by its path"
+    )
 
 
 def wait_seconds(headers: Headers, now: datetime.datetime) -> float | None:
@@ -248,7 +255,7 @@ def interpret_part(asked: RangeRequest, headers: Headers) -> ReadBody | Restart:
     start, end, total = int(found[1]), int(found[2]), _number(found[3])
     if start != asked.offset or end < start or (total is not None and end >= total):
         raise RangeError(f"{asked.shown}: bytes {asked.offset}- were asked for, the server sent {text[:80]!r}")
-    length = _length(headers)
+    length = content_length(headers)
     if length is not None and length != end - start + 1:
         raise RangeError(f"{asked.shown}: the server sent {length} bytes as {text[:80]!r}")
     total = asked.total_bytes if total is None else total
@@ -270,18 +277,14 @@ def _refuse_encoding(asked: RangeRequest, headers: Headers) -> None:
         )
 
 
-def _check_total(asked: RangeRequest, total: int | None) -> None:
-    if total is not None and asked.total_bytes is not None and asked.offset == 0 and total != asked.total_bytes:
-        raise WrongSizeError(f"{asked.shown} should have {asked.total_bytes} bytes, the server sends {total}")
-
-
 def _hub_words(headers: Headers) -> str:
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     words = " ".join(word for word in (code, message) if word)[:200]
     return f" ({words})" if words and words.isprintable() else ""
 
 
-def _length(headers: Headers) -> int | None:
+def content_length(headers: Headers) -> int | None:
+    """Return how many bytes an answer says that its body has, or None."""
     return _number(headers.get("content-length", ""))
 
 

@@ -9,12 +9,12 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http_lab import GONE, MemoryListener, always, cut, echo, receive_until
+from http_lab import GONE, MemoryListener, always, cut, echo, receive_until, serve_connection
 from llmkube.base.errors import WorldError
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, HttpError, ProtocolError
 from llmkube.base.http.message import Headers
-from llmkube.base.http.server import run_server, serve_connection
+from llmkube.base.http.server import run_server
 
 URL = "http://engine:8080/x"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

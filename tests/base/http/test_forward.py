@@ -5,10 +5,9 @@ import structlog.testing
 import trio
 import trio.testing
 
-from http_lab import always, receive_until
+from http_lab import always, receive_until, serve_connection
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.forward import forward
-from llmkube.base.http.server import serve_connection
 
 ORIGIN = ("engine", 1)
 HEADERS = b"Host: h\r\nConnection: X-Hop\r\nX-Hop: 1\r\nX-End: 2\r\nContent-Length: 2\r\n\r\n"

@@ -12,14 +12,13 @@ import structlog.testing
 import trio
 import trio.testing
 
-from http_lab import GONE, cut
+from http_lab import GONE, cut, serve_connection
 from lengths import MUTATIONS
 from llmkube.base.http import connection
 from llmkube.base.http.bodies import LengthBody
 from llmkube.base.http.exchange import Exchange
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response
-from llmkube.base.http.server import serve_connection
 
 CHUNKS = b"3\r\nabc\r\nA;x=y\r\n0123456789\r\n0\r\nTrailer: 1\r\n\r\n"
 REQUESTS = [
@@ -154,6 +153,7 @@ BUGS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_deliberate_bug_is_caught(bug, monkeypatch):
     """A server that frames requests otherwise does not get through a hundred streams."""

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from http_lab import MemoryListener, echo, receive_all, receive_until
-from llmkube.base.http.idle import IdleConnections
+from llmkube.base.http.connection import IdleConnections
 from llmkube.base.http.server import run_server
 
 SECONDS = 75.0

@@ -9,13 +9,12 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http_lab import GONE, converse, cut, echo, receive_all, receive_until
+from http_lab import GONE, converse, cut, echo, receive_all, receive_until, serve_connection
 from llmkube.base.errors import WorldError
 from llmkube.base.http.connection import Connection, Service
 from llmkube.base.http.errors import ClientGoneError
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import serve_connection
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 LAST = b"GET /z HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"

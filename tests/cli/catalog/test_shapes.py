@@ -4,8 +4,9 @@ import pytest
 
 from llmkube.cli.catalog.entries import entries
 from llmkube.cli.catalog.shapes import shape_of
+from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.layers import is_known
-from llmkube.weights.estimate.sizing import Demand, estimate
+from llmkube.weights.estimate.sizing import estimate
 from model_shapes import golden_shape
 
 RECORDED = {

@@ -7,8 +7,8 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
-from llmkube.supervisor.engine import programs
-from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program
+from llmkube.supervisor.engine import launcher
+from llmkube.supervisor.engine.launcher import EngineNotFoundError, find_program
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 KEY = Key("prod", "chat")
@@ -35,7 +35,7 @@ def test_a_failure_is_told_with_its_advice():
 @pytest.mark.parametrize("runtime", ["ollama", "omlx", "mlx-lm", "vllm-metal"])
 def test_a_missing_engine_is_told_with_its_own_remedy(runtime, monkeypatch):
     """Who lacks an Ollama is told how to get one, and nothing of a llama-server."""
-    monkeypatch.setattr(programs, "HOMEBREW", ())
+    monkeypatch.setattr(launcher, "HOMEBREW", ())
     monkeypatch.setenv("PATH", "/nowhere")
     engine = HOST_RUNTIMES[runtime]
     with pytest.raises(EngineNotFoundError) as missing:

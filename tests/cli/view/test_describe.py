@@ -154,7 +154,7 @@ def test_a_source_never_shows_its_password():
 
 
 def test_conditions_have_one_order_and_say_each_sentence_once():
-    """U21: from what happens first to what follows, whatever order they were written in; a sentence is not repeated."""
+    """From what happens first to what follows, whatever order they were written in; a sentence is not repeated."""
     said = "1 of 1 replicas ready"
     written = [
         condition("Degraded", False, "InferenceReady", said),
@@ -174,7 +174,7 @@ def test_conditions_have_one_order_and_say_each_sentence_once():
 
 
 def test_a_quantization_that_only_the_spec_has_is_shown():
-    """D7: where no header tells, the Model's own word stands, and it is said whose word that is."""
+    """Where no header tells, the Model's own word stands, and it is said whose word that is."""
     told = model("chat", FETCHED)
     told = spec(told, quantization="Q4_K_M")
     assert "quantization Q4_K_M, as the spec says\n" in describe_model(told, NOW)
@@ -184,7 +184,7 @@ def test_a_quantization_that_only_the_spec_has_is_shown():
 
 
 def test_a_choice_among_quantizations_is_told_after_the_download():
-    """U19: `status` and the step of `deploy` say which of several came; where there was nothing to choose, nothing."""
+    """`status` and the step of `deploy` say which of several came; where there was nothing to choose, nothing."""
     fetched = condition("Fetched", True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r")
     found = model("chat", fetched, size="4.4 GiB")
     assert "\n  chosen       Q4_K_M, one of 4 in o/r\n" in describe_service(Scene(service(), found), NOW)

@@ -33,7 +33,7 @@ def test_a_service_in_one_line():
 
 
 def test_the_reason_is_the_agents_where_it_knows_more():
-    """D8: memory that is missing is the reason in the plain column too, and its words are those of `-o wide`."""
+    """Memory that is missing is the reason in the plain column too, and its words are those of `-o wide`."""
     words = "needs 5.1 GiB, and 2.0 GiB are free"
     waiting = service(
         "chat",
@@ -61,7 +61,7 @@ def test_the_engine_that_serves_is_shown_and_not_the_one_that_is_asked_for():
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 def test_a_table_fits_a_terminal(width):
-    """U20: no line is wider than the terminal; the widest cells lose their ends, and no heading is cut."""
+    """No line is wider than the terminal; the widest cells lose their ends, and no heading is cut."""
     rows = [("a-very-long-name-of-a-service", "and-of-its-model-which-is-longer-still", "Ready", "x")]
     lines = output.table(("NAME", "MODEL", "PHASE", "AGE"), rows, width=width).splitlines()
     assert max(map(len, lines)) <= width
@@ -92,7 +92,7 @@ def test_where_there_is_room_all_columns_are_in_one_table(width):
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_further_columns_stand_below_their_row_where_a_line_has_no_room(width):
-    """U20: whole, in the order of the columns, without empty ones; no line has to be broken but that of a long word."""
+    """Whole, in the order of the columns, without empty ones; no line has to be broken but that of a long word."""
     lines = output.wide_table(("NAME", "PHASE"), FURTHER, CELLS, width).split("\n")
     assert [line.split() for line in lines[:2]] == [["NAME", "PHASE"], ["chat", "Ready"]]
     assert lines[2:4] == ["  endpoint  http://127.0.0.1:8080/v1/chat/completions", "  runtime   ollama 0.17.4 (gguf)"]

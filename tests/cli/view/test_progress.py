@@ -41,7 +41,7 @@ def test_changes_are_told_once():
 
 
 def test_a_wait_is_told_with_its_reason_and_its_beginning():
-    """U14: what waits for a server says for what and since when, once; figures that move are no change."""
+    """What waits for a server says for what and since when, once; figures that move are no change."""
 
     def fetching(words):
         return phases_of([service("a", condition("Available", False, "Fetching", words), phase="Pending")])

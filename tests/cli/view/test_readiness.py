@@ -112,7 +112,7 @@ async def test_an_old_failure_has_to_stand(autojump_clock, world):
 
 
 async def test_a_change_does_not_begin_with_the_words_of_the_failure_before_it(autojump_clock, world):
-    """U15: what the engine before failed with is not shown as the change's own; believed in the end, it is."""
+    """What the engine before failed with is not shown as the change's own; believed in the end, it is."""
     await world.say(Model, ("Fetched", "True", "Fetched", ""))
     await world.say(InferenceService, ("Accepted", "True", "Accepted", ""), ("Loaded", "False", "Hung", "old words"))
     await trio.testing.wait_all_tasks_blocked()

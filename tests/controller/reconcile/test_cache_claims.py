@@ -23,7 +23,7 @@ def stranger(name):
 
 
 async def test_each_service_has_a_claim_of_its_own_and_no_job_fetches(autojump_clock):
-    """G5: two services of one Model have two claims, of which each goes with its service; the namespace has none."""
+    """Two services of one Model have two claims, of which each goes with its service; the namespace has none."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.create_model()
         await hands.create_service()

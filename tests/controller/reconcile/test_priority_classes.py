@@ -38,7 +38,7 @@ async def said(hands):
     [((SAFE, OUTRANKING), SAFE), ((OUTRANKING,), OUTRANKING), (("llmkube-low",), None), ((), None)],
 )
 async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
-    """D14: of two, the one that displaces no ordinary pods; without one the service says what is missing."""
+    """Of two, the one that displaces no ordinary pods; without one the service says what is missing."""
     async with open_pods(workloads=BARE) as hands:
         await install(hands, *there)
         await hands.bring_up(priority="high")

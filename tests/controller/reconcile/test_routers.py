@@ -166,7 +166,7 @@ async def test_a_backend_that_is_down_degrades_itself_alone(autojump_clock, answ
         assert (await condition(hands.client, "Available")).status == "True"
 
 
-async def test_defect_13_a_missing_service_takes_nothing_else_down(autojump_clock, answer):
+async def test_a_missing_service_takes_nothing_else_down(autojump_clock, answer):
     """The original fails the whole router then; here the others serve, and it joins when it comes."""
     async with open_pods() as hands:
         await apply_router(hands.client, **HYBRID)
@@ -182,7 +182,7 @@ async def test_defect_13_a_missing_service_takes_nothing_else_down(autojump_cloc
         assert (await config_of(hands.client)).backends["local"].missing
 
 
-async def test_defect_18_an_edit_replaces_no_pod(autojump_clock):
+async def test_an_edit_replaces_no_pod(autojump_clock):
     """Rules are taken up by the pods that run: the template stays, whatever the rules say."""
     async with open_pods() as hands:
         await apply_router(hands.client, **HYBRID)
@@ -192,7 +192,7 @@ async def test_defect_18_an_edit_replaces_no_pod(autojump_clock):
         assert (await hands.json(Deployment, NAME))["spec"]["template"] == before
 
 
-async def test_defect_19_keys_are_files_of_their_own(autojump_clock):
+async def test_keys_are_files_of_their_own(autojump_clock):
     """Two backends of one provider have two keys (defect 15), entry by entry, and none in the config."""
     async with open_pods() as hands:
         other = {**PROVIDER, "credentialsSecretRef": {"name": "team-b"}}
@@ -256,7 +256,7 @@ async def test_what_is_refused_serves_on_by_the_spec_before(autojump_clock, answ
         assert await config_of(hands.client) == before
 
 
-async def test_defect_18_replicas_are_spread_and_protected(autojump_clock):
+async def test_replicas_are_spread_and_protected(autojump_clock):
     """With more than one pod, one at a time may go; back at one, nothing holds a node up."""
     async with open_pods() as hands:
         await apply_router(hands.client, proxy={"replicas": 3})

@@ -36,7 +36,7 @@ def test_availability_is_whether_pods_can_be_scraped():
 
 
 def test_a_generic_engine_is_scraped_where_its_field_says():
-    """D4: `spec.metricsPath` alone gives any image a PodMonitor; without it there is none to ask in vain."""
+    """`spec.metricsPath` alone gives any image a PodMonitor; without it there is none to ask in vain."""
     spec = {"runtime": "generic", "image": "example.org/engine:1", "containerPort": 9000}
     [there, not_there] = [pod_service(**spec, **more) for more in ({"metricsPath": "/stats/prom"}, {})]
     made = pod_monitor(there, container_plan_for(there, NO_MODEL))

@@ -62,7 +62,7 @@ def test_a_change_of_the_config_replaces_no_pod():
     assert other.config != router_manifests().config
 
 
-def test_defect_9_the_service_leads_to_the_port_that_is_listened_on():
+def test_the_service_leads_to_the_port_that_is_listened_on():
     """Whatever the Service's own port is, 8080 inside; the original's led to a closed port."""
     service = router_manifests(endpoint={"port": 80, "type": "NodePort", "nodePort": 30080}).kubernetes_service["spec"]
     [port] = service["ports"]

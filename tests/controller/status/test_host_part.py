@@ -36,7 +36,7 @@ def count(verdict):
     ],
 )
 def test_the_table_of_both(pods, hosts, phase, reason, where):
-    """D6: each row of the module's table; nothing that answers is ever called Failed, Creating or Stopped."""
+    """Each row of the module's table; nothing that answers is ever called Failed, Creating or Stopped."""
     (wanted, ready), (further, answering) = count(pods), count(hosts)
     part = HostPart(Replicas(further, answering, answering), hosts)
     counted = both(Replicas(wanted, wanted, ready), part)

@@ -23,7 +23,7 @@ def followed(**status):
 
 @pytest.mark.parametrize("users", [[], [User()], [User(brings_weights=True)], [User(fetches_itself=True)]])
 def test_a_model_of_ollamas_library_is_nothing_for_pods(users):
-    """U19: whoever would bring it, the Model says what to name instead."""
+    """Whoever would bring it, the Model says what to name instead."""
     supply = choose_supply(cluster_model("ollama://llama3.2"), users, WorkloadSettings(image="x"))
     assert (supply.by, supply.reason) == ("nothing", "SourceUnsupported")
     assert supply.message.startswith("ollama://llama3.2:latest is pulled by the Ollama of a host")

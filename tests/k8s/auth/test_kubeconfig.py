@@ -175,7 +175,7 @@ def test_a_plugin_that_asks_is_told_of_the_cluster(tmp_path):
     ],
 )
 def test_what_cannot_be_used_is_named(tmp_path, parts, words):
-    """U18: each mistake in a kubeconfig is a ConfigError that names the entry and the file."""
+    """Each mistake in a kubeconfig is a ConfigError that names the entry and the file."""
     path = kubeconfig(tmp_path / "config", **parts)
     with pytest.raises(ConfigError, match=words) as failed:
         load_config(path)

@@ -18,7 +18,7 @@ from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.placement import Autoscaling
 from llmkube.k8s.crd.podparts import part_schema
 from llmkube.k8s.crd.serving import SpeculativeDecoding
-from llmkube.k8s.fields import IntOrString, Rule, SchemaFacts, WireForm, field, received, wire_fields
+from llmkube.k8s.fields import IntOrString, Rule, SchemaFacts, Wired, field, wire_fields
 
 ROOTS = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for crd in all_crds()]
 
@@ -199,7 +199,7 @@ def test_rules_reach_the_schema() -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Sample:
+class Sample(Wired):
     """Every kind of field that a class can declare.
 
     The second paragraph is for readers of the source.
@@ -213,7 +213,6 @@ class Sample:
         "Tags.", (), max_items=3, items=SchemaFacts(max_length=5, rules=(Rule("self != 'x'", "not x", ".y"),))
     )
     probe: Mapping[str, Any] | None = field("A part of a pod.", pod_part="Probe")
-    wire: WireForm = received()
 
 
 def test_facts_reach_the_schema() -> None:
@@ -237,11 +236,10 @@ def test_a_type_without_a_schema_is_a_bug() -> None:
     """A field of a type that JSON does not have is refused when the schema is made."""
 
     @attrs.frozen
-    class Odd:
+    class Odd(Wired):
         """Holds what no schema can say."""
 
         value: complex = field("A number.", 0j)
-        wire: WireForm = received()
 
     with pytest.raises(TypeError, match="no schema for"):
         object_schema(Odd)

@@ -94,7 +94,7 @@ def named_runtimes(said: str) -> list[str]:
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 @pytest.mark.parametrize("model_format", FORMATS)
 def test_who_follows_a_hint_of_a_host_is_served(model_format: str, accelerator: str) -> None:
-    """D12: a runtime that a refusal names is one that this host does not refuse in the next sentence."""
+    """A runtime that a refusal names is one that this host does not refuse in the next sentence."""
     for engine in HOST_ENGINES:
         for refusal in (host_mismatch, hardware_mismatch):
             said = refusal(engine, model_format, accelerator)

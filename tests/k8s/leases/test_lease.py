@@ -353,6 +353,7 @@ def test_never_two_and_in_the_end_one(steps):
 CUT_OFF = [(0, "fine", 20), (0, "down", 60), (0, "fine", 30), (1, "down", 60), (2, "down", 60), (1, "fine", 60)]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", ["renewal without a look at the holder", "a hold longer than the Lease"])
 def test_mistakes_are_caught(monkeypatch, mutant):
     """The timelines above fail for an implementation that overwrites another holder or holds on too long."""

@@ -151,7 +151,7 @@ def seen_by_one(told):
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "EngineExited", "Restarting", "InsufficientMemory"])
 def test_words_about_an_older_spec_are_not_those_of_the_newest(reason):
-    """U15: after an edit of the service or of its Model, nothing is said in the words of the engine before."""
+    """After an edit of the service or of its Model, nothing is said in the words of the engine before."""
     old = service("chat", seen_by_one(ACCEPTED), seen_by_one(loaded(reason, "exit code 1: no memory")))
     its_model = model("chat", seen_by_one(FETCHED))
     assert service_health(old, its_model).message == "exit code 1: no memory"

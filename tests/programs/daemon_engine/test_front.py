@@ -218,6 +218,7 @@ def sleepy(monkeypatch):
     monkeypatch.setattr("llmkube.programs.daemon_engine.keeper.Keeper.look_soon", lambda self: None)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("bug", "timeline"),
     [

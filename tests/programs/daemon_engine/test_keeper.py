@@ -387,7 +387,7 @@ def unbounded(monkeypatch):
     monkeypatch.setattr(keeper_module, "LAST_SECONDS", float("inf"))
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("bug", "timeline"),
     [

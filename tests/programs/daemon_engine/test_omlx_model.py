@@ -389,7 +389,7 @@ def trusting_unload(monkeypatch):
     monkeypatch.setattr(keeping, "unload", unload)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("bug", "timeline"),
     [

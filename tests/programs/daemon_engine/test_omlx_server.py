@@ -111,6 +111,7 @@ BUGS = {
 }
 
 
+@pytest.mark.soak
 @needs_second_user
 @pytest.mark.parametrize("name", BUGS)
 def test_a_bug_made_on_purpose_is_noticed(parent, monkeypatch, name):

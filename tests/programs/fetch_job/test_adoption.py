@@ -38,7 +38,7 @@ async def taken(tmp_path, source, names, sha256=None):
     ],
 )
 async def test_weights_of_an_earlier_cache_are_those_of_the_source(tmp_path, source, names):
-    """G3: the store has them by the source's name, as the very file that was there."""
+    """The store has them by the source's name, as the very file that was there."""
     found = await taken(tmp_path, source, names)
     assert isinstance(found, WeightsFile)
     assert found.path.read_bytes() == BYTES

@@ -7,7 +7,7 @@ import pytest
 from llmkube.base.errors import UserError
 from llmkube.k8s.wire.termination_message import MAX_BYTES
 from llmkube.programs.fetch_job.termination_message import tell, told_failure, told_gguf
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 
 def heard(path, words):

@@ -9,11 +9,13 @@ import structlog.testing
 import trio
 
 from free_ports import free_port
-from llmkube.programs.lan_gateway.lan_listener import LOOK_SECONDS, open_lan_gateway, run_lan_listener
+from http_lab import head_of
+from llmkube.programs.lan_gateway.lan_listener import LOOK_SECONDS, lan_judge, open_lan_gateway, run_lan_listener
 from llmkube.programs.lan_gateway.listen_options import Listen
 from llmkube.programs.program import open_port
 
 HERE = "127.0.0.1"
+CHAT = "/v1/chat/completions"
 
 
 def is_open(number):
@@ -122,3 +124,41 @@ async def test_a_taken_port_draws_no_key(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["listen-key"]
     async with open_lan_gateway(Listen(HERE, 0, asks_key=False), tmp_path) as lan:
         assert lan.keys is None
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "status"),
+    [
+        (CHAT, "Authorization: Bearer right\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: http://192.168.1.9\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: https://evil.example\r\n", 403),
+        (CHAT, "Authorization: Bearer wrong\r\n", 401),
+        (CHAT, "", 401),
+        ("/health", "", None),
+        ("/health?x=1", "", None),
+        ("/health", "Content-Length: 5\r\n", 401),
+        ("/health/", "", 401),
+        ("/health/../v1/models", "", 401),
+        ("//health", "", 401),
+        ("/v1/models", "", 401),
+        ("/", "", 401),
+        ("/health", "Origin: https://evil.example\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\nAccess-Control-Request-Method: POST\r\n", None),
+        (CHAT, "OPTIONS Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\n", 401),
+        (CHAT, "OPTIONS Access-Control-Request-Method: POST\r\n", 401),
+        (CHAT, "OPTIONS Origin: http://a.lan\r\nAccess-Control-Request-Method: GET\r\nContent-Length: 5\r\n", 401),
+    ],
+)
+def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
+    """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
+    method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
+    refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
+    assert (refusal and refusal.status) == status
+
+
+def test_where_there_is_no_key_none_is_right():
+    """A judge without keys lets no other machine in, and not all of them."""
+    judge = lan_judge([])
+    for lines in ("", "Authorization: Bearer \r\n", "X-Api-Key: \r\n", "X-Api-Key: x\r\n"):
+        assert judge(head_of(CHAT, lines), "192.168.1.7").status == 401

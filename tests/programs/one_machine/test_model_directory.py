@@ -66,7 +66,7 @@ def test_every_lookup_sees_the_present():
 
 @pytest.mark.parametrize("reason", Reason)
 def test_a_client_is_told_when_to_ask_again(reason):
-    """U4: a model that is on its way is worth another look soon; one that waits for a person is not."""
+    """A model that is on its way is worth another look soon; one that waits for a person is not."""
     found = directory(default__chat=ServiceView(reason)).lookup("chat")
     if reason is Reason.LOADED:
         assert isinstance(found, Backend)
@@ -78,7 +78,7 @@ def test_a_client_is_told_when_to_ask_again(reason):
 
 
 def test_a_further_id_leads_to_its_service_unless_it_is_anothers():
-    """G1: a name wins over an alias, and an alias of two services leads to neither."""
+    """A name wins over an alias, and an alias of two services leads to neither."""
     a = attrs.evolve(READY, aliases=("qwen3.5-4b", "embed", "both"))
     b = attrs.evolve(LOADING, aliases=("both", "org/small"))
     found = directory(default__chat=a, default__embed=b)

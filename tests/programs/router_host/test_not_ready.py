@@ -7,15 +7,11 @@ import attrs
 import pytest
 import trio
 
-from controller.cluster import utcnow
-from llmkube.base.http.client import open_http_client
 from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
 from llmkube.programs.one_machine.model_directory import AgentDirectory
-from llmkube.programs.router_host.engine_health import engine_asker, readiness_of
-from llmkube.router.gateway import gateway_handler
-from programs.router_host.test_gateway_router import Engine, View
 from programs.router_host.test_router_host import CHAT, KEY, SEEN, open_host, patient_clock
+from router.proxy.test_default_route import Engine, View
 
 __all__ = ["patient_clock"]  # the fixture, for pytest to find
 
@@ -46,13 +42,12 @@ class Agent:
 
 @asynccontextmanager
 async def open_router(tmp_path, view, **spec):
-    """Hold a router behind the real gateway; yield it, and what the agent knows."""
+    """Hold a router over the real directory; yield it, and what the agent knows."""
     agent, engine = Agent(view), Engine()
     directory = AgentDirectory(agent.services, lambda: agent.version)
-    async with open_http_client(engine.listener.connect) as http, trio.open_nursery() as nursery:
+    async with trio.open_nursery() as nursery:
         await nursery.start(run_server, engine.handle, [engine.listener])
-        ways = {"ask_engine": engine_asker(directory, http), "why_not_ready": readiness_of(directory)}
-        async with open_host(tmp_path, gateway=gateway_handler(directory, http, utcnow), **ways) as host:
+        async with open_host(tmp_path, directory=directory, connect=engine.listener.connect) as host:
             await host.apply(**spec)
             yield host, agent
         nursery.cancel_scope.cancel()

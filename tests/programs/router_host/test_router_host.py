@@ -22,6 +22,7 @@ from llmkube.k8s.wire.conditions import find_condition
 from llmkube.programs.router_host.hosted_router import HostedSettings
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
+from llmkube.router.backends import Backend
 from llmkube.router.config.model_digest import model_digest
 from router.auth.token_lab import jwks, token
 
@@ -48,7 +49,7 @@ class Host:
         self.host = host
         self.front = front
         self.folder = folder
-        self.asked = []  # what reached the gateway itself: requests to services
+        self.asked = []  # what reached the engine
 
     async def apply(self, name=KEY.name, **spec):
         meta = {"name": name, "namespace": KEY.namespace}
@@ -85,22 +86,35 @@ def service(name):
     return decode(InferenceService, {"metadata": {"name": name, "namespace": "ml"}, "spec": {"modelRef": "phi"}})
 
 
+class OneEngine:
+    """A directory in which one engine answers for every service, by its name."""
+
+    def lookup(self, model_id):
+        return Backend("engine", 80, f"alias-of-{model_id}")
+
+
 @asynccontextmanager
-async def open_host(tmp_path, services=("chat",), gateway=None, **settings):
-    """Hold it; the gateway answers requests to services by itself, unless there is another one."""
+async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
+    """Hold it; one engine answers for all services, unless a directory is given, and a way to its engines."""
     there = {Key("ml", name): service(name) for name in services}
-    front = MemoryListener()
-    async with open_cluster(routers_elsewhere=True) as cluster, trio.open_nursery() as nursery:
+    front, engine = MemoryListener(), MemoryListener()
+    hosts = []
+
+    def placed(client):
         settings = HostedSettings(
-            client=cluster.client,
+            client=client,
             gateway_url="http://127.0.0.1:8080",
             folder=tmp_path,
-            connect=front.connect,
+            connect=connect or engine.connect,
             utcnow=utcnow,
             rng=random.Random(1),
-            **settings,
+            directory=directory or OneEngine(),
         )
-        host = RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None)
+        hosts.append(RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None))
+        return hosts[0]
+
+    async with open_cluster(routers=placed) as cluster, trio.open_nursery() as nursery:
+        (host,) = hosts
         made = Host(cluster.client, host, front, tmp_path)
 
         async def answer_all(exchange):
@@ -109,9 +123,12 @@ async def open_host(tmp_path, services=("chat",), gateway=None, **settings):
             answer = {"object": "chat.completion", "choices": [choice]}
             await exchange.respond(Response.json(200, answer))
 
-        await nursery.start(host.run, random.Random(2))
-        handler = routers_handler(host.find, gateway or answer_all)
-        await nursery.start(lambda *, task_status: run_server(handler, [front], task_status=task_status))
+        async def refuse_all(exchange):
+            await exchange.respond(Response.text(410, "no request comes back to the gateway"))
+
+        await nursery.start(host.run)
+        await nursery.start(run_server, answer_all, [engine])
+        await nursery.start(run_server, routers_handler(host.find, refuse_all), [front])
         yield made
         nursery.cancel_scope.cancel()
 
@@ -122,7 +139,7 @@ async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, tmp_path)
         assert (await host.ask()).status == 404
         await host.apply()
         assert (await host.ask()).status == 200
-        assert b'"model":"ml/chat"' in host.asked[-1]
+        assert b'"model":"alias-of-ml/chat"' in host.asked[-1]
         hosted = host.host.find(KEY)
         assert hosted.live.routing.config.backends["chat"].slots == 1
         assert hosted.live.routing.config.backends["chat"].model_digest == model_digest(service("chat").spec, MODEL)

@@ -151,7 +151,7 @@ def lets_in(shown):
     return isinstance(checker_of(*KEYS).check(shown), Principal)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught(name, monkeypatch):
     """By an attack that gets in, or a token that the property judges otherwise."""
@@ -164,6 +164,7 @@ def test_a_deliberate_bug_is_caught(name, monkeypatch):
         play(400)
 
 
+@pytest.mark.soak
 def test_without_a_bug_nothing_is_caught():
     """Else the mutants would show nothing."""
     assert not any(lets_in(each) for each in ATTACKS.values())

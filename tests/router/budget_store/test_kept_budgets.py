@@ -57,6 +57,7 @@ async def test_a_request_is_in_the_file_before_its_backend_hears_of_it(tmp_path)
         assert (await other.ask(ASKED | {"max_tokens": 390})).status == 429
 
 
+@pytest.mark.soak
 async def test_a_deliberate_bug_is_caught(tmp_path, monkeypatch):
     """The timeline above fails for a router that sends first."""
 

@@ -224,7 +224,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_deliberate_bug_is_caught(name, server, tmp_path, monkeypatch):
     """Each of these admits more than the limit in `test_never_more_is_admitted_than_the_limit`."""

@@ -194,6 +194,7 @@ def _drops_charges_that_came_meanwhile(monkeypatch):
     monkeypatch.setattr(set_aside.SetAside, "written", written)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "mutate",
     [

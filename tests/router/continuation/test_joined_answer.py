@@ -271,6 +271,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_each_mutant_is_caught(name, monkeypatch):
     """Without that the test of every event would show nothing."""
@@ -279,6 +280,7 @@ def test_each_mutant_is_caught(name, monkeypatch):
         play()
 
 
+@pytest.mark.soak
 def test_no_mutant_is_caught_by_chance():
     """The same without a bug passes."""
     play()

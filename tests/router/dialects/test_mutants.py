@@ -120,11 +120,13 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.soak
 def test_without_a_bug_everything_comes_back():
     """Else the mutants would show nothing."""
     play()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """By an answer or a request that does not come back as it was."""

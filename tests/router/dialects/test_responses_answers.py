@@ -287,6 +287,7 @@ METHODS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS | METHODS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """Each deliberate bug makes a stream that differs from the whole answer, or from what was answered."""

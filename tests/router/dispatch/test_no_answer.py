@@ -51,7 +51,7 @@ def test_a_rule_that_fails_closed_is_named():
 
 
 def test_a_client_does_not_ask_again_for_what_a_person_has_stopped():
-    """U4: unless another backend may answer by then."""
+    """Unless another backend may answer by then."""
     stopped, crashed = (Failure(Cause.NOT_READY, "", reason="Hung", stays=stays) for stays in (True, False))
     assert told([stopped], closing_rule="pii").headers == {"X-Should-Retry": "false"}
     assert told([stopped, crashed], closing_rule="pii").headers == AGAIN

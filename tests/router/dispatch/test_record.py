@@ -168,6 +168,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
     """Without that the timelines would show nothing."""

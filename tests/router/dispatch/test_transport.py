@@ -1,14 +1,25 @@
 """The way to backends: nobody dials without a permit, https is verified, no redirect is followed."""
 
+import json
 import ssl
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 import trio
 
 from base.http.certificates import make_pair
+from http_lab import MemoryListener
 from llmkube.base.http.dial import dial
+from llmkube.base.http.errors import ConnectError
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+from llmkube.router.auth.key_files import BackendKeys
+from llmkube.router.backends import Backend as Engine
+from llmkube.router.backends import UnavailableModel
+from llmkube.router.dispatch.attempt import Asked, Attempts
 from llmkube.router.dispatch.transport import Address, CertificateFileError, open_transport, trusted_context
+from llmkube.router.health.probe_state import Reply
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy.router_lab import answer, cloud, config_of, local, open_lab
@@ -105,3 +116,57 @@ def test_a_file_without_certificates_is_refused_with_its_flag(tmp_path):
     with pytest.raises(CertificateFileError, match="PEM") as refused:
         trusted_context(file)
     assert refused.value.field == "--ca-file"
+
+
+ENGINE = Engine("engine", 1234, "own-name", b"Authorization: Bearer k\r\n")
+
+
+class Directory:
+    """One service, by its state."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def lookup(self, model_id):
+        return self.found if model_id == "default/m" else None
+
+
+@asynccontextmanager
+async def attempts_over(found, model="default/m"):
+    """Yield attempts at one service of a directory, leave to make them, and what its engine was asked."""
+    listener, asked = MemoryListener(), []
+
+    async def handle(exchange):
+        asked.append((exchange.request.target, exchange.request.headers.get("authorization"), exchange.body))
+        await exchange.respond(Response(200, Headers.of({"Server": "llama.cpp"}), b"[]"))
+
+    async def connect(host, port):
+        assert (host, port) == ("engine", 1234)
+        return await listener.connect(host, port)
+
+    permit = permits_for(config_of(local("a", model=model)), RequestFacts(model="m")).allowed["a"]
+    async with trio.open_nursery() as nursery, open_transport(connect, directory=Directory(found)) as transport:
+        await nursery.start(run_server, handle, [listener])
+        yield Attempts(transport, BackendKeys()), permit, asked
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_engine_of_a_service_is_dialled_where_the_directory_says_with_its_own_key_and_name():
+    """Not at the address of the backend, which is that of the gateway, for requests as for questions about health."""
+    async with attempts_over(ENGINE) as (attempts, permit, asked):
+        assert await attempts.ask(permit, "/slots") == Reply(200, "llama.cpp", body=b"[]")
+        request = Asked(path="/chat/completions", body={"model": "m", "messages": []}, size=9, request_id="r", trace={})
+        await attempts.make(permit, request, 60.0)
+    (_, key, _), (path, own, body) = asked
+    assert (key, path, own) == ("Bearer k", "/v1/chat/completions", "Bearer k")
+    assert json.loads(body)["model"] == "own-name"
+
+
+async def test_the_health_of_an_engine_that_is_not_there():
+    """One that does not run counts as little as one that loads; a service that is not there does not answer."""
+    async with attempts_over(UnavailableModel("ScaledToZero", "it was stopped")) as (attempts, permit, asked):
+        assert (await attempts.ask(permit, "/slots")).is_loading
+    async with attempts_over(ENGINE, model="default/other") as (attempts, permit, asked):
+        with pytest.raises(ConnectError):
+            await attempts.ask(permit, "/slots")
+        assert not asked

@@ -385,7 +385,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", SHOWN, ids=lambda each: each.__name__)
 async def test_each_deliberate_bug_is_seen(autojump_clock, monkeypatch, mutant):
     """By one of the timelines above."""

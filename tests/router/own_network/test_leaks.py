@@ -62,7 +62,7 @@ CAUGHT = {
 """Deliberate bugs, and how many routers show one."""
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", CAUGHT)
 def test_a_router_that_leaks_is_seen_on_the_wire(bug):
     """Each deliberate bug has bytes at a canary that was closed."""

@@ -10,7 +10,7 @@ from router.written_routers import BACKENDS, ask, compiled, errors, order, runni
 # -- the original's ----------------------------------------------------------------------------------------------------
 
 
-def test_defect_1_an_external_backend_is_not_local_by_default():
+def test_an_external_backend_is_not_local_by_default():
     """A provider without a tier is cloud: nothing sensitive reaches it, and no rule for it may name it."""
     config = running(BACKENDS + "defaultRoute: cloud\n")
     assert not config.backends["cloud"].local
@@ -20,13 +20,13 @@ def test_defect_1_an_external_backend_is_not_local_by_default():
 
 
 @pytest.mark.parametrize("url", ["https://api.openai.com/v1", "https://8.8.8.8/v1", "https://10.0.0.1.example.com"])
-def test_defect_1_a_label_does_not_make_a_provider_local(url):
+def test_a_label_does_not_make_a_provider_local(url):
     """`tier: local`, as the original's schema filled in, is refused for what may be outside of this network."""
     text = BACKENDS.replace("model: gpt-5,", f'model: gpt-5, url: "{url}",').replace("  cap", "  tier: local\n  cap")
     assert f"spec.backends[cloud].tier: 'local', and {url} may be outside of this network; write cloud" in errors(text)
 
 
-def test_defect_1_a_label_on_a_provider_without_url_means_nothing():
+def test_a_label_on_a_provider_without_url_means_nothing():
     """Stored routers have it: they go on, as cloud, and the warning says so."""
     found = compiled(BACKENDS.replace("name: cloud\n", "name: cloud\n  tier: local\n"))
     assert found.errors == ()
@@ -34,7 +34,7 @@ def test_defect_1_a_label_on_a_provider_without_url_means_nothing():
     assert any("spec.backends[cloud].tier: 'local' is not true" in each for each in found.warnings)
 
 
-def test_defect_2_the_order_of_rules_does_not_leak():
+def test_the_order_of_rules_does_not_leak():
     """A rule about complexity above the one for pii: what is both still stays here."""
     config = running(
         BACKENDS
@@ -50,14 +50,14 @@ rules:
 
 
 @pytest.mark.parametrize("written", ["pii, phi", "PII,public", "public;pii", "public pii", '"pii"', " pii ", "pii,"])
-def test_defect_3_several_values_and_cases_are_read(written):
+def test_several_values_and_cases_are_read(written):
     """However a client writes its classes, a sensitive one among them keeps the request here."""
     config = running(BACKENDS + "defaultRoute: cloud\n")
     decision = ask(config, {"x-llmkube-classification": written})
     assert (decision.order, decision.reason) == ((), "NotPermitted")
 
 
-def test_defect_3_a_rule_may_be_written_in_any_case():
+def test_a_rule_may_be_written_in_any_case():
     """`PII` in a rule and in the list of sensitive classes is pii."""
     config = running(
         BACKENDS
@@ -70,7 +70,7 @@ defaultRoute: cloud
     assert order(config, {"x-llmkube-classification": "Pii"}) == ["mac"]
 
 
-def test_defect_4_what_names_no_class_has_the_default():
+def test_what_names_no_class_has_the_default():
     """A request without a label is what defaultClassification says, and the default route is checked against it."""
     policy = "policy: { classification: { defaultClassification: PII } }\n"
     said = errors(BACKENDS + policy + "defaultRoute: cloud\n")
@@ -81,13 +81,13 @@ def test_defect_4_what_names_no_class_has_the_default():
 
 
 @pytest.mark.parametrize("mode", ["detector", "hybrid"])
-def test_defect_4_a_detector_that_is_not_built_is_refused(mode):
+def test_a_detector_that_is_not_built_is_refused(mode):
     """It would be taken to have looked."""
     said = errors(BACKENDS + f"policy: {{ classification: {{ mode: {mode} }} }}\n")
     assert said.startswith(f"spec.policy.classification.mode: '{mode}' is not built")
 
 
-def test_defect_8_each_field_has_its_effect():
+def test_each_field_has_its_effect():
     """Weights, shadows, latency and prices decide; what decides nothing is refused or named."""
     text = """
 rules:
@@ -112,7 +112,7 @@ rules:
     assert found.not_honoured == ("spec.mcpServer",)
 
 
-def test_defect_10_a_request_with_an_image_reaches_what_sees():
+def test_a_request_with_an_image_reaches_what_sees():
     """Needs of the body, of the header and of the rule close the backends that lack them."""
     config = running(BACKENDS + "rules: [{ name: all, route: { backends: [mac, cloud] } }]\n")
     image = {"model": "x", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}
@@ -123,7 +123,7 @@ def test_defect_10_a_request_with_an_image_reaches_what_sees():
     assert order(running(BACKENDS + asks)) == ["cloud"]
 
 
-def test_defect_11_a_pattern_goes_over_slashes():
+def test_a_pattern_goes_over_slashes():
     """`*` fits openai/gpt-5."""
     rule = 'rules: [{{ name: m, match: {{ models: ["{}"] }}, route: {{ backends: [cloud] }} }}]\n'
     for pattern in ("*", "*gpt-5", "openai/*", "open*5"):
@@ -131,7 +131,7 @@ def test_defect_11_a_pattern_goes_over_slashes():
     assert order(running(BACKENDS + rule.format("gpt-*")), {}, {"model": "openai/gpt-5"}) == []
 
 
-def test_defect_13_one_missing_backend_degrades_itself():
+def test_one_missing_backend_degrades_itself():
     """The router goes on with the others; nothing is sent to the one, and why is said."""
     text = BACKENDS + "rules: [{ name: all, route: { backends: [mac, cloud] } }]\n"
     config = running(text, missing={"phi-4-mini"})
@@ -142,7 +142,7 @@ def test_defect_13_one_missing_backend_degrades_itself():
     assert order(running(no_url)) == ["mac"]
 
 
-def test_defect_14_each_id_that_clients_see_is_routable():
+def test_each_id_that_clients_see_is_routable():
     """Under BackendNameMatch a request for the published id goes to its backend; two of one id are refused."""
     named = BACKENDS.replace("name: cloud\n", "name: cloud\n  displayName: gpt-5\n")
     strategy = "defaultRoute: mac\ndefaultRouteStrategy: BackendNameMatch\n"
@@ -153,7 +153,7 @@ def test_defect_14_each_id_that_clients_see_is_routable():
     assert "spec.backends[cloud].displayName: 'gpt-5' names mac, too" in errors(twice + strategy)
 
 
-def test_defect_15_two_keys_of_one_provider_have_two_files():
+def test_two_keys_of_one_provider_have_two_files():
     """A file per backend, of the Secret that this backend names."""
     second = """
 - name: other
@@ -171,7 +171,7 @@ def test_defect_15_two_keys_of_one_provider_have_two_files():
 # -- other gateways' of 2026 -------------------------------------------------------------------------------------------
 
 
-def test_failure_9_a_fallback_stays_within_what_is_permitted():
+def test_a_fallback_stays_within_what_is_permitted():
     """`Any live provider` is no fallback: what is tried next meets region and class as the first does."""
     text = """
 backends:
@@ -187,14 +187,14 @@ rules: [{ name: all, route: { backends: [eu-a, us, eu-b, somewhere] } }]
     assert order(config, {"x-llmkube-region": "us", "x-llmkube-classification": "phi"}) == []
 
 
-def test_failure_11_nothing_is_accepted_and_inert():
+def test_nothing_is_accepted_and_inert():
     """A field that nobody reads is refused, with its name and those that are known."""
     said = errors(BACKENDS + "rules: [{ name: r, match: { dataClasification: [pii] }, route: { backends: [mac] } }]\n")
     assert said.startswith('spec.rules[0].match.dataClasification: ["pii"] stands under a field that nothing reads')
     assert "spec.policy.budget:" in errors(BACKENDS + "policy: { budget: 5 }\n")
 
 
-def test_failure_12_a_missing_price_is_not_0():
+def test_a_missing_price_is_not_0():
     """A budget in dollars names each backend without prices; one that costs nothing says so."""
     budget = "policy: { budgets: [{ name: month, scope: router, maxUSD: '50' }] }\n"
     assert "spec.policy.budgets[month].maxUSD: 50 cannot be kept without prices of mac, cloud" in errors(

@@ -327,7 +327,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=[name.replace(" ", "-") for name in MUTANTS])
 def test_each_deliberate_bug_of_the_policy_is_caught(mutant, monkeypatch):
     """The property fails for each policy that decides a little otherwise."""
@@ -336,6 +336,7 @@ def test_each_deliberate_bug_of_the_policy_is_caught(mutant, monkeypatch):
         play(1500, seed=7)
 
 
+@pytest.mark.soak
 def test_there_are_mutants_of_each_step():
     """25 at least, as was asked for: of what is known, of permits, of rules, and of what is tried."""
     assert len(MUTANTS) >= 25

@@ -16,7 +16,7 @@ from llmkube.router.policy.request_facts import Principal, RequestFacts
 
 SOURCES = Path(llmkube.__file__).parent
 HOME = "router/policy/permits.py"
-COPIES_HEADS = "base/http/head_memory.py"
+COPIES_HEADS = "base/http/heads.py"
 """Copies a head by `object.__new__`; by the contract of the floors it knows nothing of routers."""
 
 

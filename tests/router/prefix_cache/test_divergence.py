@@ -152,6 +152,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_deliberate_bug_is_seen(mutant, monkeypatch):
     """By the tests above."""

@@ -138,6 +138,7 @@ def test_texts_take_no_more_memory_than_is_said():
     assert MOST_BYTES_HELD / 2 <= _held_after(2 * MOST_TENANTS_WITH_TEXT, 4) <= MOST_BYTES_HELD
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", ["MOST_TEXT_BYTES", "MOST_TENANTS_WITH_TEXT", "_drop_oldest", "drop_texts"])
 def test_each_bound_that_is_not_kept_is_seen(mutant, monkeypatch):
     """By that measure."""
@@ -248,6 +249,7 @@ def _a_longer_text_of_another_tenant_is_kept(patch):
 LEAKS = [_one_for_all, _marks_without_a_tenant, _others_are_looked_at, _a_longer_text_of_another_tenant_is_kept]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", LEAKS)
 def test_each_deliberate_leak_is_seen(mutant, monkeypatch):
     """By what is told, or, where a tenant's texts alone are kept with another's, by the work."""

@@ -238,7 +238,7 @@ def forgets_the_turn_before(patch):
     patch.setattr(WarmPrefixes, "answered", answered)
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "mutant", [learns_nothing, believes_every_backend, forgets_the_turn_before], ids=lambda each: each.__name__
 )

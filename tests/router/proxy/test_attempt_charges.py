@@ -214,6 +214,7 @@ async def test_timelines(timeline, autojump_clock):
     await timeline()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_deliberate_bug_is_caught(name, autojump_clock, monkeypatch):
     """The timeline fails with it."""

@@ -400,6 +400,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_mutant_is_caught(name, monkeypatch, autojump_clock):
     """Without that the timelines would show nothing."""
@@ -408,6 +409,7 @@ async def test_each_mutant_is_caught(name, monkeypatch, autojump_clock):
         await _play()
 
 
+@pytest.mark.soak
 async def test_without_a_mutant_they_pass(autojump_clock):
     """So that what a mutant fails in is the mutant."""
     await _play()

@@ -30,7 +30,7 @@ from router.proxy.router_lab import (
 from router.written_routers import running
 
 
-async def test_defect_5_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
+async def test_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
     """Cookies, keys and headers of its own stay here."""
     async with open_lab(config_of(cloud("a")), a=answer()) as lab:
         secrets = {"cookie": "c=SECRET", "x-api-key": "SECRET", "authorization": "Bearer SECRET", "x-mine": "SECRET"}
@@ -38,7 +38,7 @@ async def test_defect_5_a_client_s_secrets_do_not_reach_a_provider(autojump_cloc
         assert "SECRET" not in lab.players["a"].heads[0]
 
 
-async def test_defect_6_a_redirect_is_not_followed(autojump_clock):
+async def test_a_redirect_is_not_followed(autojump_clock):
     """Where a backend points to hears nothing of the request."""
     moved = answer(307, lines=(b"Location: http://b/v1/chat/completions",))
     async with open_lab(config_of(local("a")), a=moved, b=answer()) as lab:
@@ -46,7 +46,7 @@ async def test_defect_6_a_redirect_is_not_followed(autojump_clock):
         assert lab.players["b"].asked == []
 
 
-async def test_defect_6_an_error_names_no_address_of_these_networks(autojump_clock):
+async def test_an_error_names_no_address_of_these_networks(autojump_clock):
     """Neither what a backend says of others, nor where it would have been."""
     said = error(400, "no model at http://10.9.8.7:8081/v1")
     async with open_lab(config_of(local("a")), a=(said, error(500, "boom at 10.9.8.7"))) as lab:
@@ -58,7 +58,7 @@ async def test_defect_6_an_error_names_no_address_of_these_networks(autojump_clo
         assert not re.search(rb"10\.9|8081|\.svc|http:", each.body), each.body
 
 
-async def test_defect_7_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
+async def test_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
     """The limit of 2 s is for silence: ten minutes of words arrive to the last one; the audit log has their time."""
     words = [chunk(piece("word "))] * 600
     script = saying(SSE, *words, chunk(piece("", "stop") + DONE) + b"0\r\n\r\n", seconds=1)
@@ -69,7 +69,7 @@ async def test_defect_7_a_stream_that_outlasts_every_limit_comes_whole(autojump_
     assert (line["outcome"], line["latencyMs"] >= 600_000) == ("ok", True)
 
 
-async def test_defect_7_a_stream_that_is_cut_at_a_limit_is_no_success(autojump_clock):
+async def test_a_stream_that_is_cut_at_a_limit_is_no_success(autojump_clock):
     """One that goes silent for longer ends with an error event, and the audit log does not say ok."""
     script = saying(SSE + chunk(piece("one")), then=until_gone)
     async with open_lab(config_of(local("a"), first_byte_seconds=2), a=script) as lab:
@@ -82,7 +82,7 @@ async def test_defect_7_a_stream_that_is_cut_at_a_limit_is_no_success(autojump_c
 @pytest.mark.parametrize(
     "url", ["http://a.internal", "http://a.internal/", "http://a.internal/v1", "http://a.internal/v1/"]
 )
-async def test_defect_9_a_base_url_does_not_double_its_path(url):
+async def test_a_base_url_does_not_double_its_path(url):
     """With or without /v1, and a slash after it, a backend is asked at /v1/chat/completions."""
     gateway = f'{{ provider: litellm, model: x, url: "{url}" }}'
     backends = f"backends: [{{ name: a, external: {gateway}, tier: cloud }}]\ndefaultRoute: a\n"
@@ -92,14 +92,14 @@ async def test_defect_9_a_base_url_does_not_double_its_path(url):
     assert head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
 
 
-async def test_defect_12_a_backend_that_is_full_is_passed_over(autojump_clock):
+async def test_a_backend_that_is_full_is_passed_over(autojump_clock):
     """429 of one is not the client's, while another can answer."""
     async with open_lab(config_of(local("a"), local("b")), a=error(429), b=answer()) as lab:
         assert (await lab.ask(ASKED)).status == 200
         assert len(lab.players["b"].asked) == 1
 
 
-async def test_defect_16_one_error_shuts_no_backend(autojump_clock):
+async def test_one_error_shuts_no_backend(autojump_clock):
     """The next request asks it again; the third failure in a row shuts it."""
     async with open_lab(config_of(local("a"), local("b")), a=error(500), b=answer()) as lab:
         for _ in range(5):
@@ -107,7 +107,7 @@ async def test_defect_16_one_error_shuts_no_backend(autojump_clock):
         assert len(lab.players["a"].asked) == 3
 
 
-async def test_defect_16_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock):
+async def test_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock):
     """Of twenty that come when its pause is over, nineteen go on to the other backend at once."""
     slow = saying(b"", answer(), seconds=5)
     async with open_lab(config_of(local("a"), local("b")), a=(*[error(500)] * 3, slow), b=answer()) as lab:
@@ -121,7 +121,7 @@ async def test_defect_16_one_request_of_many_tries_a_backend_that_was_shut(autoj
         assert len(lab.players["b"].asked) == 3 + 19
 
 
-async def test_defect_17_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
+async def test_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
     """By the router's own name; the attempts of an answered request count too."""
     async with open_lab(config_of(cloud("a")), a=error(500)) as lab:
         assert lab.metric("llmkube_router_backend_health", backend="a") == 1
@@ -136,7 +136,7 @@ async def test_defect_17_a_failure_is_counted_and_the_health_becomes_0(autojump_
         assert lab.metric("llmkube_router_active_backends", tier="cloud") == 0
 
 
-async def test_defect_17_a_client_makes_up_no_series():
+async def test_a_client_makes_up_no_series():
     """A thousand data classes, models, paths and complexities of its own add no label's value."""
     async with open_lab(config_of(local("a")), a=answer()) as lab:
 
@@ -155,7 +155,7 @@ async def test_defect_17_a_client_makes_up_no_series():
     assert not [each for each in values if "made-up" in each]
 
 
-async def test_defect_17_a_client_s_trace_goes_on_at_the_backend():
+async def test_a_client_s_trace_goes_on_at_the_backend():
     """Whoever traces finds a request in the audit log and at the provider by one number."""
     trace = "0af7651916cd43dd8448eb211c80319c"
     async with open_lab(config_of(cloud("a")), a=answer()) as lab:
@@ -164,7 +164,7 @@ async def test_defect_17_a_client_s_trace_goes_on_at_the_backend():
         assert lab.audit[0]["traceID"] == trace
 
 
-async def test_defect_18_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
+async def test_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
     """A stream that began before ends whole; the circuit of a backend that stays is still open."""
     slow = saying(stream(piece("one"), end=b""), chunk(piece("", "stop") + DONE) + b"0\r\n\r\n", seconds=9)
     read = []
@@ -188,14 +188,14 @@ async def test_defect_18_a_reload_drops_no_stream_and_forgets_nothing(autojump_c
     assert (status, clean, len(lab.players["bad"].asked)) == (200, True, 3)
 
 
-async def test_defect_18_a_router_that_can_ask_no_backend_is_not_ready():
+async def test_a_router_that_can_ask_no_backend_is_not_ready():
     """While its process is well; the original said ok to both."""
     async with open_lab(config_of(local("a", base_url="", missing="there is no InferenceService a"))) as lab:
         assert (await lab.ask(path="/readyz", method="GET")).status == 503
         assert (await lab.ask(path="/healthz", method="GET")).status == 200
 
 
-async def test_defect_19_a_rotated_key_counts_at_the_next_request(tmp_path):
+async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
     """From its file, without a restart; the old one is sent no more."""
     key = tmp_path / "key"
     key.write_text("old")
@@ -207,7 +207,7 @@ async def test_defect_19_a_rotated_key_counts_at_the_next_request(tmp_path):
     assert "Bearer fresh" in lab.players["a"].heads[1]
 
 
-async def test_defect_21_messages_are_translated_both_ways():
+async def test_messages_are_translated_both_ways():
     """A client of Anthropic's reaches an engine of chat completions, one of OpenAI's reaches Anthropic."""
     said = {"type": "message", "content": [{"type": "text", "text": "yes"}], "stop_reason": "end_turn"}
     claude = cloud("claude", provider="anthropic", dialect="anthropic", model="opus")
@@ -222,14 +222,14 @@ async def test_defect_21_messages_are_translated_both_ways():
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/messages", "/api/chat"])
-async def test_defect_21_there_is_more_than_chat_completions(path):
+async def test_there_is_more_than_chat_completions(path):
     """Each is answered by the backend that the same rules choose."""
     body = MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
     async with open_lab(config_of(local("mac")), mac=answer(said=ANSWER)) as lab:
         assert (await lab.ask(body, path)).status == 200
 
 
-async def test_defect_21_a_body_that_is_too_large_is_413_and_a_stream_is_not_held_back():
+async def test_a_body_that_is_too_large_is_413_and_a_stream_is_not_held_back():
     """The first event is with the client while the backend still writes."""
     async with open_lab(config_of(local("a")), a=saying(stream(WHOLE_STREAM[:-14], end=b""), then=until_gone)) as lab:
         large = await lab.ask(ASKED | {"user": "x" * LIMITS.max_body_bytes})
@@ -248,7 +248,7 @@ async def test_defect_21_a_body_that_is_too_large_is_413_and_a_stream_is_not_hel
 # -- other gateways' of 2026; the rest is in test_failures.py ----------------------------------------------------------
 
 
-async def test_failure_10_a_stream_that_breaks_off_is_no_success(autojump_clock):
+async def test_a_stream_that_breaks_off_is_no_success(autojump_clock):
     """The client reads an error, and not [DONE]."""
     async with open_lab(config_of(local("a")), a=stream(piece("one"), end=b"")[:-1]) as lab:
         _, said, _ = await lab.read()

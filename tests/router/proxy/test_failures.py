@@ -37,7 +37,7 @@ CANARY = "canary-9f2e"
 
 
 @pytest.mark.parametrize("line", [{"Authorization": f"Bearer {TOKEN}"}, {"X-Api-Key": TOKEN}, {"Cookie": f"k={TOKEN}"}])
-async def test_failure_1_a_client_s_token_follows_no_fallback(tmp_path, line):
+async def test_a_client_s_token_follows_no_fallback(tmp_path, line):
     """Anthropic fails, Bedrock and Vertex are asked next: each sees its own key, none the client's nor another's."""
     names = ("claude", "bedrock", "vertex")
     for name in names:
@@ -77,7 +77,7 @@ def poisoned(value):
 @pytest.mark.parametrize(
     "outside", [{}, POISON, {"extra_body": POISON}, {"metadata": POISON}, {"user_config": [POISON]}]
 )
-async def test_failure_2_a_client_names_no_address_and_no_key(outside):
+async def test_a_client_names_no_address_and_no_key(outside):
     """At no depth: another address is not dialled, and neither provider nor gateway hears what was in those fields."""
     content = [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -92,7 +92,7 @@ async def test_failure_2_a_client_names_no_address_and_no_key(outside):
     assert not [text for text in asked if CANARY.encode() in text]
 
 
-async def test_failure_2_fields_without_a_name_of_ours_reach_no_provider():
+async def test_fields_without_a_name_of_ours_reach_no_provider():
     """The list says what passes, so a field that is invented tomorrow does not."""
     invented = {"tomorrows_endpoint": f"http://evil/{CANARY}"}
     async with open_lab(config_of(cloud("openai")), openai=answer()) as lab:
@@ -116,7 +116,7 @@ async def test_failure_2_fields_without_a_name_of_ours_reach_no_provider():
         "\xff",
     ],
 )
-async def test_failure_3_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monkeypatch, key):
+async def test_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monkeypatch, key):
     """By its digest alone, whatever is in it: no file, no budget, no backend is touched; all hear the same."""
     teams = tmp_path / "teams"
     teams.mkdir()
@@ -137,7 +137,7 @@ async def test_failure_3_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_p
     assert {len(each) for each in looked_up} == {hashlib.sha256().digest_size}
 
 
-async def test_failure_4_a_key_is_known_by_all_of_it(tmp_path):
+async def test_a_key_is_known_by_all_of_it(tmp_path):
     """Two that share their first forty characters are two teams; what both begin with is no key."""
     begin = "sk-" + "a" * 37
     for team in ("red", "blue"):
@@ -150,7 +150,7 @@ async def test_failure_4_a_key_is_known_by_all_of_it(tmp_path):
         assert [line["team"] for line in lab.audit] == ["red", "blue", "red"]
 
 
-async def test_failure_4_who_asks_is_fixed_for_a_request(tmp_path):
+async def test_who_asks_is_fixed_for_a_request(tmp_path):
     """A key that goes to another team meanwhile changes nothing of it, and nothing can."""
     (tmp_path / "red").write_text("key")
     slow, goes_on = [], trio.Event()
@@ -183,7 +183,7 @@ OF_THE_OPERATOR = ("/metrics", "/backends", "/drained", "/debug", "/admin", "/co
 
 
 @pytest.mark.parametrize("path", OF_THE_OPERATOR)
-async def test_failure_5_clients_reach_nothing_of_the_operator_s(path):
+async def test_clients_reach_nothing_of_the_operator_s(path):
     """Neither by that path nor below /v1; what is asked does not change with the Host header."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
         for each in (path, f"/v1{path}", f"/v1/..{path}", f"//{path}"):
@@ -209,7 +209,7 @@ HOSTS = [
 
 
 @pytest.mark.parametrize("host", HOSTS)
-async def test_failure_5_the_operator_s_port_believes_no_other_name(host):
+async def test_the_operator_s_port_believes_no_other_name(host):
     """Which a page in a browser may have pointed here."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab, open_admin(lab) as ask:
         for path in ("/metrics", "/backends"):
@@ -218,7 +218,7 @@ async def test_failure_5_the_operator_s_port_believes_no_other_name(host):
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_failure_7_every_route_has_all_of_its_meters(tmp_path, path):
+async def test_every_route_has_all_of_its_meters(tmp_path, path):
     """A team's budget counts under the router's, and the router's under a team's key: either one stops each route."""
     (tmp_path / "red").write_text("red-key")
     body = FULL[path] | {"model": "m"} if path in FULL else MESSAGE | {"prompt": "p", "input": "i", "query": "q"}
@@ -237,7 +237,7 @@ async def test_failure_7_every_route_has_all_of_its_meters(tmp_path, path):
 @pytest.mark.parametrize(
     "path", ["/v1/batches", "/v1/files", "/v1/images/generations", "/anthropic/v1/messages", "/openai/x"]
 )
-async def test_failure_7_nothing_is_passed_through(path):
+async def test_nothing_is_passed_through(path):
     """A path without a meter is none, whatever a backend has there."""
     assert path not in {*ROUTES, *DIALECTS}
     async with open_lab(config_of(cloud("openai")), openai=answer()) as lab:
@@ -245,7 +245,7 @@ async def test_failure_7_nothing_is_passed_through(path):
         assert lab.players["openai"].listener.dialled == []
 
 
-async def test_failure_8_what_is_under_way_is_reserved(autojump_clock):
+async def test_what_is_under_way_is_reserved(autojump_clock):
     """Of twenty that come at once, as many are let in as fit at their most; afterwards what they took is charged."""
     each = len(json.dumps(ASKED | {"max_tokens": 100})) + 100
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=3 * each)

@@ -225,7 +225,7 @@ def _all_is_text(patch):
     patch.setattr(joined_answer, "choice_of", lambda said: (said["choices"][0] if said.get("choices") else None, ""))
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "bug"), [(name, _all_goes_on) for name in BY_REQUEST] + [(name, _all_is_text) for name in BY_ANSWER]
 )

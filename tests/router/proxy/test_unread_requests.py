@@ -87,6 +87,7 @@ async def test_what_cannot_be_read(name, tmp_path, autojump_clock):
     await unread(name, tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", MUTANTS)
 async def test_a_deliberate_bug_is_caught(bug, tmp_path, autojump_clock, monkeypatch):
     """The case fails with it."""

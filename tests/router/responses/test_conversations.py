@@ -139,7 +139,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.ci
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_a_mutant_is_caught(name, monkeypatch, autojump_clock):
     """Each deliberate bug takes something outside."""

@@ -198,6 +198,7 @@ class Forgets(ResponseStore):
         return super().put(stored_, now) and self.delete(stored_.owner, stored_.response_id)
 
 
+@pytest.mark.soak
 def test_without_a_bug_these_steps_pass():
     """Else the mutants would show nothing."""
     play(STEPPED)
@@ -206,6 +207,7 @@ def test_without_a_bug_these_steps_pass():
 MUTANTS = {"any tenant's": NoOwner, "never deleted": NoEnd, "counted twice": CountsTwice, "kept for nothing": Forgets}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """Else the property shows nothing."""

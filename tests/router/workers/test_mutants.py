@@ -99,6 +99,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("bug", MUTANTS)
 async def test_a_bug_is_caught(bug, monkeypatch, autojump_clock):
     """The timeline fails, or does not come to its end."""

@@ -204,7 +204,7 @@ def test_an_engine_wants_no_more_gpus_than_there_are(wanted, count, fits):
     ],
 )
 def test_a_cluster_may_call_gpus_otherwise(gpu, name):
-    """G5: by vendor, or by vendor and stack; the Model's own word wins."""
+    """By vendor, or by vendor and stack; the Model's own word wins."""
     names = parse_gpu_resources({"amd-vulkan": "devic.es/dri-render", "intel": "gpu.intel.com/xe"})
     spec = model({"amd": "rocm", "intel": "intel"}[gpu["vendor"]], count=1, **gpu)
     assert resources_of(service(), spec, names)[0].gpu_resource == name

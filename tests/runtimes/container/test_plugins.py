@@ -91,7 +91,7 @@ async def test_the_example_serves(tmp_path):
         async with trio.open_nursery() as nursery:
             process = await nursery.start(run)
             assert await process.stdout.receive_some() == f"listening on {port}\n".encode()
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
                 probe = made.probes.readiness.manifest()["httpGet"]["path"]
                 assert (await http.get(probe)).status_code == 200
                 answer = await http.post(made.endpoint_path, json={"messages": [{"role": "user", "content": "hello"}]})

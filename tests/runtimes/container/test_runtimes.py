@@ -10,7 +10,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.container.container_plan import ContainerPlan, MountPaths
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 
 def model(status=None, **spec):

@@ -23,7 +23,7 @@ def test_each_value_of_the_schema_has_one_row_at_most():
 
 @pytest.mark.parametrize("name", HOST_RUNTIMES)
 def test_each_row_reads_something(name):
-    """A runtime of hosts has a program, a remedy for hosts without it, and perhaps a flag that names another one."""
+    """A runtime of hosts has a program, a setting that names another one if it has any, and a remedy that says it."""
     row = HOST_RUNTIMES[name]
     assert row.program.setting == "" or row.program.setting.startswith("--")
     assert row.program.command in row.program.remedy or row.program.setting in row.program.remedy

@@ -11,8 +11,8 @@ from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
 from llmkube.runtimes.process.llamacpp import check, mode_of, parse_buffer, plan, reported
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.estimate.sizing import Component, Place
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.estimate.demand import Component, Place
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 from model_shapes import decoder
 

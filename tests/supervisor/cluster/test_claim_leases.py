@@ -12,9 +12,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claim_index import ClaimIndex
 from llmkube.supervisor.cluster.claim_leases import ClaimLeases
-from llmkube.supervisor.cluster.claims import Acquire
+from llmkube.supervisor.cluster.claims import Acquire, ClaimIndex
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

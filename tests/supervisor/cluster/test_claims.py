@@ -1,4 +1,7 @@
-"""Who may run what: each situation of a host and a service has one answer."""
+"""Who may run what: each situation of a host and a service has one answer.
+
+The index finds claims by Lease and by service, and keeps nothing of what is gone.
+"""
 
 import datetime
 from functools import partial
@@ -13,7 +16,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import claim_name
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claims import Acquire, Claim, Held, HeldElsewhere
+from llmkube.supervisor.cluster.claims import Acquire, Claim, ClaimIndex, Held, HeldElsewhere
 
 CHAT = Key("ns", "chat")
 ALIVE = frozenset({"me", "a", "b"})
@@ -126,3 +129,36 @@ def test_a_lease_that_is_no_claim_is_none(change):
     annotations = {"inference.llmkube.dev/inferenceservice": "ns/chat", "inference.llmkube.dev/slot": "0"}
     metadata = {"name": "claim.ns.chat.0", "namespace": "system", "annotations": annotations, **change}
     assert claims.claim_of(decode(Lease, {"metadata": metadata, "spec": {"holderIdentity": "me"}})) is None
+
+
+def claim_on(name, slot=0, holder="a"):
+    return Claim(Key("ns", name), slot, holder, Key("system", claim_name("ns", name, slot)), "1")
+
+
+def test_claims_are_found_by_their_service():
+    """Each service has its own claims, and one that has none is empty."""
+    index, chats, embed = ClaimIndex(), [claim_on("chat", 0), claim_on("chat", 1)], claim_on("embed")
+    for one in (*chats, embed):
+        index.put(one.lease, one)
+    assert index.of(Key("ns", "chat")) == tuple(chats)
+    assert index.of(Key("ns", "other")) == ()
+    assert set(index.all()) == {*chats, embed}
+
+
+def test_a_newer_state_replaces_the_older_one():
+    """A Lease is one claim only: the state that was put last."""
+    index, before, now = ClaimIndex(), claim_on("chat", holder="a"), claim_on("chat", holder="b")
+    index.put(before.lease, before)
+    index.put(now.lease, now)
+    assert index.all() == index.of(now.service) == (now,)
+
+
+def test_nothing_is_kept_of_a_lease_that_is_gone():
+    """A Lease that is deleted leaves nothing, also when it was never known."""
+    index, one = ClaimIndex(), claim_on("chat")
+    index.put(one.lease, one)
+    for _ in range(2):
+        index.put(one.lease, None)
+    assert index.get(one.lease) is None
+    assert not index._by_lease
+    assert not index._by_service

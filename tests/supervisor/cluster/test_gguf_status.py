@@ -3,7 +3,7 @@ import attrs
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.supervisor.cluster.status import gguf_status
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 FACTS = GGUFFacts(
     architecture="llama",

@@ -1,7 +1,12 @@
-"""What stands on a host's Lease."""
+"""What stands on a host's Lease.
+
+Two clocks tell whether a machine has slept.
+"""
 
 import datetime
 from pathlib import Path
+
+import pytest
 
 from llmkube import __version__
 from llmkube.controller.status.model_status import no_host_message
@@ -17,7 +22,13 @@ from llmkube.k8s.wire.names import (
     MEMORY_TOTAL_ANNOTATION,
     SERVICES_ANNOTATION,
 )
-from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, HostReport, lease_manifest
+from llmkube.supervisor.cluster.host_lease import (
+    EXPIRES_AFTER_RENEWALS,
+    HostReport,
+    Reading,
+    lease_manifest,
+    slept_seconds,
+)
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.ports import HostFacts
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -61,3 +72,26 @@ def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
         assert hosts.alive("studio")
         assert hosts.serving("metal") == ({"studio"} if served else set())
         assert ("studio is cordoned until 18:00" in no_host_message("metal", hosts)) == bool(end)
+
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("wall", "monotonic", "slept"),
+    [
+        (5.0, 5.0, 0.0),
+        (5.4, 5.1, 0.0),
+        (12.0, 5.0, 0.0),
+        (8 * 3600.0 + 5, 5.0, 8 * 3600.0),
+        (-3600.0, 5.0, 0.0),
+        (600.0, 600.0, 595.0),
+        (5.0, 600.0, 595.0),
+        (15.0, 5.0, 10.0),
+    ],
+)
+def test_who_slept(wall, monotonic, slept):
+    """Each row: what both clocks say after a planned wait of 5 s, and how long nobody was awake."""
+    before = Reading(START, 100.0)
+    now = Reading(START + datetime.timedelta(seconds=wall), 100.0 + monotonic)
+    assert slept_seconds(before, now, 5.0) == pytest.approx(slept)

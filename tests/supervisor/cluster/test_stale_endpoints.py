@@ -12,10 +12,10 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import Applier
-from llmkube.supervisor.cluster.endpoints import slice_manifest
 from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.service.endpoint_objects import slice_manifest
 
 SETTINGS = AgentSettings("mac", Path("/s"), Path("/s/store"), "llama-server")
 

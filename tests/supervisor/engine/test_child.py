@@ -14,8 +14,7 @@ from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.engine import child as owned
 from llmkube.supervisor.engine.child import AdoptError, Ending, SpawnError, adopt_child, open_child
-from llmkube.supervisor.engine.cookie_scan import CookieScan
-from llmkube.supervisor.engine.process_stats import Sampler
+from llmkube.supervisor.engine.process_stats import CookieScan, Sampler
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord

@@ -135,6 +135,7 @@ async def test_an_agent_that_is_killed_leaves_an_engine_and_no_assertion(tmp_pat
     assert not await outlives_a_killed_agent(AGENT, tmp_path, caffeinate, seconds=60)
 
 
+@pytest.mark.soak
 @pytest.mark.e2e
 async def test_mutant_an_assertion_that_waits_for_another_process_than_the_agent(tmp_path, caffeinate):
     """It would keep the Mac awake for as long as that process runs."""
@@ -201,6 +202,7 @@ async def test_one_that_dies_is_started_again_ever_more_slowly(autojump_clock, p
     assert [line["event"] for line in logs] == ["this Mac may fall asleep while an engine works"]
 
 
+@pytest.mark.soak
 async def test_mutant_one_that_dies_stays_dead(autojump_clock, monkeypatch):
     """Without the loop a Mac falls asleep under the next request."""
     monkeypatch.setattr(keep_awake, "AGAIN", Backoff(base_seconds=1e6, cap_seconds=1e6))

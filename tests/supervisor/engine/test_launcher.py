@@ -1,7 +1,10 @@
+"""Where the program of a runtime is found, and what is said where it is not."""
+
 import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import attrs
 import psutil
@@ -9,9 +12,18 @@ import pytest
 import trio
 
 from cookies import new_cookie
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine import child as owned
-from llmkube.supervisor.engine.launcher import EngineNotFoundError, EngineStuckError, LocalEngines, killed_at_once
-from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngines
+from llmkube.supervisor.engine import launcher
+from llmkube.supervisor.engine.launcher import (
+    EngineNotFoundError,
+    EngineStuckError,
+    LocalEngines,
+    find_program,
+    killed_at_once,
+    read_head,
+)
+from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -160,3 +172,26 @@ async def test_no_engine_is_started_beside_one_that_does_not_end(tmp_path, monke
 def test_a_program_that_macos_kills_at_once_is_not_signed(code, platform, told):
     """SIGKILL before the first word is a code signature on macOS, and nothing known elsewhere."""
     assert ("codesign" in killed_at_once(code, platform)) is told
+
+
+MLX = HOST_RUNTIMES["mlx-lm"]
+SETTINGS = AgentSettings("h", Path("/s"), Path("/s"), "/llama-server")
+
+
+def test_a_program_that_is_installed_later_is_found_later(tmp_path, monkeypatch):
+    """PATH is looked at each time; what the owner names wins."""
+    monkeypatch.setattr(launcher, "HOMEBREW", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineNotFoundError, match=r"no mlx_lm.server on this host; install it with pip install mlx-lm"):
+        find_program(SETTINGS, MLX)
+    (tmp_path / "mlx_lm.server").write_text("#!/bin/sh\n")
+    (tmp_path / "mlx_lm.server").chmod(0o755)
+    assert find_program(SETTINGS, MLX) == str(tmp_path / "mlx_lm.server")
+    assert find_program(attrs.evolve(SETTINGS, programs={"mlx-lm": "/mine"}), MLX) == "/mine"
+    assert find_program(SETTINGS, HOST_RUNTIMES["llamacpp"]) == "/llama-server"
+
+
+def test_a_script_that_cannot_be_read_is_told(tmp_path):
+    """It is the world's fault, and is looked at again."""
+    with pytest.raises(EngineNotFoundError, match="cannot read"):
+        read_head(str(tmp_path / "gone"))

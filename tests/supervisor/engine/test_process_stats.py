@@ -4,17 +4,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from lacking import no_descriptors
 from llmkube.supervisor.engine import process_stats
 from llmkube.supervisor.engine.process_stats import (
     FRESH_SECONDS,
     PORT_ROUNDS,
+    CookieScan,
     EngineProcess,
     Sampler,
     StatsReader,
@@ -263,3 +266,39 @@ async def test_a_look_that_is_cancelled_does_not_lock_the_others_out():
         await sampler.sample(engine(1), loading=False)
     with trio.fail_after(60):
         assert await sampler.sample(engine(2), loading=False) is not None
+
+
+async def test_who_waits_for_a_scan_that_hangs_can_leave():
+    """A process on a dead disk may block the look at all cookies for ever, and delays the end of no engine."""
+    may_end = threading.Event()
+    cookies = CookieScan(lambda: {"a": ("one",)} if may_end.is_set() else may_end.wait(600))
+    with trio.fail_after(60):
+        with trio.move_on_after(0.1):
+            await cookies.carriers("a")
+        may_end.set()
+        assert await cookies.carriers("a") == ("one",)
+
+
+async def test_many_who_look_for_cookies_at_once_share_a_look():
+    """Who asks while a look runs gets the next one, which begins later and serves all who wait for it."""
+    looks, may_end = [], threading.Event()
+
+    def scan():
+        looks.append(len(looks) + 1)
+        may_end.wait(600)
+        return {f"cookie-{number}": (number,) for number in looks}
+
+    cookies, found = CookieScan(scan), []
+
+    async def ask(cookie):
+        found.append(tuple(await cookies.carriers(cookie)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "cookie-1")
+        await until(lambda: looks == [1])
+        for _ in range(50):
+            nursery.start_soon(ask, "cookie-2")
+        await trio.testing.wait_all_tasks_blocked()
+        may_end.set()
+    assert looks == [1, 2]
+    assert found == [(1,), *[(2,)] * 50]

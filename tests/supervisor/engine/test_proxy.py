@@ -11,7 +11,7 @@ import trio
 from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.engine import proxy
-from llmkube.supervisor.engine.cookie_scan import CookieScan
+from llmkube.supervisor.engine.process_stats import CookieScan
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_cookie, proxy_of, remove_config_files
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.ports import Shutdown

@@ -1,16 +1,32 @@
 import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import trio
 
-from llmkube.supervisor.host import linux as linux_memory
+from llmkube.supervisor.host import linux
 from llmkube.supervisor.host.cgroups import Group
-from llmkube.supervisor.host.linux import LinuxMemory, host_available, oom_kills, open_linux_memory
-from llmkube.supervisor.host.procfs import parse_meminfo
+from llmkube.supervisor.host.linux import (
+    LinuxMemory,
+    Pressure,
+    PssSampler,
+    host_available,
+    oom_kills,
+    open_alarm,
+    open_linux_memory,
+    open_triggers,
+    parse_pressure,
+    read_pressure,
+)
+from llmkube.supervisor.host.procfs import ProcessStat, parse_meminfo, read_pss_bytes, read_stat
 from llmkube.supervisor.host.sample import Level
-from llmkube.supervisor.host.this_machine import open_host_memory
+from llmkube.supervisor.host.this_machine import footprints_here, open_host_memory
 from supervisor.host.linux_files import MEMINFO
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -19,7 +35,7 @@ PRESSURE = """\
 some avg10={some} avg60=0.12 avg300=0.34 total=190329302
 full avg10={full} avg60=0.03 avg300=0.18 total=53186261
 """
-linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 class FakeHost:
@@ -170,7 +186,7 @@ async def test_without_triggers_nobody_is_woken(host, autojump_clock):
     assert scope.cancelled_caught
 
 
-@linux
+@on_linux
 async def test_this_host_can_be_read():
     """The real /proc gives a level, and figures that can be true."""
     async with open_host_memory() as memory:
@@ -181,10 +197,181 @@ async def test_this_host_can_be_read():
 
 def test_kills_for_want_of_memory_are_counted(tmp_path, monkeypatch):
     """The counter of our control group is read, of version 1 or 2; where it has none, the machine's."""
-    monkeypatch.setattr(linux_memory, "own_group", lambda mounts: Group(1, (tmp_path,)))
+    monkeypatch.setattr(linux, "own_group", lambda mounts: Group(1, (tmp_path,)))
     assert oom_kills() >= 0
     (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     assert oom_kills() == 2
-    monkeypatch.setattr(linux_memory, "own_group", lambda mounts: Group(2, (tmp_path,)))
+    monkeypatch.setattr(linux, "own_group", lambda mounts: Group(2, (tmp_path,)))
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 4\noom_kill 3\noom_group_kill 0\n")
     assert oom_kills() == 3
+
+
+def test_pressure_is_read(tmp_path):
+    """Both averages over ten seconds are found, in the first file that is there; without any there is no pressure."""
+    file = tmp_path / "memory"
+    file.write_text(PRESSURE.format(some="12.50", full="3.01"))
+    assert read_pressure([tmp_path / "missing", file]) == Pressure(12.5, 3.01)
+    assert read_pressure([tmp_path / "missing"]) == Pressure()
+
+
+@pytest.mark.parametrize("text", ["", "some avg10=1.00 avg60=0.00 avg300=0.00 total=1\n", "some avg10=x full avg10=y "])
+def test_half_a_pressure_file_is_an_error(text):
+    """A file with only one of the lines says nothing."""
+    with pytest.raises(ValueError, match="no pressure"):
+        parse_pressure(text)
+
+
+@on_linux
+async def test_an_exceptional_condition_wakes():
+    """Trio's loop, which waits for reading only, is woken by what a trigger raises; urgent data raises the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        receiver, _ = server.accept()
+        with receiver, open_alarm([receiver.fileno()]) as wait:
+            client.send(b"ordinary")
+            with trio.move_on_after(0.2) as scope:
+                await wait()
+            assert scope.cancelled_caught
+            client.send(b"!", socket.MSG_OOB)
+            with trio.fail_after(60):
+                await wait()
+
+
+@on_linux
+def test_leaving_gives_back_the_triggers():
+    """No descriptor stays open after the context."""
+
+    def descriptors():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    with open_triggers([Path("/proc/pressure/memory"), Path("/proc/pressure/nothing")]):
+        pass
+    assert descriptors() == before
+
+
+GIB = 1 << 30
+
+
+def stat(start_ticks, resident_bytes):
+    return ProcessStat("S", 0, 0.0, start_ticks, resident_bytes)
+
+
+class Measurements:
+    """Processes as the kernel shows them, and how often it had to walk their page tables."""
+
+    def __init__(self, monkeypatch):
+        self.stat, self.own, self.walks = stat(1, 8 * GIB), 5 * GIB, 0
+        monkeypatch.setattr(linux, "read_stat", lambda pid: self.stat)
+        monkeypatch.setattr(linux, "read_pss_bytes", self.walk)
+        self.sampler = PssSampler()
+
+    def walk(self, pid):
+        self.walks += 1
+        return self.own
+
+    def at(self, now):
+        return self.sampler.footprints([2**22 + 1], now).get(2**22 + 1)
+
+
+def test_a_large_process_is_walked_now_and_then(monkeypatch):
+    """8 GiB are measured every 12 s; between that, what has become resident or has gone is added to the last figure."""
+    kernel = Measurements(monkeypatch)
+    assert kernel.at(100.0) == 5 * GIB
+    kernel.stat = stat(1, 9 * GIB)
+    assert kernel.at(105.0) == 6 * GIB
+    kernel.stat = stat(1, 6 * GIB)
+    assert (kernel.at(111.9), kernel.walks) == (3 * GIB, 1)
+    kernel.own = GIB
+    assert (kernel.at(112.0), kernel.walks) == (GIB, 2)
+
+
+def test_a_pid_that_is_used_again_is_measured(monkeypatch):
+    """What was measured of a process says nothing of the next one with its pid."""
+    kernel = Measurements(monkeypatch)
+    assert kernel.at(100.0) == 5 * GIB
+    kernel.stat, kernel.own = stat(2, 8 * GIB), 7 * GIB
+    assert kernel.at(100.1) == 7 * GIB
+
+
+def test_who_has_ended_is_forgotten(monkeypatch):
+    """A process that has ended has no footprint, and nothing of it is kept."""
+    kernel = Measurements(monkeypatch)
+    kernel.at(100.0)
+    kernel.stat = None
+    assert kernel.at(101.0) is None
+    assert not kernel.sampler._known
+
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@contextmanager
+def running(code):
+    """A Python program that has printed a line and now rests; its pid."""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert process.stdout.readline()
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def holding(mib, *, below=False):
+    """A process that holds so much memory, itself or in a child."""
+    hold = f"import time; held = bytearray(b'x') * ({mib} << 20); print(flush=True); time.sleep(600)"
+    spawn = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    return running(spawn if below else hold)
+
+
+def mapping(file):
+    """A process that has mapped a file and touched every page of it."""
+    return running(
+        "import mmap, time\n"
+        f"with open({str(file)!r}, 'rb') as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:\n"
+        f"    touched = sum(mapped[at] for at in range(0, len(mapped), {PAGE}))\n"
+        "    print(touched, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+
+
+@on_linux
+@pytest.mark.e2e
+@pytest.mark.parametrize("below", [False, True])
+async def test_a_footprint_has_what_the_children_hold(below):
+    """What a process allocates is in its tree's footprint, within 24 MiB of Python around it, wherever it is held."""
+    with holding(64, below=below) as pid:
+        async with open_host_memory() as memory:
+            found = await memory.footprint([pid, 2**22 + 1])
+    assert found.keys() == {pid}
+    assert 64 * MIB <= found[pid] < 88 * MIB
+
+
+@on_linux
+@pytest.mark.e2e
+def test_what_two_share_is_counted_once(tmp_path):
+    """A file of 64 MiB that two processes have mapped is not in both footprints in full."""
+    file = tmp_path / "weights"
+    file.write_bytes(b"x" * (64 * MIB))
+    with mapping(file) as one:
+        alone = read_pss_bytes(one)
+        with mapping(file):
+            assert alone - read_pss_bytes(one) > 30 * MIB
+
+
+@on_linux
+def test_memory_that_may_not_be_divided_is_counted_whole(monkeypatch):
+    """Where the proportional size may not be read, the resident size stands in for it."""
+    read = Path.read_bytes
+
+    def refused(path):
+        if path.name == "smaps_rollup":
+            raise PermissionError
+        return read(path)
+
+    pid = os.getpid()
+    assert footprints_here([pid])[pid] > 0
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert read_pss_bytes(pid) is None
+    assert abs(footprints_here([pid])[pid] - read_stat(pid).resident_bytes) < 16 * MIB

@@ -1,7 +1,8 @@
+"""How fast a counter grows, as a table."""
+
 import pytest
 
-from llmkube.supervisor.host.pressure_level import Signs, Thresholds, judge
-from llmkube.supervisor.host.rates import Count, per_second
+from llmkube.supervisor.host.pressure_level import Count, Signs, Thresholds, judge, per_second
 from llmkube.supervisor.host.sample import Level
 
 GIB = 1 << 30
@@ -57,4 +58,19 @@ def test_thresholds_can_be_moved():
 )
 def test_a_rate_needs_two_looks(before, now, rate):
     """Growth is per second between looks, and nothing where that means nothing."""
+    assert per_second(before, now) == rate
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rate"),
+    [
+        (None, Count(100, 1.0), 0.0),
+        (Count(100, 1.0), Count(300, 3.0), 100.0),
+        (Count(100, 1.0), Count(100, 3.0), 0.0),
+        (Count(100, 1.0), Count(300, 1.0), 0.0),  # two readings at one moment
+        (Count(300, 1.0), Count(100, 3.0), 0.0),  # the counter has begun anew
+    ],
+)
+def test_a_rate_needs_two_readings_of_a_counter_that_grows(before, now, rate):
+    """The growth per second; 0 where it cannot be known."""
     assert per_second(before, now) == rate

@@ -13,7 +13,15 @@ import pytest
 from cookies import new_cookie
 from lacking import no_descriptors
 from llmkube.supervisor.host import processes
-from llmkube.supervisor.host.processes import COOKIE_VARIABLE, carriers, is_gone, listens, send_group, start_of
+from llmkube.supervisor.host.processes import (
+    COOKIE_VARIABLE,
+    carriers,
+    footprints,
+    is_gone,
+    listens,
+    send_group,
+    start_of,
+)
 
 
 @pytest.fixture
@@ -150,3 +158,9 @@ def test_a_leader_that_is_not_ours_is_left_alone(monkeypatch, theirs, sought):
     """Who shows an environment without our mark is a stranger, and so is the shell of a terminal."""
     with wrapped(monkeypatch, sought, **theirs) as (_, engine):
         assert {each.pid for each in carriers(COOKIE_VARIABLE)[sought]} == {engine}
+
+
+def test_a_process_that_is_gone_has_no_footprint():
+    """Neither the answer nor an error knows of it; one that holds nothing any more is about to be gone."""
+    sizes = {7: 5, 8: 0}
+    assert footprints([7, 8, 2**22 + 1], sizes.get) == {7: 5}

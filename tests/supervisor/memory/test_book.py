@@ -10,9 +10,8 @@ from llmkube.k8s.crd.placement import Hardware
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.admission import Strategy
-from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.book import Book, Hurry, Leave, Start, Tell
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Observation, State, step
-from llmkube.supervisor.memory.orders import Hurry, Leave, Start, Tell
 from llmkube.supervisor.memory.policy import Policy
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Role
 

@@ -68,5 +68,5 @@ def test_a_cap_of_nothing_is_refused(hardware):
     [(None, None, 48), ("24Gi", None, 48), ("56Gi", None, 56), ("80Gi", None, 64), ("56Gi", 0.75, 48), ("0", None, 48)],
 )
 def test_a_models_own_budget_wins_over_the_table_alone(word, fraction, gib):
-    """D3: a memoryBudget raises what a host gives by default, up to all it has; a flag and a cap of 0 stay."""
+    """A memoryBudget raises what a host gives by default, up to all it has; a flag and a cap of 0 stay."""
     assert host_budget(64 * GIB, fraction).for_model(Hardware(memory_budget=word)).limit_bytes == gib * GIB

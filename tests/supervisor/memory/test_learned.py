@@ -6,7 +6,7 @@ import trio
 
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.memory.learned import MOST_FIGURES, Figure, Learned, figure_key, load
-from llmkube.weights.estimate.sizing import Demand
+from llmkube.weights.estimate.demand import Demand
 
 PLAN = LaunchPlan(("x",), (), "llamacpp", "chat", "sha:1", demand=Demand(context=4096))
 

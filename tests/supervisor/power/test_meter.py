@@ -1,11 +1,34 @@
-"""What is known of a host's power at one moment, and of each service's part."""
+"""What is known of a host's power at one moment, and of each service's part.
+
+The energy between samples: exact where they cover the time, bounded where they do not.
+
+Whose energy it is.
+
+Processor time as the kernel counts it.
+"""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.power import meter
-from llmkube.supervisor.power.meter import EngineUse, PowerMeter, ServicePower
+from llmkube.supervisor.power.meter import (
+    LONGEST_HOLE_SECONDS,
+    CpuTime,
+    EngineUse,
+    Interval,
+    Point,
+    PowerMeter,
+    ServicePower,
+    integrate,
+    share,
+)
 from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample
 from llmkube.supervisor.power.token_energy import TokenCount
 
@@ -22,8 +45,8 @@ class Host:
         self.took = {}
         self.others = 0.0
         self.others_took = 0.0
-        for pid, (name, share) in enumerate(cores.items()):
-            self.start(Key("ns", name), pid, share)
+        for pid, (name, part) in enumerate(cores.items()):
+            self.start(Key("ns", name), pid, part)
         self.meter = PowerMeter("apple", ("cpu", "gpu", "ane"), lambda: self.uses, self)
 
     def start(self, key, pid, share=1.0, took=0.0):
@@ -39,9 +62,9 @@ class Host:
         """Let time pass, with a sample every two seconds."""
         for _ in range(int(seconds // 2)):
             await trio.sleep(2)
-            for pid, share in self.cores.items():
+            for pid, part in self.cores.items():
                 if pid in self.took:
-                    self.took[pid] += 2 * share
+                    self.took[pid] += 2 * part
             self.others_took += 2 * self.others
             self.meter.take(sample)
 
@@ -105,6 +128,7 @@ async def test_cores_that_rest_may_draw_nothing(autojump_clock):
     assert (view.watts, view.problem) == (STALLED.watts, None)
 
 
+@pytest.mark.soak
 async def test_mutant_what_stands_still_is_taken_for_a_figure(autojump_clock, monkeypatch):
     """Without the rule a chip at work draws nothing."""
     monkeypatch.setattr(meter, "without_stalled", lambda sample, busy_cores: sample)
@@ -168,3 +192,86 @@ async def test_joules_per_token_are_those_of_the_engine_that_runs(autojump_clock
     host.uses[A] = EngineUse(5, TokenCount(0, 1e6, trio.current_time()))
     await host.live(30)
     assert host.of(A).joules_per_token is None, "the count of another process"
+
+
+def sample(watts, seconds=2.0):
+    return PowerSample({"gpu": watts, "combined": 99.0}, seconds)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "seconds", "expected"),
+    [
+        (None, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0)),
+        (98.0, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0)),
+        (96.0, 100.0, 2.0, Interval({"gpu": 20.0 + 2 * (30 + 10) / 2}, 4.0)),
+        (40.0, 100.0, 2.0, Interval({"gpu": 20.0}, 2.0, 58.0)),
+        (98.0, 100.0, 3600.0, Interval({"gpu": 20.0}, 2.0)),
+        (None, 100.0, 3600.0, Interval({"gpu": 10.0 * LONGEST_HOLE_SECONDS}, LONGEST_HOLE_SECONDS)),
+        (100.0, 100.0, 2.0, Interval({"gpu": 0.0}, 0.0)),
+        (101.0, 100.0, 2.0, Interval({"gpu": 0.0}, 0.0)),
+    ],
+    ids=["first", "whole", "one lost", "many lost", "a sleep in it", "first after a sleep", "at once", "backwards"],
+)
+def test_an_interval(before, now, seconds, expected):
+    """What a sample of 10 W adds after one of 30 W; the sum of the domains is not counted again."""
+    point = None if before is None else Point(before, {"gpu": 30.0})
+    after, interval = integrate(point, sample(10.0, seconds), now)
+    assert interval == expected
+    assert (after.at, after.watts["gpu"]) == (now, 10.0)
+
+
+def test_a_domain_that_appears_has_no_hole_of_another():
+    """What was not measured before counts with its own power."""
+    _, interval = integrate(Point(96.0, {"cpu": 5.0}), sample(10.0), 100.0)
+    assert interval.joules == {"gpu": 40.0}
+
+
+A, B = Key("ns", "a"), Key("ns", "b")
+DRAWN = {"cpu": 10.0, "gpu": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("took", "host", "expected"),
+    [
+        ({}, 5.0, {}),
+        ({A: 0.0}, 5.0, {}),
+        ({A: 0.015}, 5.0, {}),
+        ({A: 1.0}, 1.0, {A: 110.0}),
+        ({A: 1.0}, 0.0, {A: 110.0}),
+        ({A: 1.0}, 4.0, {A: 102.5}),
+        ({A: 3.0, B: 1.0}, 4.0, {A: 82.5, B: 27.5}),
+        ({A: 1.0, B: 0.001}, 1.0, {A: 110.0}),
+    ],
+    ids=["no engine", "at rest", "health checks", "alone", "host unknown", "a compiler beside it", "two", "one rests"],
+)
+def test_a_share(took, host, expected):
+    """The GPU is the engines'; of the cores each gets its part of all that was computed."""
+    assert share(DRAWN, took, host_cpu_seconds=host, seconds=2.0) == pytest.approx(expected)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["cpu", "gpu", "ane", "package", "dram"]), st.floats(0, 1e6)),
+    st.dictionaries(st.sampled_from([A, B]), st.floats(0, 1e4)),
+    st.floats(0, 1e4),
+)
+def test_no_more_is_given_than_was_drawn(joules, took, host):
+    """Whatever the kernel counts, the sum of the shares is at most the whole, and none is negative."""
+    shares = share(joules, took, host_cpu_seconds=host, seconds=2.0)
+    assert sum(shares.values()) <= sum(joules.values()) * (1 + 1e-9)
+    assert all(each >= 0 for each in shares.values())
+
+
+def test_what_this_process_computes_is_counted_in_both():
+    """Its own time grows with its work, and that of all programs by no less, but for the kernel's ticks."""
+    cpu = CpuTime()
+    own, host = cpu.of_process(os.getpid()), cpu.of_host()
+    while cpu.of_process(os.getpid()) < own + 0.5:
+        sum(range(100_000))
+    assert cpu.of_host() - host > 0.3
+
+
+def test_a_process_that_has_ended_has_none():
+    """Its pid may be another process's soon."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert CpuTime().of_process(child.pid) is None

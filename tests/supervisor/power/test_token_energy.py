@@ -15,9 +15,8 @@ from lengths import EXAMPLES
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.power import meter as meter_module
 from llmkube.supervisor.power import token_energy
-from llmkube.supervisor.power.integral import integrate
+from llmkube.supervisor.power.meter import integrate, share
 from llmkube.supervisor.power.sample import PowerSample
-from llmkube.supervisor.power.shares import share
 from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
 
 STEP = 0.2
@@ -150,6 +149,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """With this bug some trace is more than 5 % off."""

@@ -12,7 +12,7 @@ from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.service.facts import Facts
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
 LOADED = ServiceView(Reason.LOADED, "loaded in 3.0 s", "192.0.2.1", 4711, 42, "chat")

@@ -5,14 +5,17 @@ import pytest
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import Service
+from llmkube.k8s.crd.meta import APIKeySecretRef
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.cluster.status import OF_SERVICE
+from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
 from llmkube.supervisor.nouns.slot import Slot
-from llmkube.supervisor.service.events import cut_short, displacing, events
-from supervisor.service.known import HEADER, LOADED, WEIGHTS, new_facts, wish
+from llmkube.supervisor.service.events import cut_short, displacing, events, model_conditions, service_conditions
+from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, new_facts, wish
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 SERVICE = Slot(Service, Key("ns", "chat"))
@@ -65,7 +68,7 @@ def test_the_log_has_each_error_of_a_fetch_once():
 
 
 def test_a_fetch_that_waits_is_one_event():
-    """U14: it says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
+    """It says for what; further attempts of the same wait are none, and a fetch that goes on is none."""
     moves = FACTS.with_fetch_progress("downloading: 5 B")
     waits = moves.with_fetch_progress("waiting since T: h: refused; next attempt at T", "h: refused")
     (told,) = events(moves, waits)
@@ -98,3 +101,86 @@ def test_what_happens_without_a_change():
     assert cut_short("late").message == "requests in flight are cut short: late"
     assert displacing(Key("ns", "chat"), EVICT).message == "chat is evicted to make room for this service"
     assert displacing(Key("other", "chat"), EVICT).message.startswith("ns/chat is evicted")
+
+
+def said(facts, kind):
+    """What is said under one condition: whether it holds, and the reason."""
+    return next(((one.holds, str(one.reason)) for one in service_conditions(facts) if one.type == kind), None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "statement"),
+    [
+        (FACTS, "Accepted", None),
+        (FACTS.with_plan(()), "Accepted", (True, "Accepted")),
+        (FACTS.with_plan(()), "SpecHonoured", (True, "Honoured")),
+        (FACTS.with_plan(("gpu",)), "SpecHonoured", (False, "FieldsIgnored")),
+        (FACTS.with_plan(()).without_plan(UserError("no")), "Accepted", (False, "Invalid")),
+        (FACTS.with_plan(()).without_plan(UserError("no")), "SpecHonoured", (True, "Honoured")),
+        (FACTS, "Loaded", None),
+        (FACTS.with_view(LOADING), "Loaded", (False, "Loading")),
+        (FACTS.with_view(LOADED), "Loaded", (True, "Loaded")),
+        (FACTS, "UpToDate", None),
+        (FACTS.with_view(LOADING).with_outdated("Replacing", ""), "UpToDate", (None, "NotServing")),
+        (FACTS.with_view(LOADED).with_outdated("Replacing", ""), "UpToDate", (False, "Replacing")),
+        (FACTS.with_view(LOADED), "UpToDate", (True, "UpToDate")),
+        (FACTS, "MemoryPressure", None),
+        (FACTS.with_memory(Level.CRITICAL, None, ""), "MemoryPressure", (True, "Critical")),
+        (FACTS.with_memory(Level.NORMAL, None, ""), "MemoryPressure", (False, "Normal")),
+        (FACTS.with_memory(Level.UNKNOWN, None, ""), "MemoryPressure", (None, "Unknown")),
+        (FACTS, "Published", None),
+        (FACTS.with_refusal(SERVICE, UserError("no")), "Published", (False, "Refused")),
+        (FACTS.with_refusal(SERVICE, UserError("no")).with_refusal(SERVICE, None), "Published", (True, "Published")),
+    ],
+)
+def test_what_is_said_of_a_service(facts, kind, statement):
+    """Each condition follows from the facts alone; what is not known is left out."""
+    assert said(facts, kind) == statement
+
+
+@pytest.mark.parametrize(
+    ("facts", "statement"),
+    [
+        (FACTS, None),
+        (FACTS.with_fetch_progress("12 %"), (False, "Fetching", "12 %")),
+        (FACTS.with_file(WEIGHTS, HEADER), (True, "Fetched", "the file is on host mac")),
+        (
+            FACTS.with_file(attrs.evolve(WEIGHTS, choice="Q4_K_M, one of 4 in o/r"), HEADER),
+            (True, "Fetched", "the file is on host mac: Q4_K_M, one of 4 in o/r"),
+        ),
+        (FACTS.without_file(WorldError("gone")), (False, "FetchFailed", "gone")),
+    ],
+)
+def test_what_is_said_of_a_model(facts, statement):
+    """Its file is here, on its way, or cannot be had."""
+    found = [(one.holds, one.reason, one.message) for one in model_conditions(facts)]
+    assert found == ([statement] if statement else [])
+
+
+def test_a_condition_speaks_of_the_generation_that_it_was_derived_from():
+    """After an edit, what was said before it goes on to speak of the older spec."""
+    facts = FACTS.with_plan(()).with_view(LOADED).with_wish(wish(generation=2)).with_plan(())
+    generations = {one.type: one.generation for one in service_conditions(facts)}
+    assert generations == {"Accepted": 2, "SpecHonoured": 2, "Loaded": 1, "UpToDate": 1}
+    newest = facts.with_newest_plan()
+    assert {one.type: one.generation for one in service_conditions(newest)}["UpToDate"] == 2
+
+
+def test_every_condition_that_agents_state_can_be_stated():
+    """There is no condition in the contract that no fact leads to."""
+    facts = FACTS.with_plan(()).with_view(ServiceView(Reason.PENDING)).with_memory(Level.NORMAL, None, "")
+    refused = facts.with_refusal(SERVICE, UserError("no"))
+    assert tuple(one.type for one in service_conditions(refused)) == OF_SERVICE
+
+
+def test_a_service_that_pods_cannot_use_without_a_key_says_so():
+    """Where no network is admitted, unless the service gives out keys; it is said until it is over, and then not."""
+    reach = attrs.evolve(FACTS.reach, closed="no list of nodes")
+    closed = FACTS.with_reach(reach)
+    message = "given; without a key, 401: no list of nodes"
+    assert {one.message for one in service_conditions(closed) if one.type == "Published"} == {message}
+    opened = closed.with_reach(FACTS.reach)
+    assert {one.message for one in service_conditions(opened) if one.type == "Published"} == {"given"}
+    spec = attrs.evolve(FACTS.wish.service.spec, api_key_secret_ref=APIKeySecretRef(name="keys"))
+    keyed = FACTS.with_wish(attrs.evolve(FACTS.wish, service=attrs.evolve(FACTS.wish.service, spec=spec)))
+    assert keyed.with_reach(reach).published is None

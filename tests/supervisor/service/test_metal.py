@@ -92,6 +92,7 @@ async def test_a_gpu_that_fails_while_it_serves(autojump_clock):
     assert failure.reason is Reason.METAL_ERROR
 
 
+@pytest.mark.soak
 async def test_mutant_a_log_that_is_looked_at_once(autojump_clock, monkeypatch):
     """Without a look at new lines an engine whose GPU has failed serves for ever."""
     monkeypatch.setattr(metal, "words_of", lambda runtime: LogWords())

@@ -474,7 +474,7 @@ async def test_a_web_page_of_the_hub_names_the_right_link(tmp_path, autojump_clo
 
 
 async def test_a_wrong_digest_of_the_user_names_both_and_costs_one_download(tmp_path, autojump_clock):
-    """U19: the error comes after one download, and the same file is not downloaded again."""
+    """The error comes after one download, and the same file is not downloaded again."""
     async with open_bench(tmp_path, serve(OTHER)) as bench:
         with pytest.raises(DigestMismatchError) as caught:
             await bench.get(HTTP, sha256=SHA256)

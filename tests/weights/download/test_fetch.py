@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 import re
@@ -6,7 +7,8 @@ import threading
 import pytest
 import trio
 
-from llmkube.weights.download.fetch import Progress, fetch
+from llmkube.weights.download.fetch import fetch
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
@@ -129,22 +131,16 @@ async def test_a_file_that_changes_while_it_is_read_is_not_believed(get, tmp_pat
         await get(LocalFile(str(path)), sha256="0" * 64, progress=edit)
 
 
-async def test_cancelling_a_copy_leaves_nothing_behind(get, store, monkeypatch):
-    """A copy that is cancelled between two chunks removes its file and abandons no writing thread."""
-    monkeypatch.setattr(module, "CHUNK_BYTES", 100_000)
-    writing = []
+async def test_a_copy_that_fails_leaves_nothing_behind(get, store, monkeypatch):
+    """A disk that does not take the copy is named, and there is no half of a blob."""
 
-    with trio.CancelScope() as scope:
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
 
-        def cancel(step):
-            writing.append(step.stage)
-            if step.stage == "copying":
-                scope.cancel()
-
-        await get(Builtin("demo"), progress=cancel)
-    assert scope.cancelled_caught
-    assert writing.count("copying") == 1
-    assert [path for path in store.root.rglob("*") if path.is_file()] == []
+    monkeypatch.setattr("llmkube.base.private_files.sync", fail)
+    with pytest.raises(FetchError, match=r"cannot write to the model store.*Input/output error"):
+        await get(Builtin("demo"))
+    assert list(store.blobs.iterdir()) == []
 
 
 async def test_a_stuck_read_does_not_hold_up_a_cancel(get, tmp_path, monkeypatch):

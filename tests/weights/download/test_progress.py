@@ -2,8 +2,7 @@ import datetime
 
 import pytest
 
-from llmkube.weights.download.meter import Meter
-from llmkube.weights.download.progress import Progress, Rate
+from llmkube.weights.download.progress import Meter, Progress, Rate
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 MINUTE = datetime.timedelta(minutes=1)
@@ -71,7 +70,7 @@ def test_a_new_beginning_forgets_the_old_one():
 
 
 async def test_a_wait_began_when_the_last_byte_had_come():  # noqa: ASYNC124 - the meter reads Trio's clock
-    """U14: attempts that bring nothing leave the beginning as it is; a new byte ends the wait."""
+    """Attempts that bring nothing leave the beginning as it is; a new byte ends the wait."""
     now, seen = NOON, []
     meter = Meter(seen.append, lambda: now)
     meter.downloading(5, 10)

@@ -80,10 +80,10 @@ async def test_over_real_sockets_and_threads(tmp_path, nursery):
     with trio.fail_after(60):
         async with open_real(tmp_path) as downloader:
             store = downloader._store
-            get = partial(fetch, source, store, progress=lambda _: None, limiter=limiter, downloader=downloader)
+            get = partial(fetch, source, store, sha256=SHA256, progress=lambda _: None, limiter=limiter)
             with pytest.raises(BlockedAddressError, match="loopback"):
-                await get()
-            kept = await get(sha256=SHA256, policy=MINE)
+                await get(download=partial(downloader.fetch, policy=AddressPolicy()))
+            kept = await get(download=partial(downloader.fetch, policy=MINE))
     assert kept.path.read_bytes() == DATA
     assert len(requests) == 1
 

@@ -1,7 +1,8 @@
 import pytest
 
+from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.layers import layers_of
-from llmkube.weights.estimate.sizing import Demand, estimate
+from llmkube.weights.estimate.sizing import estimate
 from model_shapes import decoder
 
 

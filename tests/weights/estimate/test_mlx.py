@@ -3,8 +3,9 @@ import struct
 import pytest
 
 from llmkube.weights.errors import NotMLXError
+from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
-from llmkube.weights.estimate.sizing import Demand, estimate
+from llmkube.weights.estimate.sizing import estimate
 from mlx_folder import CONFIG, folder
 
 

@@ -5,13 +5,8 @@ from hypothesis import strategies as st
 
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS, demand_of
-from llmkube.weights.estimate.sizing import (
-    Demand,
-    Place,
-    default_cache_ram_bytes,
-    estimate,
-    largest_context,
-)
+from llmkube.weights.estimate.demand import Demand, Place
+from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from model_shapes import decoder, golden, golden_shape
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -1,6 +1,7 @@
 import pytest
 
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
+from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS, place_weights
 from model_shapes import decoder
 
@@ -24,6 +25,6 @@ from model_shapes import decoder
 def test_a_pattern_that_takes_for_ever_is_not_tried(pattern, moves):
     """Patterns that people write move tensors; those that Python would try in 2^60 ways match nothing."""
     base = decoder(layers=12)
-    whole = place_weights(base, device_layers=ALL_LAYERS, repack=False)
-    moved = place_weights(base, device_layers=ALL_LAYERS, overrides=((pattern, "CPU"),), repack=False)
+    whole = place_weights(base, Demand(device_layers=ALL_LAYERS, repack=False))
+    moved = place_weights(base, Demand(device_layers=ALL_LAYERS, overrides=((pattern, "CPU"),), repack=False))
     assert (moved.device_bytes < whole.device_bytes) == moves

@@ -32,7 +32,8 @@ from lengths import EXAMPLES
 from llmkube.weights.errors import FetchError, NotGGUFError
 from llmkube.weights.formats import gguf as module
 from llmkube.weights.formats import gguf_reader
-from llmkube.weights.formats.gguf import GGUFFacts, read_header
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.formats.shape import GGUFFacts
 
 DEMO = Path(module.__file__).parents[1] / "builtin" / "demo.gguf"
 DEMO_BYTES = DEMO.read_bytes()

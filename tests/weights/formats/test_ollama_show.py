@@ -5,7 +5,8 @@ import pytest
 
 from gguf_corpus import DEMO
 from llmkube.weights.errors import NotGGUFError
-from llmkube.weights.estimate.sizing import Demand, estimate
+from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.sizing import estimate
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.formats.ollama_show import read_show
 from programs.daemon_engine.fake_ollama import shown_header

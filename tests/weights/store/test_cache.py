@@ -12,7 +12,16 @@ import pytest
 from llmkube.weights.errors import FetchError
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.cache import find_cached, incomplete_bytes, list_cached, prune
-from llmkube.weights.store.index import BlobInfo, Unverified, blob_info, commit_record, find_blob, find_weights, key_of
+from llmkube.weights.store.index import (
+    BlobInfo,
+    Record,
+    Unverified,
+    blob_info,
+    commit_record,
+    find_blob,
+    find_weights,
+    key_of,
+)
 from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import append
 
@@ -30,7 +39,7 @@ def put(store, identity, *datas):
         append(partial, data)
         partial.checkpoint()
         parts.append(partial)
-    kept = commit_record(store, identity, f"shown {identity}", parts, "2026-01-01T00:00:00+00:00")
+    kept = commit_record(store, identity, Record(f"shown {identity}", fetched_at="2026-01-01T00:00:00+00:00"), parts)
     for partial in parts:
         partial.close()
     return kept
@@ -188,7 +197,7 @@ def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
     found = find_blob(store, hashlib.sha256(b"one").hexdigest())
     prune(store, [])
     with pytest.raises(FetchError, match="removed from the model store meanwhile"):
-        commit_record(store, "b", "shown b", [found], "")
+        commit_record(store, "b", Record("shown b"), [found])
     assert find_weights(store, "b") is None
     assert list_cached(store) == []
 

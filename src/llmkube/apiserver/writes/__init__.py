@@ -1,4 +1,4 @@
-"""What each verb does to an object, decided on a transaction. Nothing here waits for a disk or a socket.
+"""What each verb does to an object, decided on a transaction. Nothing here waits for a disk or a socket. Pure.
 
 rest_handlers                 one entry for all verbs
 write_planner, apply_planner  create, update, patch; server-side apply

@@ -1,7 +1,6 @@
 """Bytes in, bodies out, no I/O: which framing a body has, and where it ends."""
 
 import re
-from typing import Protocol
 
 import httptools
 
@@ -10,20 +9,6 @@ from llmkube.base.http.heads import RequestHead, ResponseHead
 from llmkube.base.http.message import status_allows_body
 
 _MAX_FRAMING_BYTES = 16 * 1024  # chunk extensions and trailers between two pieces of data
-
-
-class BodyDecoder(Protocol):
-    """Takes a body out of its framing."""
-
-    rest: bytes | None  # None until the body is complete, then the bytes that came after it
-
-    def feed(self, data: bytes) -> bytes:
-        """Take the next bytes and return the payload in them."""
-        ...
-
-    def feed_eof(self) -> None:
-        """Take the end of the stream; raises `MalformedError` unless that ends the body."""
-        ...
 
 
 class LengthBody:
@@ -198,6 +183,10 @@ class EofBody:
     def feed_eof(self) -> None:
         """Complete the body."""
         self.rest = b""
+
+
+BodyDecoder = LengthBody | ChunkedBody | EofBody
+"""Takes a body out of its framing; `rest` is None until that is complete, then the bytes that came after it."""
 
 
 def request_body(head: RequestHead, max_body_bytes: int) -> BodyDecoder:

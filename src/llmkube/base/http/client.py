@@ -4,8 +4,8 @@ No timeouts inside: a caller who will not wait for ever says `trio.fail_after`. 
 when an answer was read to its clean end; in every other case, cancellation too, it is closed.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,12 +20,89 @@ from llmkube.base.http.errors import (
     ProtocolError,
     RefusedError,
 )
-from llmkube.base.http.head_memory import HeadMemory
-from llmkube.base.http.heads import FinalHeadReader, ResponseHead
+from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead
+from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import NO_HEADERS, Headers, Response, encode_request_head, netloc
-from llmkube.base.http.pool import Origin, Pool
-from llmkube.base.http.streamed_response import BROKEN, StreamedResponse, receive_from
+from llmkube.base.http.message import NO_HEADERS, Headers, Origin, Response, encode_request_head, netloc
+from llmkube.base.http.streamed_response import StreamedResponse, receive_from
+
+
+@attrs.frozen(eq=False)
+class _Idle:
+    stream: trio.abc.Stream
+    since: float  # by `trio.current_time`
+
+
+@attrs.define(eq=False)
+class Pool:
+    """The idle connections of one client.
+
+    Attributes:
+        max_per_origin: How many are kept to one host and port.
+        max_in_all: How many are kept, so that engines that came and went leave few behind.
+        max_seconds: One that is older, by Trio's clock, is not used again.
+    """
+
+    max_per_origin: int
+    max_in_all: int
+    max_seconds: float
+    _idle: dict[Origin, list[_Idle]] = attrs.field(factory=dict)  # of each the oldest first
+    _count: int = 0
+
+    def __iter__(self) -> Iterator[Origin]:
+        """The origin of each connection that is kept."""
+        return (origin for origin, idle in self._idle.items() for _ in idle)
+
+    async def take(self, origin: Origin) -> trio.abc.Stream | None:
+        """Return the connection to this origin that was used last; close those that are of no use any more."""
+        oldest = trio.current_time() - self.max_seconds
+        if self._count >= self.max_in_all:
+            await self._close_older(oldest)
+        while (idle := self._idle.get(origin)) is not None:
+            newest = idle.pop()
+            self._count -= 1
+            if not idle:
+                del self._idle[origin]
+            if newest.since >= oldest and _is_quiet(newest.stream):
+                return newest.stream
+            await trio.aclose_forcefully(newest.stream)
+        return None
+
+    def keep_nowait(self, origin: Origin, stream: trio.abc.Stream) -> bool:
+        """Take a connection back, unless there are enough."""
+        if self._count >= self.max_in_all or len(self._idle.get(origin, ())) >= self.max_per_origin:
+            return False
+        self._idle.setdefault(origin, []).append(_Idle(stream, trio.current_time()))
+        self._count += 1
+        return True
+
+    async def aclose(self) -> None:
+        """Close all."""
+        idle, self._idle, self._count = self._idle, {}, 0
+        await _close_all(one for each in idle.values() for one in each)
+
+    async def _close_older(self, oldest: float) -> None:
+        everything = [(origin, one) for origin, each in self._idle.items() for one in each]
+        young = [(origin, one) for origin, one in everything if one.since >= oldest]
+        self._idle, self._count = {}, len(young)
+        for origin, one in young:
+            self._idle.setdefault(origin, []).append(one)
+        await _close_all(one for _, one in everything if one.since < oldest)
+
+
+def _is_quiet(stream: trio.abc.Stream) -> bool:
+    """Whether nothing came on an idle connection: not its end, and no late words that would pass for an answer."""
+    stream = below_tls(stream)
+    if isinstance(stream, HubStream):
+        return stream.quiet
+    return not (isinstance(stream, trio.SocketStream) and stream.socket.is_readable())
+
+
+async def _close_all(idle: Iterable[_Idle]) -> None:
+    async with AsyncExitStack() as stack:  # closes every one, even when the first close is cancelled
+        for each in idle:
+            stack.push_async_callback(trio.aclose_forcefully, each.stream)
+
 
 SendBytes = Callable[[bytes], Awaitable[None]]
 
@@ -107,12 +184,8 @@ class HttpClient:
             BodyTooLargeError: The answer's body is above `max_body_bytes`.
         """
         async with self.open_stream(method, url, headers=headers, body=body) as answer:
-            received = bytearray()
-            while piece := await answer.receive_some():
-                received += piece
-                if len(received) > max_body_bytes:
-                    raise BodyTooLargeError(f"{method} {url}: the answer is larger than {max_body_bytes} bytes")
-        return Response(answer.status, answer.headers, bytes(received))
+            received = await _whole(answer, max_body_bytes, f"{method} {url}")
+        return Response(answer.status, answer.headers, received)
 
     @asynccontextmanager
     async def open_stream(
@@ -158,24 +231,15 @@ class HttpClient:
         """
         origin, target = _split(url)
         lines = (("Host", netloc(origin)), ("Content-Length", str(length)), ("Connection", "close"))
-        try:
-            stream = await self._connect(*origin)
-        except (OSError, *BROKEN) as exc:
-            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
+        stream = await self._open(origin)
         async with stream:
             with suppress(*BROKEN):  # the peer may have refused the body half-way: then its answer is waiting
                 await stream.send_all(encode_request_head("POST", target, Headers(lines)))
                 await write(stream.send_all)
-            try:
-                head, early = await self._receive_head(stream, origin, switching=False)
-            except MalformedError as exc:
-                raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
-            answer, received = StreamedResponse(head, "POST", stream, early, origin), bytearray()
-            while piece := await answer.receive_some():
-                received += piece
-                if len(received) > max_body_bytes:
-                    raise BodyTooLargeError(f"POST {url}: the answer is larger than {max_body_bytes} bytes")
-        return Response(head.status, head.headers, bytes(received))
+            head, early = await self._receive_head(stream, origin, switching=False)
+            answer = StreamedResponse(head, "POST", stream, early, origin)
+            received = await _whole(answer, max_body_bytes, f"POST {url}")
+        return Response(head.status, head.headers, received)
 
     async def upgrade(self, url: str, headers: Headers) -> Upgraded:
         """Ask a peer to speak another protocol, which `headers` name, and return the connection once it agrees.
@@ -222,10 +286,7 @@ class HttpClient:
         if pooled is not None:
             with suppress(_StaleError):
                 return await self._exchange(pooled, origin, method, head, body, switching=switching, on_sent=on_sent)
-        try:
-            fresh = await self._connect(*origin)
-        except (OSError, *BROKEN) as exc:
-            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
+        fresh = await self._open(origin)
         return await self._exchange(fresh, origin, method, head, body, switching=switching, on_sent=on_sent)
 
     def keep_nowait(self, answer: StreamedResponse) -> bool:
@@ -235,6 +296,12 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close the idle connections."""
         await self.pool.aclose()
+
+    async def _open(self, origin: Origin) -> trio.abc.Stream:
+        try:
+            return await self._connect(*origin)
+        except (OSError, *BROKEN) as exc:
+            raise ConnectError(f"cannot connect to {netloc(origin)}: {exc}") from exc
 
     async def _exchange(
         self,
@@ -256,12 +323,7 @@ class HttpClient:
                 sent = False  # the peer may have refused a large body half-way, and then its answer is waiting
             if sent and on_sent is not None:
                 on_sent()
-            try:
-                answer, early = await self._receive_head(stream, origin, switching=switching)
-                if "transfer-encoding" in answer.lines and not answer.chunked:
-                    raise MalformedError(400, "the only transfer encoding here is chunked")
-            except MalformedError as exc:
-                raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
+            answer, early = await self._receive_head(stream, origin, switching=switching)
             succeeded = True
         finally:
             if not succeeded:
@@ -279,14 +341,18 @@ class HttpClient:
             raise _StaleError(str(exc)) from exc
         if not data:
             raise _StaleError(f"{netloc(origin)} closed the connection without an answer")
-        found = self._heads.response(data)
-        if found is not None:
-            return found
-        reader = FinalHeadReader(_LIMITS, switching=switching)
-        while (found := reader.feed(data)) is None:
-            data = await receive_from(stream, origin)
-            if not data:
-                raise BrokenOffError(f"{netloc(origin)} closed the connection in the head of its answer")
+        try:
+            found = self._heads.response(data)
+            if found is None:
+                reader = FinalHeadReader(_LIMITS, switching=switching)
+                while (found := reader.feed(data)) is None:
+                    data = await receive_from(stream, origin)
+                    if not data:
+                        raise BrokenOffError(f"{netloc(origin)} closed the connection in the head of its answer")
+            if "transfer-encoding" in found[0].lines and not found[0].chunked:
+                raise MalformedError(400, "the only transfer encoding here is chunked")
+        except MalformedError as exc:
+            raise ProtocolError(f"{netloc(origin)} does not speak HTTP/1.1 as expected: {exc}") from exc
         return found
 
 
@@ -300,6 +366,15 @@ async def open_http_client(
         yield client
     finally:
         await client.aclose()
+
+
+async def _whole(answer: StreamedResponse, max_bytes: int, what: str) -> bytes:
+    received = bytearray()
+    while piece := await answer.receive_some():
+        received += piece
+        if len(received) > max_bytes:
+            raise BodyTooLargeError(f"{what}: the answer is larger than {max_bytes} bytes")
+    return bytes(received)
 
 
 async def _beginning(answer: StreamedResponse) -> bytes:

@@ -1,7 +1,7 @@
 """One client's connection: requests are taken and answered strictly one after the other.
 
 ```
- run ─ scope                     its end is the connection's: between two requests after a time (`idle`)
+ run ─ scope                     its end is the connection's: between two requests after a time
        ├ head                    the `judge` may refuse it before a byte of the body is read
        ├ body                    bounded in size, in time by its length, and in memory together with all others
        └ handler                 the client's end cancels the scope
@@ -12,23 +12,20 @@ A stream of a hub tells of its client's end. With any other stream a task reads 
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from typing import NoReturn
 
 import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import WorldError
+from llmkube.base.errors import WorldError, leaves
 from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.head_memory import HeadMemory
-from llmkube.base.http.heads import HeadReader, RequestHead
-from llmkube.base.http.hub import RECEIVE_BYTES, HubStream, below_tls
-from llmkube.base.http.idle import IdleConnections
+from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead
+from llmkube.base.http.hub import BROKEN, RECEIVE_BYTES, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response, encode_lines, encode_response_head, status_line
-
-BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 StreamHandler = Callable[[StreamExchange], Awaitable[None]]
 """A `Handler` that may use what only a real connection has."""
@@ -62,6 +59,43 @@ async def in_plain_text(  # noqa: ASYNC124 (an Unread)
 def no_stamp(head: RequestHead) -> bytes:
     """Add no lines to any answer."""
     return b""
+
+
+@attrs.define(eq=False)
+class IdleConnections:
+    """The idle connections of one server: each is ended once it has waited too long, the longest waiting first.
+
+    One task looks after all. To set a deadline of Trio's for each request, and to take it back, costs more than to read
+    the request's head.
+
+    Attributes:
+        seconds: How long one may be idle.
+    """
+
+    seconds: float
+    _since: dict["Connection", float] = attrs.field(factory=dict)  # the longest waiting first
+
+    def begin(self, connection: "Connection") -> None:
+        """Note that a connection waits from now on."""
+        self._since[connection] = trio.current_time()
+
+    def end(self, connection: "Connection") -> None:
+        """Note that it waits no more."""
+        self._since.pop(connection, None)
+
+    async def run(self) -> NoReturn:
+        """End each connection at the moment when its time is over, until cancelled."""
+        while True:
+            now = trio.current_time()
+            # What begins to wait from here on is over later than this.
+            wake_at = now + self.seconds
+            for connection, since in list(self._since.items()):
+                if since + self.seconds > now:
+                    wake_at = since + self.seconds
+                    break
+                self.end(connection)
+                connection.make_room()
+            await trio.sleep_until(wake_at)
 
 
 @attrs.define(eq=False)
@@ -258,30 +292,21 @@ class Connection:
         """Run the handler while watching the client; ends in every case, with what became of the answer."""
         self.phase = Phase.ANSWERING
         keep_alive = head.keep_alive and not self._stopping
+        answer = self._answer = StreamExchange(
+            head,
+            body,
+            self._stream,
+            self._limits,
+            scope=self._scope,
+            keep_alive=keep_alive,
+            stamp=self._stamp,
+            peer=self.peer_host,
+        )
         if isinstance(below_tls(self._stream), HubStream):
-            answer = self._answer = StreamExchange(
-                head,
-                body,
-                self._stream,
-                self._limits,
-                scope=self._scope,
-                keep_alive=keep_alive,
-                stamp=self._stamp,
-                peer=self.peer_host,
-            )
             await self._handle(answer)
         else:
             async with trio.open_nursery() as nursery:
-                answer = self._answer = StreamExchange(
-                    head,
-                    body,
-                    self._stream,
-                    self._limits,
-                    scope=nursery.cancel_scope,
-                    keep_alive=keep_alive,
-                    stamp=self._stamp,
-                    peer=self.peer_host,
-                )
+                answer.scope = nursery.cancel_scope
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 await self._handle(answer)
                 nursery.cancel_scope.cancel(reason="the answer is complete")
@@ -315,7 +340,7 @@ class Connection:
             _log_of(answer).debug("the client went away")
         except* WorldError as errors:
             answer.keep_alive = False
-            _log_of(answer).warning("request failed", error="; ".join(map(str, _leaves(errors))))
+            _log_of(answer).warning("request failed", error="; ".join(map(str, leaves(errors))))
         except* Exception:
             answer.keep_alive = False
             log = _log_of(answer)
@@ -344,14 +369,6 @@ class Connection:
 def _log_of(answer: StreamExchange) -> structlog.stdlib.BoundLogger:
     bound: structlog.stdlib.BoundLogger = _log.bind(method=answer.head.method, path=answer.head.path)
     return bound
-
-
-def _leaves(group: BaseExceptionGroup[WorldError]) -> list[Exception]:
-    """Return the errors in a group without their grouping."""
-    found: list[Exception] = []
-    for member in group.exceptions:
-        found.extend(_leaves(member) if isinstance(member, BaseExceptionGroup) else [member])
-    return found
 
 
 def _peer_host(stream: trio.abc.Stream) -> str:

@@ -5,11 +5,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import Final, Protocol
 
+import attrs
 import trio
 
 from llmkube.base.http.errors import ClientGoneError
 from llmkube.base.http.heads import RequestHead
-from llmkube.base.http.hub import HubStream
+from llmkube.base.http.hub import BROKEN, HubStream
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Request, Response, encode_lines, status_allows_body, status_line
 
@@ -49,6 +50,7 @@ Handler = Callable[[Exchange], Awaitable[None]]
 """Answers one request; cancelled when the client goes away (half-closing counts)."""
 
 
+@attrs.define(eq=False, slots=False)  # a cached property keeps its value in the instance's dict
 class StreamExchange:
     """The `Exchange` of one request on a real stream.
 
@@ -63,29 +65,20 @@ class StreamExchange:
         peer: The address that the request comes from; "" when there is none.
     """
 
-    def __init__(
-        self,
-        head: RequestHead,
-        body: bytes,
-        stream: trio.abc.SendStream,
-        limits: Limits,
-        *,
-        scope: trio.CancelScope,
-        keep_alive: bool,
-        stamp: bytes = b"",
-        peer: str = "",
-    ) -> None:
-        self.head = head
-        self.body = body
-        self.scope = scope
-        self.begun = False
-        self.complete = False
-        self.keep_alive = keep_alive
-        self.stamp = stamp
-        self.peer = peer
-        self._stream = stream
-        self._hub_stream = stream if isinstance(stream, HubStream) else None
-        self._limits = limits
+    head: RequestHead
+    body: bytes
+    _stream: trio.abc.SendStream
+    _limits: Limits
+    scope: trio.CancelScope = attrs.field(kw_only=True)
+    keep_alive: bool = attrs.field(kw_only=True)
+    stamp: bytes = attrs.field(default=b"", kw_only=True)
+    peer: str = attrs.field(default="", kw_only=True)
+    begun: bool = attrs.field(default=False, init=False)
+    complete: bool = attrs.field(default=False, init=False)
+    _hub_stream: HubStream | None = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._hub_stream = self._stream if isinstance(self._stream, HubStream) else None
 
     @cached_property
     def request(self) -> Request:
@@ -166,7 +159,7 @@ class StreamExchange:
         if self._hub_stream is not None:
             try:
                 sent = self._hub_stream.send_nowait(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except BROKEN:
                 await self._give_up()
                 return
             if sent == len(data):
@@ -179,7 +172,7 @@ class StreamExchange:
         with trio.move_on_after(self._limits.send_stall_seconds):
             try:
                 await sending
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except BROKEN:
                 pass
             else:
                 return

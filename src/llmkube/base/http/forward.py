@@ -14,8 +14,7 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BrokenOffError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import without_access_control
-from llmkube.base.http.message import netloc, status_allows_body
-from llmkube.base.http.pool import Origin
+from llmkube.base.http.message import Origin, netloc, status_allows_body
 from llmkube.base.http.streamed_response import StreamedResponse
 
 _CHUNKED: Final = b"Transfer-Encoding: chunked\r\n"

@@ -21,11 +21,13 @@ from typing import Final
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, wait_task_rescheduled, wait_writable
 
-from llmkube.base.http.bulk import BulkReceiveStream
 from llmkube.base.http.dial import dial
-from llmkube.base.http.tls import TlsStream
+from llmkube.base.http.tls import BulkReceiveStream, TlsStream
 
 RECEIVE_BYTES: Final = 64 * 1024
+
+BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+"""What a stream raises whose connection is gone."""
 
 READS_PER_CHECKPOINT: Final = 16
 """A peer that always has something to say may keep its task running so often, and then others come first."""

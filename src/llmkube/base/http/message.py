@@ -10,6 +10,9 @@ from urllib.parse import parse_qsl, unquote
 
 import attrs
 
+Origin = tuple[str, int]
+"""A host and a port."""
+
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
 _UNSAFE_VALUE = re.compile(r"[\r\n\x00]")
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
@@ -199,7 +202,7 @@ class Response:
         return cls(status, headers.with_("Content-Type", "text/plain; charset=utf-8"), text.encode())
 
 
-def netloc(origin: tuple[str, int]) -> str:
+def netloc(origin: Origin) -> str:
     """Return an origin as the Host header has it."""
     host, port = origin
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

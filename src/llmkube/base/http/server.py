@@ -82,19 +82,6 @@ async def run_server(
     raise AssertionError("accepting ends by cancellation only")
 
 
-async def serve_connection(
-    handler: StreamHandler,
-    stream: trio.abc.Stream,
-    limits: Limits = Limits(),  # noqa: B008 (a frozen value)
-) -> None:
-    """Serve one connection until either side ends it; no client can make this raise, and the stream ends closed."""
-    service = Service(handler, limits)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.idle.run)
-        await Connection(service, stream).run()
-        nursery.cancel_scope.cancel(reason="the connection has ended")
-
-
 async def _run_accept(
     listener: trio.abc.Listener[trio.abc.Stream],
     arrivals: trio.MemorySendChannel[trio.abc.Stream],

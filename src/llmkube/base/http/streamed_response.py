@@ -1,19 +1,13 @@
 """An answer whose head has come: its body is taken piece by piece, with its framing, or into a buffer."""
 
-from typing import Final
-
 import trio
 
 from llmkube.base.http.bodies import BodyDecoder, EofBody, LengthBody, response_body
-from llmkube.base.http.bulk import receive_into
 from llmkube.base.http.errors import BrokenOffError, MalformedError, ProtocolError
 from llmkube.base.http.heads import ResponseHead
-from llmkube.base.http.hub import RECEIVE_BYTES
-from llmkube.base.http.message import Headers, netloc
-from llmkube.base.http.pool import Origin
-
-BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
-"""What a stream raises whose connection is gone."""
+from llmkube.base.http.hub import BROKEN, RECEIVE_BYTES
+from llmkube.base.http.message import Headers, Origin, netloc
+from llmkube.base.http.tls import receive_into
 
 
 class StreamedResponse:

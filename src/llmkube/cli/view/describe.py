@@ -1,4 +1,4 @@
-"""One service or one Model in words: how it does, what it waits for, what went wrong, when it is tried again. Pure."""
+"""One service or one Model in words: how it does, what it waits for, what went wrong, when it is tried again."""
 
 import datetime
 import re

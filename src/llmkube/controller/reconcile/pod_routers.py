@@ -1,7 +1,6 @@
 """A ModelRouter becomes pods: compile its spec, write its objects, say how it does."""
 
-import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -9,7 +8,7 @@ import attrs
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.render.router_network import Destination, Host, Provider, ServicePods
 from llmkube.controller.render.router_objects import KEYS_FOLDER, render_router, router_objects_name
-from llmkube.controller.status.router_status import RouterFacts, derive_router_status, seen_of
+from llmkube.controller.status.router_status import RouterFacts, seen_of
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
@@ -19,49 +18,39 @@ from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
 from llmkube.router.config.local_address import stays_here
-from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 from llmkube.router.config.written_form import encode_config
 
 
 @attrs.frozen(eq=False)
 class PodRouters:
-    """Look after the routers that pods run."""
+    """Place routers in pods: a `RouterPlacement`."""
 
     context: PodContext
+    look_seconds: None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether all is known that a router in pods needs; until then each stays as it is."""
+        """Whether all is known that a router in pods needs."""
         return self.context.pods.make_routers and self.context.informers.services.is_known
 
-    async def reconcile(
-        self, cached: ModelRouter, newest: Callable[[ModelRouter], ModelRouter], *, now: datetime.datetime
-    ) -> dict[str, Any]:
-        """Have a router's pods made, and return its status.
-
-        Args:
-            cached: The router.
-            newest: Returns the router as it is known once everything is written.
-            now: The time of what flips here.
-        """
-        compiled = self._compile(cached)
-        refusal = await self._apply(cached, compiled)
-        key = Key(cached.key.namespace, router_objects_name(cached.key.name))
+    async def place(self, router: ModelRouter) -> RouterFacts:
+        """Have a router's pods made; return what is known of it."""
+        compiled = self._compile(router)
+        refusal = await self._apply(router, compiled)
+        key = Key(router.key.namespace, router_objects_name(router.key.name))
         live = self.context.routers.deployments.get(key)
-        ours = live if live is not None and is_controlled_by(live, cached.metadata.uid) else None
-        facts = RouterFacts(
+        ours = live if live is not None and is_controlled_by(live, router.metadata.uid) else None
+        return RouterFacts(
             config=compiled.config,
             errors=compiled.errors,
-            ignored=(*compiled.not_honoured, *_counted_apart(cached)),
+            ignored=(*compiled.not_honoured, *_counted_apart(router)),
             refusal=refusal,
             **seen_of(ours),
-            pods=self.context.pods.pods_of_router(cached.key),
-            health=self.context.health.get(cached.key, {}),
-            endpoint=self._endpoint(cached),
+            pods=self.context.pods.pods_of_router(router.key),
+            health=self.context.health.get(router.key, {}),
+            endpoint=self._endpoint(router),
         )
-        return derive_router_status(newest(cached), facts, now=now)
 
     def forget(self, key: Key) -> None:
         """Drop the records of a router that is gone."""
@@ -81,14 +70,7 @@ class PodRouters:
                 key_file = f"{KEYS_FOLDER}/services/{name}"
                 keys.append(KeyFile(path=key_file, secret=asked.name, key=asked.key))
             model = self.context.informers.models.get(Key(router.key.namespace, service.spec.model_ref))
-            return ResolvedService(
-                base_url=self._base_url(service),
-                key_file=key_file,
-                slots=slots_of(service.spec),
-                splits_cache=splits_cache(service.spec),
-                is_replicated=is_replicated(service.spec),
-                model_digest=model_digest(service.spec, model),
-            )
+            return ResolvedService.of(service, model, base_url=self._base_url(service), key_file=key_file)
 
         compiled = compile_router(router, resolve, keys_folder=KEYS_FOLDER)
         named = {one.path: one for one in (*compiled.key_files, *keys)}

@@ -1,4 +1,4 @@
-"""Objects in, manifests out: pure functions, the same bytes for the same objects.
+"""Objects in, manifests out: pure functions, the same bytes for the same objects. Pure.
 
     manifests                     everything that one service owns, its Deployment first
     pod, storage, jobs            pods, volumes, download Jobs

@@ -315,7 +315,8 @@ def differs_in_state_alone(one: Object, other: Object) -> bool:
         return False
     if (mine.labels, mine.annotations, mine.owner_references) != (its.labels, its.annotations, its.owner_references):
         return False
-    parts = {slot.attribute for slot in wire_fields(type(one))} - {"metadata", "status"} | {"wire"}
+    kind: type = type(one)
+    parts = {slot.attribute for slot in wire_fields(kind)} - {"metadata", "status"} | {"wire"}
     return all(getattr(one, name) == getattr(other, name) for name in parts)
 
 

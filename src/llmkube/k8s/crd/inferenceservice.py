@@ -12,7 +12,6 @@ from llmkube.k8s.crd.meta import (
     APIKeySecretRef,
     Condition,
     LocalObjectReference,
-    ObjectMeta,
 )
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, RUNTIME_NAMES
 from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
@@ -26,8 +25,8 @@ from llmkube.k8s.crd.serving import (
     TGIConfig,
     VLLMConfig,
 )
-from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, SchemaFacts, WireForm, field, received
-from llmkube.k8s.resource import Keyed, Resource
+from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, SchemaFacts, Wired, field
+from llmkube.k8s.resource import Object, Resource
 
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
 MODES: Final = ("chat", "embedding", "rerank")
@@ -42,7 +41,7 @@ PodPart = Mapping[str, Any]
 
 
 @attrs.frozen(kw_only=True)
-class InferenceServiceSpec:
+class InferenceServiceSpec(Wired):
     """What to serve, how often, how, and where."""
 
     RULES: ClassVar = (
@@ -185,21 +184,19 @@ class InferenceServiceSpec:
     extra_volume_mounts: tuple[PodPart, ...] = field(
         "Mounts added to the engine's container.", (), pod_part="VolumeMount"
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class AccelerationStatus:
+class AccelerationStatus(Wired):
     """How much of the model the accelerator took."""
 
     device: str = field("Device that took the layers, or CPU.", "")
     layers_offloaded: int | None = field("Layers on the accelerator.")
     layers_total: int | None = field("Layers of the model.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ServingEngine:
+class ServingEngine(Wired):
     """Which engine serves on a host: what was started, not what a newer spec asks for."""
 
     runtime: str = field("Runtime of the engine, such as llamacpp, mlx-lm or ollama.", "")
@@ -209,7 +206,6 @@ class ServingEngine:
         "",
     )
     weights_format: str = field("Format of the weights that it was started with.", "")
-    wire: WireForm = received()
 
     def __str__(self) -> str:
         """Return it for people, such as `ollama 0.17.4 (gguf)`."""
@@ -218,18 +214,17 @@ class ServingEngine:
 
 
 @attrs.frozen(kw_only=True)
-class GatewayStatus:
+class GatewayStatus(Wired):
     """How the service is exposed through an AI gateway."""
 
     model_name: str = field("Model name that clients send.", "")
     endpoint: str = field("Address of the gateway; never set.", "")
     route_ready: bool | None = field("The gateway knows the route.")
     auth_enabled: bool | None = field("The gateway asks for credentials; never set.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class InferenceServiceStatus:
+class InferenceServiceStatus(Wired):
     """How serving goes."""
 
     phase: str = field("Where the service stands.", "", enum=SERVICE_PHASES)
@@ -253,11 +248,10 @@ class InferenceServiceStatus:
     engine: ServingEngine | None = field("Engine that serves on a host, from its agent; not set while none does.")
     gateway: GatewayStatus | None = field("How the service is exposed through an AI gateway.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class InferenceService(Keyed):
+class InferenceService(Object):
     """A Model being served under a name."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -284,10 +278,8 @@ class InferenceService(Keyed):
         Column("Scheduling", ".status.schedulingStatus", wide=True),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
-    metadata: ObjectMeta
     spec: InferenceServiceSpec
     status: InferenceServiceStatus = field("How serving goes.", InferenceServiceStatus)
-    wire: WireForm = received()
 
     @property
     def on_hosts(self) -> "InferenceService":

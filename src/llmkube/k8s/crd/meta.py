@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.k8s.fields import REQUIRED, Rule, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, Wired, field
 
 GROUP: Final = "inference.llmkube.dev"
 VERSION: Final = "v1alpha1"
@@ -27,7 +27,7 @@ POSITIVE: Final = Rule("self.matches('^[0-9.]*[1-9]')", "must be more than 0")
 
 
 @attrs.frozen(kw_only=True)
-class OwnerReference:
+class OwnerReference(Wired):
     """Tie an object to its owner: the garbage collector deletes it when the last owner is gone."""
 
     api_version: str = field("API group and version of the owner.", REQUIRED)
@@ -36,11 +36,10 @@ class OwnerReference:
     uid: str = field("UID of the owner.", REQUIRED)
     controller: bool | None = field("True for the one owner that manages the object.")
     block_owner_deletion: bool | None = field("Hold a foreground deletion of the owner until this object is gone.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ObjectMeta:
+class ObjectMeta(Wired):
     """Name, version and lifecycle of an object; timestamps are RFC 3339 strings as the server wrote them."""
 
     name: str = field("Name, unique within the namespace and the kind.", "")
@@ -57,11 +56,10 @@ class ObjectMeta:
     finalizers: tuple[str, ...] = field("Who must act before removal.", ())
     owner_references: tuple[OwnerReference, ...] = field("Who owns the object.", ())
     managed_fields: tuple[Mapping[str, Any], ...] = field("Who set which field.", (), repr=False)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Condition:
+class Condition(Wired):
     """One statement about an object, with its reason; a list holds each type once."""
 
     type: str = field(
@@ -85,29 +83,26 @@ class Condition:
     observed_generation: int | None = field(
         "The generation of the spec that the statement is about.", minimum=0, format="int64"
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class LocalObjectReference:
+class LocalObjectReference(Wired):
     """Name an object in the same namespace."""
 
     name: str = field("Name of the object.", "", required=True, min_length=1, max_length=NAME_BYTES)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class SecretKeySelector:
+class SecretKeySelector(Wired):
     """Name one key of a Secret in the same namespace."""
 
     key: str = field("Key within the Secret.", REQUIRED, min_length=1, max_length=NAME_BYTES)
     name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
     optional: bool | None = field("Tolerate that the Secret or its key is missing.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class APIKeySecretRef:
+class APIKeySecretRef(Wired):
     """Name the key of a Secret in the same namespace that holds API keys, one per line."""
 
     name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
@@ -118,11 +113,10 @@ class APIKeySecretRef:
         max_length=NAME_BYTES,
         pattern=r"^[-._a-zA-Z0-9]+$",
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ObjectReference:
+class ObjectReference(Wired):
     """Point at an object from elsewhere, as Events do."""
 
     api_version: str = field("API group and version.", "")
@@ -132,4 +126,3 @@ class ObjectReference:
     uid: str = field("UID, when a particular incarnation is meant.", "")
     resource_version: str = field("Version that was seen.", "")
     field_path: str = field("The part of the object that is meant.", "")
-    wire: WireForm = received()

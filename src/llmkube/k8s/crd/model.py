@@ -5,10 +5,10 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference, ObjectMeta
+from llmkube.k8s.crd.meta import GROUP, VERSION, Condition, LocalObjectReference
 from llmkube.k8s.crd.placement import Hardware, ModelResources
-from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, WireForm, field, received
-from llmkube.k8s.resource import Keyed, Resource
+from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
+from llmkube.k8s.resource import Object, Resource
 
 FORMATS: Final = ("gguf", "mlx", "safetensors", "pytorch", "custom")
 REFRESH_POLICIES: Final = ("IfNotPresent", "OnChange")
@@ -23,7 +23,7 @@ SOURCE_PATTERN: Final = (
 
 
 @attrs.frozen(kw_only=True)
-class ModelSpec:
+class ModelSpec(Wired):
     """Which weights, in which format, on which hardware."""
 
     RULES: ClassVar = (
@@ -65,11 +65,10 @@ class ModelSpec:
         "IfNotPresent",
         enum=REFRESH_POLICIES,
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class GGUFStatus:
+class GGUFStatus(Wired):
     """Facts read from the header of a GGUF file."""
 
     architecture: str = field("Model architecture, such as llama.", "")
@@ -82,11 +81,10 @@ class GGUFStatus:
     tensor_count: int | None = field("Number of tensors.", format="int64")
     file_version: int | None = field("Version of the GGUF container.")
     license: str = field("License that the file names.", "")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ModelStatus:
+class ModelStatus(Wired):
     """What is known of the weights."""
 
     phase: str = field("Where the Model stands.", "", enum=MODEL_PHASES)
@@ -104,11 +102,10 @@ class ModelStatus:
     source_content_length: int | None = field("Length of the source when it was last looked at.", format="int64")
     last_revalidated: str | None = field("When the source was last compared with the copy.", format="date-time")
     last_updated: str | None = field("When the Model last became Ready.", format="date-time")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Model(Keyed):
+class Model(Object):
     """Weights that services can refer to by name."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -124,7 +121,5 @@ class Model(Keyed):
         Column("Source", ".spec.source", wide=True),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
-    metadata: ObjectMeta
     spec: ModelSpec
     status: ModelStatus = field("What is known of the weights.", ModelStatus)
-    wire: WireForm = received()

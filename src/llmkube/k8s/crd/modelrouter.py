@@ -11,13 +11,12 @@ from llmkube.k8s.crd.meta import (
     GROUP,
     VERSION,
     LocalObjectReference,
-    ObjectMeta,
 )
 from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
 from llmkube.k8s.crd.router_policy import DATA_CLASS, MOST_CLASSES, NAME_CHARACTERS, ROUTER_NAME, RouterPolicy
 from llmkube.k8s.crd.router_status import ModelRouterStatus
-from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, WireForm, field, received
-from llmkube.k8s.resource import Keyed, Resource
+from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
+from llmkube.k8s.resource import Object, Resource
 
 DATA_PLANES: Final = ("Proxy", "Gateway")
 DEFAULT_ROUTES: Final = ("Static", "BackendNameMatch")
@@ -45,7 +44,7 @@ _TIME: Final[Mapping[str, Any]] = {"pattern": DURATION, "max_length": 32, "rules
 
 
 @attrs.frozen(kw_only=True)
-class ExternalBackend:
+class ExternalBackend(Wired):
     """A provider outside the cluster."""
 
     RULES: ClassVar = (
@@ -57,30 +56,27 @@ class ExternalBackend:
     credentials_secret_ref: LocalObjectReference | None = field(
         "Secret with the provider's usual key, such as ANTHROPIC_API_KEY.", atomic=True
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class HealthCheck:
+class HealthCheck(Wired):
     """How a backend is probed."""
 
     path: str | None = field("Path to ask, from the root of the backend's host; unset means /health.")
     interval_seconds: int = field("Seconds between two probes.", 10, minimum=1)
     timeout_seconds: int = field("Seconds to wait for an answer.", 2, minimum=1)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Cost:
+class Cost(Wired):
     """What a million tokens cost, in US dollars, as decimal numbers."""
 
     prompt_usd: str | None = field("Price of a million prompt tokens.", pattern=DECIMAL, name="promptUSD")
     completion_usd: str | None = field("Price of a million completion tokens.", pattern=DECIMAL, name="completionUSD")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Backend:
+class Backend(Wired):
     """One destination of requests: an InferenceService, or an external provider."""
 
     RULES: ClassVar = (
@@ -116,7 +112,6 @@ class Backend:
     timeout: str | None = field("Longest wait for the first byte of an answer.", **_TIME)
     health_check: HealthCheck | None = field("How the backend is probed.")
     cost_per_million_tokens: Cost | None = field("Prices, for budgets.")
-    wire: WireForm = received()
 
     @property
     def effective_tier(self) -> str:
@@ -133,7 +128,7 @@ class Backend:
 
 
 @attrs.frozen(kw_only=True)
-class Match:
+class Match(Wired):
     """Conditions that a request meets all of."""
 
     data_classification: tuple[str, ...] = field(
@@ -151,11 +146,10 @@ class Match:
     )
     task_complexity: str | None = field("Complexity that the request declares.", enum=("simple", "moderate", "complex"))
     latency_slo_ms: int | None = field("Latency that the request may take, in ms.", minimum=1, name="latencySLOMs")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Route:
+class Route(Wired):
     """Where a request goes."""
 
     backends: tuple[str, ...] = field(
@@ -166,11 +160,10 @@ class Route:
         items=SchemaFacts(min_length=1, max_length=NAME_CHARACTERS),
     )
     strategy: str = field("How a backend is chosen.", "primary-fallback", enum=ROUTE_STRATEGIES)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class RouterRule:
+class RouterRule(Wired):
     """One rule; the first that matches decides."""
 
     name: str = field("Name in logs and metrics.", REQUIRED, pattern=ROUTER_NAME, max_length=NAME_CHARACTERS)
@@ -178,14 +171,13 @@ class RouterRule:
     route: Route = field("Where the request goes.", REQUIRED)
     fail_closed: bool | None = field("Refuses when no backend of the route can answer, and never falls through.")
     timeout: str | None = field("Longest wait for the first byte of an answer; wins over the backend's.", **_TIME)
-    wire: WireForm = received()
 
 
 # -- what routes -------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class ProxySpec:
+class ProxySpec(Wired):
     """The pods that route."""
 
     image: str | None = field("Container image; unset means the controller's own.", min_length=1)
@@ -202,15 +194,13 @@ class ProxySpec:
         "How long a backend that failed is left alone.", pattern=DURATION, max_length=32
     )
     revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class MCPServer:
+class MCPServer(Wired):
     """Reserved."""
 
     enabled: bool | None = field("Reserved; nothing reads it.")
-    wire: WireForm = received()
 
 
 # -- the kind ---------------------------------------------------------------------------------------------------------
@@ -230,7 +220,7 @@ _IS_LOCAL: Final = (
 
 
 @attrs.frozen(kw_only=True)
-class ModelRouterSpec:
+class ModelRouterSpec(Wired):
     """Which backends there are, and which requests go where."""
 
     RULES: ClassVar = (
@@ -286,11 +276,10 @@ class ModelRouterSpec:
     data_plane: str = field("Who routes: pods of ours, or an AI gateway.", "Proxy", enum=DATA_PLANES)
     gateway_ref: GatewayReference | None = field("Gateway to attach to, for dataPlane Gateway.")
     mcp_server: MCPServer | None = field("Reserved.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ModelRouter(Keyed):
+class ModelRouter(Object):
     """One endpoint in front of local and external models."""
 
     RESOURCE: ClassVar[Resource] = Resource(
@@ -308,7 +297,5 @@ class ModelRouter(Keyed):
         Column("Rules", ".status.activeRules", "integer"),
         Column("Age", ".metadata.creationTimestamp", "date"),
     )
-    metadata: ObjectMeta
     spec: ModelRouterSpec
     status: ModelRouterStatus = field("How routing goes.", ModelRouterStatus)
-    wire: WireForm = received()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import NAME_BYTES, POSITIVE, QUANTITY
-from llmkube.k8s.fields import REQUIRED, Rule, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, Wired, field
 
 ACCELERATORS: Final = ("cpu", "metal", "cuda", "rocm", "intel", "vulkan")
 GPU_VENDORS: Final = ("nvidia", "amd", "intel")
@@ -21,16 +21,15 @@ _QUANTITY_CHARACTERS: Final = 64  # more than any amount needs; a rule's cost is
 
 
 @attrs.frozen(kw_only=True)
-class Sharding:
+class Sharding(Wired):
     """Split one model over several GPUs."""
 
     strategy: str = field("How the model is cut up.", "layer", enum=SPLIT_STRATEGIES)
     layer_split: tuple[str, ...] = field('Layer range per GPU, such as "0-24"; unset means equal shares.', ())
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ResourceClaim:
+class ResourceClaim(Wired):
     """A device that the cluster hands out by a claim (dynamic resource allocation)."""
 
     RULES: ClassVar = (
@@ -46,11 +45,10 @@ class ResourceClaim:
     resource_claim_template_name: str | None = field(
         "ResourceClaimTemplate that each replica gets a claim of its own from.", min_length=1, max_length=NAME_BYTES
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class GPU:
+class GPU(Wired):
     """The GPUs that a model wants."""
 
     RULES: ClassVar = (
@@ -81,11 +79,10 @@ class GPU:
     resource_claims: tuple[ResourceClaim, ...] = field(
         "Claims for devices, instead of an extended resource.", (), max_items=16, list_map_keys=("name",)
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Hardware:
+class Hardware(Wired):
     """What a model runs on, and how much of the host's memory it may take."""
 
     accelerator: str = field(
@@ -101,23 +98,21 @@ class Hardware:
     memory_fraction: float | None = field(
         "Share of the host's memory that the model may take.", minimum=0, exclusive_minimum=True, maximum=1
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ModelResources:
+class ModelResources(Wired):
     """CPU and memory that serving pods request for this model."""
 
     cpu: str | None = field("CPU request.", pattern=QUANTITY)
     memory: str | None = field("Memory request; leave room above the file's size for the KV cache.", pattern=QUANTITY)
-    wire: WireForm = received()
 
 
 # -- of an InferenceService -------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class GPUSharing:
+class GPUSharing(Wired):
     """Whether a replica has its GPU for itself."""
 
     RULES: ClassVar = (
@@ -130,11 +125,10 @@ class GPUSharing:
     memory_limit_gib: int | None = field(
         "GiB of GPU memory that the service counts for.", minimum=1, name="memoryLimitGiB"
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ServiceResources:
+class ServiceResources(Wired):
     """What each replica requests."""
 
     RULES: ClassVar = (
@@ -155,20 +149,18 @@ class ServiceResources:
     )
     gpu_memory: str | None = field("Memory that one GPU must have; a note for people.", pattern=QUANTITY)
     gpu_sharing: GPUSharing | None = field("Whether a replica has its GPU for itself.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class GatewayReference:
+class GatewayReference(Wired):
     """Name a Gateway, here or in another namespace."""
 
     name: str = field("Name of the Gateway.", REQUIRED, min_length=1, max_length=NAME_BYTES)
     namespace: str | None = field("Namespace of the Gateway; unset means the object's own.", max_length=63)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class GatewayExposure:
+class GatewayExposure(Wired):
     """Offer the service through an AI gateway."""
 
     RULES: ClassVar = (
@@ -177,11 +169,10 @@ class GatewayExposure:
     enabled: bool | None = field("Turns the exposure on.")
     gateway_ref: GatewayReference | None = field("Gateway to attach to.")
     model_name: str | None = field("Model name that clients send; unset means the modelRef.", min_length=1)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EndpointSpec:
+class EndpointSpec(Wired):
     """How clients reach the service."""
 
     RULES: ClassVar = (
@@ -196,11 +187,10 @@ class EndpointSpec:
     node_port: int | None = field("Fixed port on every node, for type NodePort.", minimum=30000, maximum=32767)
     path: str = field("Path that is appended in status.endpoint.", "/v1/chat/completions")
     gateway: GatewayExposure | None = field("Leads clients of a Gateway to the service, by model name or path.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ScalingMetric:
+class ScalingMetric(Wired):
     """One figure that drives the autoscaler."""
 
     RULES: ClassVar = (
@@ -226,11 +216,10 @@ class ScalingMetric:
         rules=(POSITIVE,),
     )
     target_average_utilization: int | None = field("Wanted percentage of the request, for type Resource.", minimum=1)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Autoscaling:
+class Autoscaling(Wired):
     """Let an autoscaler choose the replica count; spec.replicas is where it starts."""
 
     RULES: ClassVar = (Rule("self.minReplicas <= self.maxReplicas", "minReplicas must not exceed maxReplicas"),)
@@ -239,11 +228,10 @@ class Autoscaling:
     metrics: tuple[ScalingMetric, ...] = field(
         "What to scale on; empty means the runtime's own queue metric.", (), max_items=16
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class EnvVar:
+class EnvVar(Wired):
     """One environment variable of the engine."""
 
     name: str = field("Name of the variable.", REQUIRED, min_length=1)
@@ -251,14 +239,12 @@ class EnvVar:
     value_from: Mapping[str, Any] | None = field(
         "Where the value comes from, as in a pod: secretKeyRef and the like.", pod_part="EnvVarSource"
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ProbeOverrides:
+class ProbeOverrides(Wired):
     """Replace the runtime's probes one by one; each is a pod's Probe."""
 
     startup: Mapping[str, Any] | None = field("Replaces the startup probe.", pod_part="Probe")
     liveness: Mapping[str, Any] | None = field("Replaces the liveness probe.", pod_part="Probe")
     readiness: Mapping[str, Any] | None = field("Replaces the readiness probe.", pod_part="Probe")
-    wire: WireForm = received()

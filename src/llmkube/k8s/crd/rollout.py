@@ -5,14 +5,14 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES
-from llmkube.k8s.fields import REQUIRED, Rule, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, Wired, field
 
 CACHE_PERSISTENCE: Final = ("Cached", "Ephemeral")
 SLO_INDICATORS: Final = ("availability", "latency")
 
 
 @attrs.frozen(kw_only=True)
-class ModelCache:
+class ModelCache(Wired):
     """Where a service's pods keep the weights."""
 
     RULES: ClassVar = (
@@ -28,50 +28,45 @@ class ModelCache:
     claim_name: str | None = field(
         "PersistentVolumeClaim to use instead of the namespace's own.", min_length=1, max_length=NAME_BYTES
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Fabric:
+class Fabric(Wired):
     """How one member of a group over several nodes reaches the others."""
 
     address: str | None = field("Address of the member in the fabric.", min_length=1, max_length=NAME_BYTES)
     socket_interface: str | None = field("Network interface for the first contact.", min_length=1)
     ib_hca: str | None = field("RDMA devices, as NCCL names them.", min_length=1, name="ibHCA")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class MemberCache:
+class MemberCache(Wired):
     """Where one member of a group keeps the weights."""
 
     claim_name: str | None = field("PersistentVolumeClaim of the member.", min_length=1, max_length=NAME_BYTES)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Member:
+class Member(Wired):
     """One node of a group over several nodes."""
 
     node: str = field("Name of the node.", REQUIRED, min_length=1, max_length=NAME_BYTES)
     fabric: Fabric | None = field("How it reaches the others.")
     model_cache: MemberCache | None = field("Where it keeps the weights.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class MultiNode:
+class MultiNode(Wired):
     """One model over several nodes, as the Go implementation writes it: the first node answers, the others compute."""
 
     members: tuple[Member, ...] = field("The nodes, the first of which answers.", REQUIRED, min_items=1, max_items=64)
     rdma_resource: str | None = field("Extended resource that each member requests.", min_length=1)
     ib_gid_index: int | None = field("Index of the RoCE address, as NCCL counts.", minimum=0, name="ibGIDIndex")
     rendezvous_port: int | None = field("Port of the first contact.", minimum=1, maximum=65535)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class HostReplicas:
+class HostReplicas(Wired):
     """Replicas on hosts beside those in pods: clients find both behind the one Service."""
 
     model_ref: str = field(
@@ -81,30 +76,27 @@ class HostReplicas:
         max_length=NAME_BYTES,
     )
     replicas: int = field("How many hosts serve it, besides spec.replicas pods.", 1, minimum=0, maximum=10)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class RolloutPolicy:
+class RolloutPolicy(Wired):
     """When a change may replace running pods."""
 
     wait_for_idle: bool | None = field("Holds an edit back until no replica has a request.")
     idle_timeout_seconds: int = field("Longest wait for idle replicas, in seconds; 0 means 300.", 300, minimum=0)
     force: bool | None = field("Rolls at once, busy or not.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Disruption:
+class Disruption(Wired):
     """When node autoscalers must leave the pods alone."""
 
     protect_startup: bool = field("Protects pods while they load, also where disruption is not given.", True)
     protect_always: bool | None = field("Protects pods all the time.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class SLO:
+class SLO(Wired):
     """A service level objective, for Pyrra."""
 
     RULES: ClassVar = (
@@ -134,4 +126,3 @@ class SLO:
     )
     window: str = field("Rolling window.", "28d", pattern=r"^[0-9]+[mhdw]$")
     name: str | None = field("Name of the objective; unset means made up from the service's.", max_length=NAME_BYTES)
-    wire: WireForm = received()

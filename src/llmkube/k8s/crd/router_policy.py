@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import DECIMAL, LocalObjectReference, SecretKeySelector
-from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, Wired, field
 
 ROUTER_NAME: Final = r"^[a-z0-9][a-z0-9-]{0,62}$"
 NAME_CHARACTERS: Final = 63
@@ -14,7 +14,7 @@ DATA_CLASS: Final = SchemaFacts(min_length=1, max_length=NAME_CHARACTERS)
 
 
 @attrs.frozen(kw_only=True)
-class Classification:
+class Classification(Wired):
     """How the data class of a request is found, and which classes are sensitive."""
 
     mode: str = field("What decides the class.", "header-only", enum=("header-only", "detector", "hybrid"))
@@ -29,22 +29,20 @@ class Classification:
         max_items=MOST_CLASSES,
         items=DATA_CLASS,
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class AuditLog:
+class AuditLog(Wired):
     """Where decisions are written down."""
 
     RULES: ClassVar = (Rule("self.sink != 'file' || has(self.filePath)", "sink file needs a filePath"),)
     sink: str = field("Where entries go.", "stdout", enum=("stdout", "file", "otlp"))
     file_path: str | None = field("File for sink file.", min_length=1)
     include_request_body: bool | None = field("Writes requests down as a whole.")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class JWT:
+class JWT(Wired):
     """How tokens of clients are checked."""
 
     RULES: ClassVar = (
@@ -63,11 +61,10 @@ class JWT:
     header_key: str | None = field(
         "Header in which rules find the team, whatever a client sends in it; unset means x-llmkube-team.", min_length=1
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Allowlist:
+class Allowlist(Wired):
     """Models that a team may use."""
 
     team: str = field(
@@ -80,11 +77,10 @@ class Allowlist:
     models: tuple[str, ...] = field(
         "Patterns (* and ?) of models; none means all.", (), items=SchemaFacts(min_length=1)
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Auth:
+class Auth(Wired):
     """Who may ask, and for what."""
 
     RULES: ClassVar = (
@@ -101,11 +97,10 @@ class Auth:
     allowlists: tuple[Allowlist, ...] = field(
         "Models per team; once there is one, a team without may use none.", (), list_map_keys=("team",)
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class Budget:
+class Budget(Wired):
     """Most tokens or dollars within a time window."""
 
     RULES: ClassVar = (
@@ -119,11 +114,10 @@ class Budget:
     max_tokens: int | None = field("Most tokens in a window.", minimum=1, format="int64")
     max_usd: str | None = field("Most dollars in a window, as a decimal number.", pattern=DECIMAL, name="maxUSD")
     window_seconds: int = field("Length of the window in seconds.", 3600, minimum=1)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class BudgetStore:
+class BudgetStore(Wired):
     """A Redis or Valkey server that keeps budgets for all processes of a router, over their restarts."""
 
     address: str = field("HOST:PORT of the server.", REQUIRED, max_length=300, pattern=r"^\S+:[0-9]{1,5}$")
@@ -131,11 +125,10 @@ class BudgetStore:
     database: int = field("Number of its database.", 0, minimum=0, maximum=1_000_000)
     username: str = field("User of it; unset means its default user.", "", max_length=253)
     password_secret_ref: SecretKeySelector | None = field("Secret with the password.", atomic=True)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class RouterPolicy:
+class RouterPolicy(Wired):
     """What holds for all rules."""
 
     classification: Classification | None = field("How the data class of a request is found.")
@@ -143,4 +136,3 @@ class RouterPolicy:
     budget_store: BudgetStore | None = field("Server that keeps the budgets; without one, each process by itself.")
     auth: Auth | None = field("Who may ask, and for what.")
     audit_log: AuditLog | None = field("Where decisions are written down.")
-    wire: WireForm = received()

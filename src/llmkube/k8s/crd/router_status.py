@@ -6,13 +6,13 @@ import attrs
 
 from llmkube.k8s.crd.inferenceservice import GatewayStatus
 from llmkube.k8s.crd.meta import Condition
-from llmkube.k8s.fields import REQUIRED, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Wired, field
 
 ROUTER_PHASES: Final = ("Pending", "Provisioning", "Ready", "Degraded", "Failed")
 
 
 @attrs.frozen(kw_only=True)
-class BackendStatus:
+class BackendStatus(Wired):
     """What is known of one backend."""
 
     name: str = field("Name of the backend.", REQUIRED)
@@ -21,22 +21,20 @@ class BackendStatus:
     healthy: bool | None = field("The backend can be used.")
     message: str = field("Why it cannot.", "")
     last_probe_time: str | None = field("When it was last looked at.", format="date-time")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class BudgetStatus:
+class BudgetStatus(Wired):
     """How much of one budget is used."""
 
     name: str = field("Name of the budget.", REQUIRED)
     tokens_used: int | None = field("Tokens in the current window.", format="int64")
     usd_used: str = field("Dollars in the current window.", "")
     utilization: str = field("Share that is used, as a decimal number.", "")
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class ModelRouterStatus:
+class ModelRouterStatus(Wired):
     """How routing goes."""
 
     phase: str = field("Where the router stands.", "", enum=ROUTER_PHASES)
@@ -47,4 +45,3 @@ class ModelRouterStatus:
     budget_utilization: tuple[BudgetStatus, ...] = field("How much of each budget is used.", ())
     gateway: GatewayStatus | None = field("How an AI gateway exposes the router.")
     last_updated: str | None = field("When the status last changed.", format="date-time")
-    wire: WireForm = received()

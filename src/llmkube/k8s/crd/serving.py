@@ -5,7 +5,7 @@ from typing import ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES, SecretKeySelector
-from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, WireForm, field, received
+from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, Wired, field
 
 CACHE_TYPES: Final = ("f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 KV_DTYPES: Final = ("auto", "fp8_e5m2", "fp8_e4m3")
@@ -30,17 +30,16 @@ _NOT_NOTHING: Final = (Rule("self != 0.0", "must be at least 0.1"),)
 
 
 @attrs.frozen(kw_only=True)
-class RopeScaling:
+class RopeScaling(Wired):
     """Stretch a model's context beyond what it was trained for."""
 
     type: str = field("Method of stretching.", REQUIRED, enum=("linear", "yarn", "longrope"))
     factor: str | None = field("How far to stretch, as a decimal number.", pattern=DECIMAL)
     original_context: int | None = field("Trained context in tokens, for yarn.", minimum=128)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class SpeculativeDecoding:
+class SpeculativeDecoding(Wired):
     """Guess several tokens ahead and let the model check them in one pass (llama.cpp)."""
 
     RULES: ClassVar = (
@@ -63,25 +62,23 @@ class SpeculativeDecoding:
     draft_model_ref: str | None = field("Name of a Model that holds the draft.", min_length=1, max_length=NAME_BYTES)
     n_draft_max: int | None = field("Most tokens to guess at once.", minimum=1)
     p_min: float | None = field("Least probability at which guessing goes on.", minimum=0, maximum=1)
-    wire: WireForm = received()
 
 
 # -- vLLM -------------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class VLLMSpeculative:
+class VLLMSpeculative(Wired):
     """Speculative decoding in vLLM."""
 
     RULES: ClassVar = (Rule("!has(self.enabled) || !self.enabled || has(self.model)", "speculation needs a model"),)
     enabled: bool | None = field("Turns speculation on.")
     model: str | None = field("Draft model, as vLLM names it.", min_length=1)
     num_speculative_tokens: int = field("Tokens to guess at once.", 4, minimum=1, maximum=16)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class VLLMConfig:
+class VLLMConfig(Wired):
     """Options of the vLLM runtime."""
 
     max_model_len: int | None = field("Context length in tokens.", minimum=1)
@@ -102,23 +99,21 @@ class VLLMConfig:
     enable_expert_parallel: bool | None = field("Spread experts over GPUs.")
     speculative: VLLMSpeculative | None = field("Speculative decoding.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
-    wire: WireForm = received()
 
 
 # -- SGLang -----------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class LoRAAdapter:
+class LoRAAdapter(Wired):
     """An adapter that SGLang loads when it starts."""
 
     name: str = field("Name that requests ask for.", REQUIRED, min_length=1)
     path: str = field("Where the adapter lies in the container.", REQUIRED, min_length=1)
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class SGLangSpeculative:
+class SGLangSpeculative(Wired):
     """Speculative decoding in SGLang."""
 
     RULES: ClassVar = (
@@ -140,11 +135,10 @@ class SGLangSpeculative:
     accept_threshold_acc: float | None = field(
         "Accumulated probability from which guesses are taken.", minimum=0, maximum=1
     )
-    wire: WireForm = received()
 
 
 @attrs.frozen(kw_only=True)
-class SGLangConfig:
+class SGLangConfig(Wired):
     """Options of the SGLang runtime."""
 
     context_length: int | None = field("Context length in tokens.", minimum=128)
@@ -175,14 +169,13 @@ class SGLangConfig:
     max_lora_rank: int | None = field("Highest rank of an adapter.", minimum=1)
     speculative: SGLangSpeculative | None = field("Speculative decoding.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
-    wire: WireForm = received()
 
 
 # -- TGI --------------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class TGIConfig:
+class TGIConfig(Wired):
     """Options of the Text Generation Inference runtime."""
 
     RULES: ClassVar = (
@@ -196,14 +189,13 @@ class TGIConfig:
     max_input_length: int | None = field("Most tokens in a prompt.", minimum=1)
     max_total_tokens: int | None = field("Most tokens in a prompt and its answer.", minimum=1)
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token.", atomic=True)
-    wire: WireForm = received()
 
 
 # -- PersonaPlex ------------------------------------------------------------------------------------------------------
 
 
 @attrs.frozen(kw_only=True)
-class PersonaPlexConfig:
+class PersonaPlexConfig(Wired):
     """Options of the PersonaPlex speech-to-speech runtime."""
 
     quantize_4bit: bool | None = field(
@@ -212,4 +204,3 @@ class PersonaPlexConfig:
     )
     cpu_offload: bool | None = field("Keep part of the weights in host memory.")
     hf_token_secret_ref: SecretKeySelector | None = field("Hugging Face token, given as HF_TOKEN.", atomic=True)
-    wire: WireForm = received()

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from llmkube.base.log_levels import LEVELS
-from llmkube.base.settings import setting
+from llmkube.base.settings import LOG_LEVELS, setting
 from llmkube.weights.download.hugging_face import ENDPOINT
 
 NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
@@ -24,4 +23,4 @@ def port_setting(default: int, what: str) -> Any:
 
 def log_level_setting(default: str) -> Any:
     """Return the setting of a program's log level."""
-    return setting(default, help="The least important log line to write.", choices=LEVELS)
+    return setting(default, help="The least important log line to write.", choices=LOG_LEVELS)

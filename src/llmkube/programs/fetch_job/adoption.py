@@ -13,13 +13,13 @@ from typing import Final
 
 import trio
 
-from llmkube.weights.download.fetch import OnProgress, Progress
+from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import FetchError
 from llmkube.weights.source import BucketFile, HubFile, Remote, WebFile
 from llmkube.weights.store import local_files
 from llmkube.weights.store.blobs import Store
 from llmkube.weights.store.disk import in_threads
-from llmkube.weights.store.index import BlobInfo, blob_info, commit_record, find_weights, name_of
+from llmkube.weights.store.index import BlobInfo, Record, blob_info, commit_record, find_weights, name_of
 
 _NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP}
 
@@ -70,7 +70,7 @@ async def adopt(
         if sha256 not in (None, digest):
             return
         pieces.append(await run_sync(partial(_take, store, path, digest)))
-    await run_sync(partial(commit_record, store, name, source.redacted, pieces, ""))
+    await run_sync(partial(commit_record, store, name, Record(source.redacted), pieces))
 
 
 def _take(store: Store, path: Path, digest: str) -> BlobInfo:

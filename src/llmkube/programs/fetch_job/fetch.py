@@ -13,7 +13,6 @@ size, digest and the header's facts; of a failure, its reason and a sentence.
 """
 
 import contextlib
-import datetime
 import hashlib
 import os
 import random
@@ -28,7 +27,8 @@ import attrs
 import click
 import trio
 
-from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.errors import LLMKubeError, UserError, innermost
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
@@ -42,7 +42,7 @@ from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
-from llmkube.weights.download.fetch import WeightsFile, fetch
+from llmkube.weights.download.fetch import fetch
 from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
 from llmkube.weights.formats.gguf import read_header
@@ -59,7 +59,7 @@ from llmkube.weights.source import (
     parse_source,
 )
 from llmkube.weights.split_names import part_names
-from llmkube.weights.store.blobs import DIGEST, Store, open_store
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store
 from llmkube.weights.store.cache import remove_unreferenced
 from llmkube.weights.store.index import find_weights, key_of, name_of, read_record, set_names
 
@@ -185,7 +185,8 @@ def fetch_weights(
     try:
         result = work()
     except* LLMKubeError as group:
-        error = _first(group)
+        error = innermost(group)
+        assert isinstance(error, LLMKubeError)
         tell(termination_log, told_failure(error))
         raise CommandError(str(error), _exit_code(error)) from group
     tell(termination_log, result)
@@ -223,7 +224,7 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
     async with open_downloader(
         store,
         limiter=limiter,
-        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=order.endpoint,
     ) as downloader:
@@ -240,11 +241,9 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
                     sha256=expected,
                     progress=gauge,
                     limiter=limiter,
-                    downloader=downloader,
-                    token=token,
-                    access=access,
-                    policy=order.policy,
-                    fresh=order.fresh,
+                    download=partial(
+                        downloader.fetch, token=token, access=access, policy=order.policy, fresh=order.fresh
+                    ),
                 )
             except (WeightsError, FetchError) as error:
                 file = await trio.to_thread.run_sync(partial(_kept, order, store, source, error), limiter=limiter)
@@ -375,12 +374,6 @@ def _token(file: Path | None) -> str | None:
 
 def _exit_code(error: LLMKubeError) -> ExitCode:
     return ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
-
-
-def _first(error: BaseExceptionGroup[LLMKubeError] | LLMKubeError) -> LLMKubeError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _summary(result: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 import click
 import trio
 
+from llmkube.base.errors import innermost
 from llmkube.base.http.dial import dial
 from llmkube.k8s.wire.termination_message import REACHED, TERMINATION_LOG
 from llmkube.programs.fetch_job.termination_message import tell
@@ -55,6 +56,6 @@ def _name_of(error: BaseException) -> str:
     number = getattr(error, "errno", None)
     cause = error.__cause__
     while number is None and cause is not None:
-        inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else cause
+        inner = innermost(cause)
         number, cause = getattr(inner, "errno", None), inner.__cause__
     return errno.errorcode.get(number, str(error)) if number is not None else str(error) or type(error).__name__

@@ -8,7 +8,7 @@ from typing import Any, Final
 from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.wire.termination_message import cut, to_bytes
 from llmkube.supervisor.cluster.status import fetch_reason, gguf_status
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 
 _TEXT_BYTES: Final = 256  # of each text of the header
 _SENTENCE_BYTES: Final = 3000

@@ -1,6 +1,6 @@
 """Serve at one address of this machine for as long as the machine has it: a laptop changes networks, and comes back."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NoReturn
@@ -9,14 +9,16 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.base.errors import innermost
 from llmkube.base.http.connection import Judge
+from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.listen import ListenError, open_listeners
-from llmkube.base.http.message import netloc
+from llmkube.base.http.message import Response, netloc
+from llmkube.base.waiting import wait_tick
 from llmkube.programs.lan_gateway.listen_options import FLAG, Listen, ListenKeys
 from llmkube.programs.program import Port, open_port
-from llmkube.router.gateway import lan_judge, refuse_foreign_pages
+from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
+from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages
 
 LOOK_SECONDS: Final = 10.0
 """How long until a change of network is noticed."""
@@ -56,6 +58,20 @@ async def open_lan_gateway(listen: Listen | None, state_dir: Path) -> AsyncItera
     async with open_port(listen.port, FLAG, listen.address) as port:
         keys = listen.keys(state_dir) if listen.asks_key else None
         yield LanGateway(port, refuse_foreign_pages if keys is None else lan_judge(keys.keys), keys)
+
+
+def lan_judge(keys: Iterable[str]) -> Judge:
+    """Let in requests of other machines that show a key, from no page from elsewhere: the `Judge` of `up --listen`."""
+    digests = frozenset(map(digest_of_key, keys))
+
+    def judge(head: RequestHead, peer: str) -> Response | None:
+        if (refusal := refuse_foreign_pages(head, peer)) is not None:
+            return refusal
+        if (head.path == "/health" and only_reads(head)) or is_preflight(head) or shows_key(head, digests):
+            return None
+        return key_refusal("this gateway asks for a key: send `Authorization: Bearer KEY`; its owner has one")
+
+    return judge
 
 
 async def run_lan_listener(port: Port, serve: Serve, own_addresses: Callable[[], Collection[str]]) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import attrs
 
 from llmkube.base.errors import UserError
-from llmkube.base.token_files import ensure_token
+from llmkube.base.private_files import ensure_token
 from llmkube.supervisor.nouns.api_keys import MOST_CHARS, MOST_KEYS, parse_keys
 from llmkube.supervisor.nouns.host_addresses import is_usable
 

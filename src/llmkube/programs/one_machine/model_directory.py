@@ -134,7 +134,7 @@ class AgentDirectory:
 def _found(key: Key, view: Snapshot) -> Found:
     if view.ready:
         credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
-        return Backend(view.host, view.port, view.alias, credentials, view.mode)
+        return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))
     message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
     reason = Reason.of(view.reason)
     meaning = reason.meaning if reason is not None else Meaning.PASSING

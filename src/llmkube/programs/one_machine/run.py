@@ -51,15 +51,13 @@ from llmkube.programs.program import (
     run_until_signal,
     settle_heap,
 )
-from llmkube.programs.router_host.engine_health import engine_asker, readiness_of
-from llmkube.programs.router_host.gateway_router import GatewayRouter
 from llmkube.programs.router_host.hosted_router import HostedSettings
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.programs.server_side_apply import Applied, Applier, Manifest
 from llmkube.router.dialects.inbound import unread_refusal
-from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.proxy.default_route import Services, run_default_route
 from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
@@ -212,19 +210,7 @@ class _Up(Generic[T]):
                     view = await agents.start(run_agent, server.client, settings, ports)
                     registry = agent_registry(view, ports.downloads, view.memory, cordon=lambda: view.cordon.current)
                     registry.register(loop_watchdog)
-                    control = partial(
-                        run_controller,
-                        server.client,
-                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
-                        ControllerSettings(
-                            host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url, routers_elsewhere=True
-                        ),
-                        utcnow=ports.utcnow,
-                        rng=self.rng,
-                        registry=registry,
-                    )
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
-                    await support.start(control)
                     shared = HostedSettings(
                         client=server.client,
                         gateway_url=gateway.url,
@@ -232,16 +218,31 @@ class _Up(Generic[T]):
                         connect=sockets.connect,
                         utcnow=ports.utcnow,
                         rng=self.rng,
-                        ask_engine=engine_asker(directory, http),
-                        why_not_ready=readiness_of(directory),
+                        directory=directory,
                     )
                     routers = RouterHost(shared, followed.services.get, followed.model_of)
                     registry.register(routers)
-                    await support.start(routers.run, self.rng)
-                    translator = GatewayRouter(shared, directory, followed.services.values, followed.model_of)
-                    await support.start(translator.run)
-                    answer = gateway_handler(directory, http, ports.utcnow, translator.handle)
-                    handler = routers_handler(routers.find, answer)
+                    await support.start(routers.run)
+                    control = partial(
+                        run_controller,
+                        server.client,
+                        # All accelerators: what this host does not serve gets the reason NoHost, and not silence.
+                        ControllerSettings(host_accelerators=frozenset(ACCELERATORS), gateway_url=gateway.url),
+                        utcnow=ports.utcnow,
+                        rng=self.rng,
+                        registry=registry,
+                        routers=routers,
+                    )
+                    await support.start(control)
+                    services = Services(
+                        directory=directory,
+                        all=followed.services.values,
+                        model_of=followed.model_of,
+                        url=gateway.url,
+                        turns=shared.turns,
+                    )
+                    route = partial(run_default_route, connect=sockets.connect, utcnow=ports.utcnow, rng=self.rng)
+                    handler = routers_handler(routers.find, await support.start(route, services, http))
                     serve = partial(run_server, handler, stamp=page_grant, unread=unread_refusal)
                     own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
                     await support.start(own)

@@ -2,7 +2,6 @@
 
 router_host   follows the objects; one task for each router
 hosted_router compiles one, runs it, writes its status
-engine_health how their engines do, past the gateway
 secret_files  the keys that it needs, from Secrets to private files
 router_paths  which router a request of the gateway is for
 """

@@ -1,8 +1,8 @@
-"""One ModelRouter in this process: compiled whenever something of it changes, run, and its status kept true.
+"""One ModelRouter in this process.
 
 ```
- run ┬ look        the object, the services that it names, its Secrets ─▶ config, keys, status
-     └ open_router once the config can be run by; it takes each further config up while it runs
+ take_up      the object, the services that it names, its Secrets ─▶ config, keys; at each look, by the reconciler
+ run          open_router, once there is a config to run by; it takes each further config up while it runs
 ```
 """
 
@@ -18,36 +18,28 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.errors import UserError, WorldError
 from llmkube.base.http.dial import Connect
 from llmkube.base.private_files import file_stem
-from llmkube.controller.status.router_status import BackendHealth, RouterFacts, derive_router_status
-from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.controller.status.router_status import BackendHealth, RouterFacts
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.times import timestamp
 from llmkube.programs.router_host.router_paths import router_url
 from llmkube.programs.router_host.secret_files import put_files, read_secrets, remove_files
-from llmkube.programs.router_host.through_gateway import through_gateway
+from llmkube.router.backends import ModelDirectory
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
 from llmkube.router.config.routing_config import Audit, RoutingConfig
-from llmkube.router.dispatch.attempt import AskEngine
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
-from llmkube.router.proxy.standing import WhyNotReady, unknown_readiness
-
-LOOK_SECONDS: Final = 1.0
-"""Between two looks: how late an edit, a key or the state of a backend may be seen."""
+from llmkube.router.queue.turns import Turns
 
 BUDGETS_SECONDS: Final = 10.0
 """How old the budgets of a status may be."""
 
-ANSWER_SECONDS: Final = 30.0
 _AUDIT_FILE: Final = "audit.log"
 _BUDGETS: Final = "budgets"
 KEYS: Final = "keys"
@@ -61,13 +53,13 @@ class HostedSettings:
 
     Attributes:
         client: The API server.
-        gateway_url: Where the gateway listens: the way to every service, and to the routers themselves.
+        gateway_url: Where clients reach every service, and the routers themselves.
         folder: Where keys and audit logs lie.
         connect: Opens connections.
         utcnow: The wall clock.
         rng: Draws for weights, pauses and names of requests.
-        ask_engine: Asks the engine of a service how it does, past the gateway; None asks the gateway.
-        why_not_ready: Returns why the service of a backend is not ready and does not load; "" otherwise.
+        directory: Says where the engines of services are.
+        turns: The queues in front of these.
     """
 
     client: Client
@@ -76,8 +68,8 @@ class HostedSettings:
     connect: Connect
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
-    ask_engine: AskEngine | None = None
-    why_not_ready: WhyNotReady = unknown_readiness
+    directory: ModelDirectory
+    turns: Turns = attrs.field(factory=Turns)
 
 
 @attrs.define(eq=False)
@@ -86,24 +78,23 @@ class HostedRouter:
 
     Attributes:
         key: Its namespace and name.
+        uid: Of the object.
         settings: What all share.
-        object_of: Returns the object as it is now; None once it is gone.
         service_of: Returns a service of its namespace; None of one that is not there.
         model_of: Returns what a service serves; None while that is not there.
-        writer: Writes its status.
         registry: Gets its metrics.
         router: It, while it runs.
     """
 
     key: Key
+    uid: str
     settings: HostedSettings
-    object_of: Callable[[], ModelRouter | None]
     service_of: Callable[[Key], InferenceService | None]
     model_of: Callable[[InferenceService], Model | None]
-    writer: StatusWriter[ModelRouter]
     registry: CollectorRegistry
     router: Router | None = None
     _config: RoutingConfig | None = None
+    _runnable: trio.Event = attrs.field(factory=trio.Event)
     _changes: int = 0
     _budgets_said: tuple[Mapping[str, Any], ...] = ()
     _budgets_until: float = -math.inf
@@ -114,10 +105,8 @@ class HostedRouter:
         return self.settings.folder / file_stem(f"{self.key.namespace}.{self.key.name}")
 
     async def run(self) -> Never:
-        """Run it until cancelled; while its spec cannot be run by, say so and wait for an edit."""
-        while self._config is None:
-            await self._look()
-            await trio.sleep(LOOK_SECONDS)
+        """Run it until cancelled, from when its spec can be run by."""
+        await self._runnable.wait()
         source = Source(self._load, lambda: (self._changes, 0, 0))
         settings = self.settings
         async with open_router(
@@ -127,41 +116,51 @@ class HostedRouter:
             rng=settings.rng,
             connect=settings.connect,
             budgets_folder=self.folder / _BUDGETS,
-            ask_engine=settings.ask_engine,
-            why_not_ready=settings.why_not_ready,
+            directory=settings.directory,
+            turns=settings.turns,
         ) as self.router:
             log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
-            while True:
-                await self._look()
-                await trio.sleep(LOOK_SECONDS)
+            await trio.sleep_forever()
 
     async def remove(self) -> None:
-        """Take its keys away, and what was known of its status, once it was deleted; its audit log stays."""
-        self.writer.forget(self.key)
+        """Take its keys away, once it was deleted; its audit log stays."""
         await remove_files(self.folder / KEYS)
 
-    async def _look(self) -> None:
-        """Take up what has changed; what the API server does not answer is looked at again."""
-        found = self.object_of()
-        if found is None:
-            return
+    async def take_up(self, found: ModelRouter) -> RouterFacts:
+        """Run by a spec, and by what it names, from now on; return what is known of the router.
+
+        Raises:
+            ApiError: The API server did not answer for a Secret.
+            WorldError: The disk does not take the keys.
+        """
         compiled = self._compile(found)
-        try:
-            with trio.fail_after(ANSWER_SECONDS):
-                if compiled.config is not None:
-                    compiled = await self._prepare(compiled, compiled.config)
-                await self._write(found, compiled)
-        except (ConflictError, NotFoundError):
-            return  # another program wrote meanwhile: the next look sees that
-        except (LLMKubeError, OSError, trio.TooSlowError) as error:
-            log.warning("a router is not up to date", router=str(self.key), error=str(error) or "no answer")
+        if compiled.config is not None:
+            try:
+                compiled = await self._prepare(compiled, compiled.config)
+            except OSError as error:
+                raise WorldError(f"the keys of router {self.key} cannot be written: {error}") from error
+        router = self.router
+        states = router.states() if router is not None else {}
+        return RouterFacts(
+            config=compiled.config,
+            errors=compiled.errors,
+            ignored=compiled.not_honoured,
+            exists=router is not None,
+            ready=int(router is not None),
+            wanted=1,
+            is_rolled_out=router is not None,
+            health={name: BackendHealth(healthy=not why, message=why) for name, why in states.items()},
+            endpoint=router_url(self.settings.gateway_url, self.key) + found.spec.endpoint.path,
+            budgets=self._budgets(router),
+        )
 
     def _compile(self, found: ModelRouter) -> Compiled:
         def resolve(name: str) -> ResolvedService | None:
             service = self.service_of(Key(self.key.namespace, name))
             if service is None:
                 return None
-            return through_gateway(self.settings.gateway_url, service, self.model_of(service))
+            url = f"{self.settings.gateway_url}/v1"
+            return ResolvedService.of(service, self.model_of(service), base_url=url, model=str(service.key))
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:
@@ -187,6 +186,7 @@ class HostedRouter:
             return attrs.evolve(compiled, config=None, errors=(str(error),))
         if config != self._config:
             self._config, self._changes = config, self._changes + 1
+            self._runnable.set()
         return compiled
 
     def _load(self) -> RoutingConfig:
@@ -200,21 +200,3 @@ class HostedRouter:
         if router is not None and now >= self._budgets_until:
             self._budgets_said, self._budgets_until = tuple(router.budgets()), now + BUDGETS_SECONDS
         return self._budgets_said
-
-    async def _write(self, found: ModelRouter, compiled: Compiled) -> None:
-        now, router = self.settings.utcnow(), self.router
-        states = router.states() if router is not None else {}
-        facts = RouterFacts(
-            config=compiled.config,
-            errors=compiled.errors,
-            ignored=compiled.not_honoured,
-            exists=router is not None,
-            ready=int(router is not None),
-            wanted=1,
-            is_rolled_out=router is not None,
-            health={name: BackendHealth(healthy=not why, message=why) for name, why in states.items()},
-            endpoint=router_url(self.settings.gateway_url, self.key) + found.spec.endpoint.path,
-            budgets=self._budgets(router),
-        )
-        status = derive_router_status(self.writer.newest(found), facts, now=now)
-        await self.writer.write(found, status, along={"lastUpdated": timestamp(now)})

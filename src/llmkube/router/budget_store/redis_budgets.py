@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
+from llmkube.base.errors import innermost
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budget_store.redis_scripts import (
     RESERVE,
@@ -301,8 +302,7 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _words(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = innermost(error)
     if isinstance(error, trio.TooSlowError):
         return f"no answer within {ANSWER_SECONDS:g} s"
     return str(error) or type(error).__name__

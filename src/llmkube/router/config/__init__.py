@@ -1,4 +1,4 @@
-"""What a router runs by: one value, made from a ModelRouter by the program that runs it, read by the router alone.
+"""What a router runs by: a value made from a ModelRouter by the program that runs it, read by the router alone. Pure.
 
 routing_config   the value: backends, rules, policy, all names resolved
 compile_router   from a ModelRouter, or all that is wrong with it; compile_backend: one destination

@@ -10,8 +10,12 @@ import attrs
 from llmkube.base.errors import UserError
 from llmkube.base.units import parse_duration
 from llmkube.k8s.crd import modelrouter as crd
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.router.config.local_address import stays_here
+from llmkube.router.config.model_digest import model_digest
 from llmkube.router.config.routing_config import Backend, Prices, Probe
+from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
 
 OWN_URLS: Final[Mapping[str, str]] = {
     "anthropic": "https://api.anthropic.com/v1",
@@ -58,6 +62,29 @@ class ResolvedService:
     splits_cache: bool | None = None
     is_replicated: bool = False
     model_digest: str = ""
+
+    @classmethod
+    def of(
+        cls, service: InferenceService, weights: Model | None, *, base_url: str, model: str = "", key_file: str = ""
+    ) -> "ResolvedService":
+        """Return how a service answers, by its spec.
+
+        Args:
+            service: The service.
+            weights: The Model that it serves; None while that is not there.
+            base_url: As the attribute.
+            model: As the attribute.
+            key_file: As the attribute.
+        """
+        return cls(
+            base_url=base_url,
+            model=model,
+            key_file=key_file,
+            slots=slots_of(service.spec),
+            splits_cache=splits_cache(service.spec),
+            is_replicated=is_replicated(service.spec),
+            model_digest=model_digest(service.spec, weights),
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -4,7 +4,7 @@ A whole answer is read before a byte of it goes on, a stream up to its first eve
 take its place. Time bounds how long a backend is silent, never how long it goes on.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -16,6 +16,7 @@ from llmkube.base.http.errors import ConnectError, HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.router.auth.key_files import BackendKeys
+from llmkube.router.backends import UnavailableModel, engine_of
 from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
@@ -35,13 +36,10 @@ from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, judge, st
 from llmkube.router.health.engine_watch import FROZEN, Waiting
 from llmkube.router.health.probe_state import Reply
 from llmkube.router.policy.permits import Permit
-from llmkube.router.refusals import error_object
+from llmkube.router.refusals import RefusedError, error_object
 
 MAX_ANSWER_BYTES: Final = 32 << 20
 """A longer answer that is no stream is a fault of the backend."""
-
-AskEngine = Callable[[Backend, str], Awaitable[Reply]]
-"""Asks the engine of a backend at a path; raises HttpError or OSError if it does not answer."""
 
 LEAST_BYTES_PER_SECOND: Final = 512
 """An answer that is no stream and comes slower than this drips."""
@@ -132,12 +130,10 @@ class Attempts:
     Attributes:
         transport: The way to the backends.
         keys: Their credentials.
-        ask_engine: Asks an engine of ours at a path where its address is a gateway's; None asks at the address.
     """
 
     transport: Transport
     keys: BackendKeys
-    ask_engine: AskEngine | None = None
 
     async def ask(self, permit: Permit, path: str) -> Reply:
         """Ask a backend how it does, at a path from the root of its host.
@@ -145,11 +141,18 @@ class Attempts:
         Raises:
             HttpError: It does not answer.
         """
-        backend = permit.backend
-        if self.ask_engine is not None and not backend.provider:
-            return await self.ask_engine(backend, path)
+        backend, credentials = permit.backend, b""
+        if (directory := self.transport.directory_of(backend)) is not None:
+            found = directory.lookup(backend.model)
+            if found is None:
+                raise ConnectError(f"there is no service {backend.model}")
+            if isinstance(found, UnavailableModel):
+                # It counts as little as one that loads: a backend that it closed would stay closed until the next
+                # probe, after its engine is back, and clients would not learn the reason.
+                return Reply(503, is_loading=True)
+            credentials = found.credentials
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
-        answer = await self.transport.ask(permit, path, request_lines(backend, key, "health", {}))
+        answer = await self.transport.ask(permit, path, request_lines(backend, key, "health", {}) + credentials)
         try:
             body = bytearray()
             while len(body) <= MOST_HEALTH_BYTES and (piece := await answer.receive_some()):
@@ -157,6 +160,22 @@ class Attempts:
             return reply_of(answer.status, answer.headers, bytes(body), ours=not backend.provider)
         finally:
             await self.transport.release(permit, answer)  # noqa: ASYNC102 (closes at once, also when cancelled)
+
+    def _known(self, backend: Backend, key: str, path: str) -> tuple[Backend, bytes] | Failure:
+        """Return why a backend cannot be asked; else it, by the name and with the credentials that a directory has."""
+        if (missing := _missing(backend, key, path)) is not None:
+            return missing
+        directory = self.transport.directory_of(backend)
+        if directory is None:
+            return backend, b""
+        try:
+            engine = engine_of(directory, backend.model, f"/v1{path}")
+        except RefusedError as refusal:
+            said = refusal.response
+            failure = judge(said.status, said.headers, error_in(orjson.loads(said.body)), ours=True)
+            assert failure is not None, "none of these is an answer"
+            return failure
+        return attrs.evolve(backend, model=engine.alias), engine.credentials
 
     async def make(
         self,
@@ -177,13 +196,15 @@ class Attempts:
         """
         backend = permit.backend
         key = self.keys.key_of(backend.key_file) if backend.key_file else ""
-        if (missing := _missing(backend, key, asked.path)) is not None:
-            return missing
+        known = self._known(backend, key, asked.path)
+        if isinstance(known, Failure):
+            return known
+        backend, credentials = known
         try:
             rebuilt = rebuild(asked.path, asked.body, backend)
         except DialectError as exc:
             return Failure(Cause.UNSUPPORTED, str(exc))
-        lines = request_lines(backend, key, asked.request_id, asked.trace)
+        lines = request_lines(backend, key, asked.request_id, asked.trace) + credentials
         answer, keeps = None, False
         try:
             with trio.move_on_after(silence_seconds) as silence:

@@ -1,4 +1,4 @@
-"""What a client is told when no backend has answered: a status and a code, by what the attempts came to. Pure."""
+"""What a client is told when no backend has answered: a status and a code, by what the attempts came to."""
 
 import math
 from collections.abc import Mapping, Sequence

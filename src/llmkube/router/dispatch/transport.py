@@ -1,5 +1,7 @@
 """The one way from a router to a backend: it dials with a `Permit`, and nothing else tells it where to.
 
+Where the services of this machine are in a directory, an engine is dialled where that says that it is.
+
 No redirect is followed: what wants a request elsewhere is a fault of the backend. https is verified.
 """
 
@@ -16,9 +18,12 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.http.client import HttpClient, OnSent
 from llmkube.base.http.dial import Connect, TlsDialer, dial
-from llmkube.base.http.message import netloc
-from llmkube.base.http.pool import Origin
+from llmkube.base.http.errors import ConnectError
+from llmkube.base.http.message import Origin, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
+from llmkube.router.backends import Backend as Engine
+from llmkube.router.backends import ModelDirectory
+from llmkube.router.config.routing_config import Backend
 from llmkube.router.policy.permits import Permit
 
 CONNECT_SECONDS: Final = 10.0
@@ -93,10 +98,12 @@ class Transport:
     Attributes:
         plain: For http.
         secure: For https.
+        directory: Says where the engines of services are; None dials the address of each backend.
     """
 
     plain: HttpClient
     secure: HttpClient
+    directory: ModelDirectory | None = None
     _addresses: dict[str, Address] = attrs.field(factory=dict)
 
     async def start(
@@ -136,38 +143,58 @@ class Transport:
     def _way(self, permit: Permit) -> tuple[Address, HttpClient]:
         if type(permit) is not Permit:
             raise TypeError(f"a request is sent with a Permit, not with {type(permit).__name__}")
+        if (directory := self.directory_of(permit.backend)) is not None:
+            return _address_in(directory, permit.backend.model), self.plain
         base_url = permit.backend.base_url
         address = self._addresses.get(base_url)
         if address is None:
             address = self._addresses[base_url] = Address.of(base_url)
         return address, self.secure if address.secure else self.plain
 
+    def directory_of(self, backend: Backend) -> ModelDirectory | None:
+        """Return what says where a backend is; None of one that is dialled at its own address."""
+        return None if backend.provider else self.directory
+
     async def release(self, permit: Permit, answer: StreamedResponse) -> None:
         """Keep the connection of an answer for the next request, or close it, which tells the backend to stop."""
-        client = self.secure if self._addresses[permit.backend.base_url].secure else self.plain
+        backend = permit.backend
+        secure = self.directory_of(backend) is None and self._addresses[backend.base_url].secure
+        client = self.secure if secure else self.plain
         if not client.keep_nowait(answer):
             await trio.aclose_forcefully(answer.stream)
 
 
+def _address_in(directory: ModelDirectory, service: str) -> Address:
+    engine = directory.lookup(service)
+    if not isinstance(engine, Engine):
+        raise ConnectError(f"no engine of {service} answers now")
+    origin = (engine.host, engine.port)
+    return Address(False, origin, netloc(origin), "/v1")
+
+
 @asynccontextmanager
-async def open_transport(connect: Connect = dial, *, ca_file: Path | None = None) -> AsyncIterator[Transport]:
+async def open_transport(
+    connect: Connect = dial, *, ca_file: Path | None = None, directory: ModelDirectory | None = None
+) -> AsyncIterator[Transport]:
     """Hold a transport; its idle connections are closed at the end.
 
     Args:
         connect: Opens plain connections, below TLS too.
         ca_file: Certificates to trust beside the system's.
+        directory: As `Transport.directory`.
 
     Raises:
         CertificateFileError: The file has no certificates that can be read.
     """
     secured = TlsDialer(trusted_context(ca_file), connect=connect)
     limits = {"max_idle_per_origin": MAX_IDLE_PER_ORIGIN, "max_idle": MAX_IDLE}
-    transport = Transport(HttpClient(_in_time(connect), **limits), HttpClient(_in_time(secured), **limits))
+    plain, secure = HttpClient(_in_time(connect), **limits), HttpClient(_in_time(secured), **limits)
+    transport = Transport(plain, secure, directory)
     try:
         yield transport
     finally:
-        await transport.plain.aclose()
-        await transport.secure.aclose()
+        await plain.aclose()
+        await secure.aclose()
 
 
 def _in_time(connect: Connect) -> Connect:

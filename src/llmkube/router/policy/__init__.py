@@ -1,4 +1,4 @@
-"""Which backends a request may reach, and in which order they are asked: pure functions of request and config.
+"""Which backends a request may reach, and in which order they are asked: pure functions of request and config. Pure.
 
 request_facts  what policy knows of a request
 permits        which backends it may reach at all, computed once, before any rule is asked

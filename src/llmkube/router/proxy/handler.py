@@ -1,8 +1,8 @@
-"""Answers clients: a request is read, decided on by policy alone, and carried out; each leaves one record.
+"""Listed fields of a request reach a backend: it is read, decided on by policy alone, carried out, and leaves a record.
 
 ```
- head ─ judge ─▶ body ─▶ facts ─▶ permits ─▶ decision ─▶ dispatcher ─▶ backend
-                                                  └────▶ shadows
+ body ─▶ facts ─▶ permits ─▶ decision ─▶ dispatcher ─▶ backend
+                                  └────▶ shadows
 ```
 """
 
@@ -15,7 +15,6 @@ import attrs
 import trio
 
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.message import Response
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budget_store.router_budgets import RouterBudgets
@@ -30,13 +29,12 @@ from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.record import Record, record_of
 from llmkube.router.dispatch.request_body import FIELDS, STREAMING, BodyError, check_types, parse_body, refuse_urls
 from llmkube.router.dispatch.verdicts import Cause
-from llmkube.router.origin_policy import is_preflight, preflight_answer
+from llmkube.router.model_list import Listed
 from llmkube.router.policy.decision import Decision
-from llmkube.router.policy.request_facts import RequestFacts, facts_of
+from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.decisions import NEVER_AGAIN, Decisions, nowhere
-from llmkube.router.proxy.listed_models import ListedModels
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
 from llmkube.router.proxy.routing import Routing
 from llmkube.router.proxy.shadows import Shadows
@@ -47,7 +45,7 @@ from llmkube.router.responses.stored_pages import PREFIX, Wanted
 ROUTES: Final = tuple(dict.fromkeys((*(f"/v1{each}" for each in FIELDS), *DIALECTS)))
 """What is asked of backends: each with a permit, and a reserve in its budgets."""
 
-_HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
+HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
 
   GET  /v1/models              what can be asked for
   POST /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank
@@ -57,65 +55,58 @@ _HINT: Final = """LLMKube router: an OpenAI-compatible API; clients take its add
   GET  /healthz, /readyz       whether the router is there, and whether it can answer
 """
 
+MAX_BODY_BYTES: Final = 16 << 20
+"""A body is parsed as a whole: 16 MiB take a tenth of a second."""
+
 
 @attrs.define(eq=False, kw_only=True)
-class RouterHandler:
-    """The `StreamHandler` of a router.
+class ListedFields:
+    """Answers the requests of a route that are written anew by a list of fields: a `StreamHandler`.
 
     Attributes:
         routing: Returns what counts now.
         dispatcher: Carries decisions out.
         decisions: Says where requests go.
-        listed: Says what there is to ask for.
         shadows: Sends copies.
         metrics: Counts.
         audit: Writes down.
         budgets: Those that requests are under.
         prefixes: What is believed of the engines' caches.
         conversations: Responses that are kept.
-        ready: Returns whether requests can be answered, and why not.
         rng: Draws names of requests.
     """
 
     routing: Callable[[], Routing]
     dispatcher: Dispatcher
     decisions: Decisions
-    listed: ListedModels
     shadows: Shadows
     metrics: RouterMetrics
     audit: AuditLog
     budgets: RouterBudgets
     prefixes: WarmPrefixes
     conversations: Conversations
-    ready: Callable[[], tuple[bool, str]]
     rng: random.Random
 
     async def __call__(self, exchange: StreamExchange) -> None:
-        """Answer one request."""
-        head = exchange.head
-        path, reading = head.path.rstrip("/") or "/", head.method in ("GET", "HEAD")
-        below = path.removeprefix("/v1")
-        if is_preflight(head):
-            await exchange.respond(preflight_answer(head))
-        elif path in ("/healthz", "/health") and reading:
-            await exchange.respond(Response.json(200, {"status": "ok"}))
-        elif path == "/readyz" and reading:
-            is_ready, why = self.ready()
-            said = {"status": "ok" if is_ready else "not ready", "reason": why}
-            await exchange.respond(Response.json(200 if is_ready else 503, said))
-        elif path in ("/", "/v1") and reading:
-            await exchange.respond(Response.text(200, _HINT))
-        elif below == "/models" or below.startswith("/models/"):
-            await exchange.respond(self.listed.models(exchange, below.removeprefix("/models").removeprefix("/")))
-        elif path in LISTS:
-            await exchange.respond(self.listed.lists(exchange, path))
-        elif path in ROUTES:
+        """Answer one request.
+
+        Raises:
+            RefusedError: There is nothing at its path.
+        """
+        path = exchange.head.path.rstrip("/") or "/"
+        if path in ROUTES:
             await self._route(exchange, path)
         elif path.startswith(PREFIX):
             await self._kept_response(exchange, path)
         else:
             known = ", ".join((*ROUTES, "/v1/models", *LISTS))
-            await exchange.respond(refused(404, f"nothing at {path}; there is {known}", "not_found").response)
+            raise refused(404, f"nothing at {path}; there is {known}", "not_found")
+
+    def models(self, exchange: StreamExchange) -> list[Listed]:
+        """Return what the client of a request can ask for."""
+        routing = self.routing()
+        principal = principal_of(exchange.head.lines, exchange.peer, routing.clients)
+        return self.decisions.models(routing.config, principal or Principal())
 
     # -- one request -------------------------------------------------------------------------------------------------
 
@@ -163,6 +154,10 @@ class RouterHandler:
         if principal is None:  # the judge let it in: its time is over since, or keys have changed
             raise refused(401, "this key or token counts no more", "invalid_api_key")
         record.principal = principal
+        size = len(exchange.body)
+        if size > MAX_BODY_BYTES:  # the listener of a route that takes any field lets longer ones in
+            words = f"the body has {size} bytes; here it is parsed as a whole, and may have {MAX_BODY_BYTES}"
+            raise refused(413, words, "body_too_large")
         try:
             translated = translated_request(path, parse_body(exchange.body))
             refuse_urls(translated.body)
@@ -174,7 +169,7 @@ class RouterHandler:
         joined = await self.conversations.join(translated, principal)
         record.history_bytes, record.continues = joined.history_bytes, joined.continues
         translated = joined.translated
-        body, size = translated.body, len(exchange.body) + joined.history_bytes
+        body, size = translated.body, size + joined.history_bytes
         record.facts = facts_of(config, head.joined, body, principal)
         facts = record.facts = joined.limited(record.facts)
         if routing.balances:

@@ -16,8 +16,8 @@ The caller serves its handler, and stops serving before it closes.
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -36,37 +36,40 @@ from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import judge_of
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
+from llmkube.router.backends import ModelDirectory
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
-from llmkube.router.dispatch.attempt import AskEngine, Attempts
+from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
+from llmkube.router.front_door import FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
+from llmkube.router.model_list import ModelList
 from llmkube.router.origin_policy import page_grant
+from llmkube.router.pass_through import UnderWay
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.decisions import Decisions
-from llmkube.router.proxy.handler import RouterHandler
-from llmkube.router.proxy.listed_models import ListedModels
+from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.reload import Reload
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.proxy.shared import Shared, alone
-from llmkube.router.proxy.standing import Standing, WhyNotReady, unknown_readiness
+from llmkube.router.proxy.standing import Standing
 from llmkube.router.proxy.unread_requests import UnreadRequests
+from llmkube.router.queue.turns import Turns
 from llmkube.router.receipts.chain import ReceiptChain
 from llmkube.router.responses.conversations import Conversations
 
-LIMITS: Final = Limits(max_body_bytes=16 << 20, max_bodies_bytes=128 << 20)
-"""A body is parsed as a whole: 16 MiB take a tenth of a second."""
+LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
 
 
 @attrs.frozen(eq=False)
@@ -75,6 +78,7 @@ class Router:
 
     Attributes:
         handler: Answers requests.
+        listed_fields: Answers those alone that backends are asked for.
         judge: Refuses them by their heads.
         stamp: What every answer carries.
         unread: What is told of a request that cannot be read.
@@ -82,11 +86,13 @@ class Router:
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
         in_flight_of: Returns the same by the backend's name.
+        under_way: Counts a request of a backend that passes its handler by.
         budgets: Returns how much of each budget is taken.
         live: The config that counts now.
     """
 
     handler: StreamHandler
+    listed_fields: StreamHandler
     judge: Judge
     stamp: Stamp
     unread: Unread
@@ -94,6 +100,7 @@ class Router:
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
     in_flight_of: Callable[[], Mapping[str, int]]
+    under_way: UnderWay
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
     live: LiveConfig
 
@@ -109,8 +116,8 @@ async def open_router(
     ca_file: Path | None = None,
     write: Write | None = None,
     budgets_folder: Path | None = None,
-    ask_engine: AskEngine | None = None,
-    why_not_ready: WhyNotReady = unknown_readiness,
+    directory: ModelDirectory | None = None,
+    turns: Turns | None = None,
     shared: Shared | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
@@ -124,8 +131,8 @@ async def open_router(
         ca_file: Certificates to trust beside the system's.
         write: Writes the audit log, whatever the config says of it.
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
-        ask_engine: Asks an engine of ours how it does, where the address of backends is a gateway's.
-        why_not_ready: Returns why the service of such a backend is not ready and does not load; "" otherwise.
+        directory: Says where the engines of services are; None dials the address of each backend.
+        turns: The queues in front of engines, where other routers of this process have the same.
         shared: What it has in common with others; their parent then probes the backends, and says how they stand.
 
     Raises:
@@ -137,6 +144,7 @@ async def open_router(
     metrics = RouterMetrics.on(registry, name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
     parts = shared or alone(routing.config, budgets_folder, utcnow, rng)
+    parts = parts if turns is None else attrs.evolve(parts, turns=turns)
     turns, circuits = parts.turns, parts.circuits
     audit = _audit_log(write, parts.audit_lock, routing.config, utcnow, rng)
 
@@ -144,12 +152,15 @@ async def open_router(
         kept=parts.budgets,
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
-    async with open_transport(connect, ca_file=ca_file) as transport, trio.open_nursery() as writing:
+    async with (
+        open_transport(connect, ca_file=ca_file, directory=directory) as transport,
+        trio.open_nursery() as writing,
+    ):
         await accounts.open(routing.config)
         await writing.start(audit.run)
         await writing.start(accounts.run)
         await audit.begin(routing.config)
-        attempts = Attempts(transport, keys, ask_engine)
+        attempts = Attempts(transport, keys)
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
@@ -157,7 +168,7 @@ async def open_router(
             parts=parts, prefixes=prefixes, watch=watch, probes=probes, accounts=accounts, audit=audit, write=write
         )
         live = LiveConfig(source, routing, change, checker_of, seen=seen)
-        standing = Standing(live, keys, circuits, why_not_ready, audit, accounts)
+        standing = Standing(live, keys, circuits, directory, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         if shared is None:
             registry.register(
@@ -176,22 +187,21 @@ async def open_router(
         conversations = Conversations(parts.shelf, lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         decisions = Decisions(observed, prefixes, rng)
-        handler = RouterHandler(
+        listed_fields = ListedFields(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(
                 QueuedCalls(calls, turns, circuits, observed, metrics.tried), circuits, metrics.continued
             ),
             decisions=decisions,
-            listed=ListedModels(lambda: live.routing, decisions, int(utcnow().timestamp())),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
             budgets=accounts,
             prefixes=prefixes,
             conversations=conversations,
-            ready=standing.ready,
             rng=rng,
         )
+
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         judge = judge_of(lambda: live.routing.clients, metrics.unread)
         async with trio.open_nursery() as tasks:
@@ -199,7 +209,13 @@ async def open_router(
             for run in (refresh.run, watch.run, *asking, live.run, shadows.run, conversations.run):
                 await tasks.start(run)
             yield Router(
-                handler=handler,
+                handler=FrontDoor(
+                    hint=HINT,
+                    models=ModelList(listed_fields.models, int(utcnow().timestamp())),
+                    ready=standing.ready,
+                    listed_fields=listed_fields,
+                ),
+                listed_fields=listed_fields,
                 judge=judge,
                 stamp=page_grant,
                 unread=UnreadRequests(lambda: live.routing, metrics, audit, rng),
@@ -207,6 +223,7 @@ async def open_router(
                 states=standing.states,
                 in_flight=observed.in_flight.total,
                 in_flight_of=lambda: dict(observed.in_flight),
+                under_way=partial(_under_way, live, observed, turns),
                 budgets=lambda: accounts.used(live.routing.config),
                 live=live,
             )
@@ -230,6 +247,18 @@ def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
         return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
 
     return checker_of
+
+
+@contextmanager
+def _under_way(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Iterator[None]:
+    backend = live.routing.config.backends.get(name)
+    queued = backend if takes_slot and backend is not None and backend.slots else None
+    observed.in_flight[name] += 1
+    try:
+        with turns.slot_if_free(queued) if queued is not None else nullcontext():
+            yield
+    finally:
+        observed.in_flight[name] -= 1
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:

@@ -1,6 +1,6 @@
 """Whether a router can answer, which of its backends it asks, and why not the others."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import attrs
@@ -8,21 +8,13 @@ import trio
 
 from llmkube.router.auth.key_files import BackendKeys
 from llmkube.router.auth.principals import lets_clients_in
+from llmkube.router.backends import ModelDirectory, UnavailableModel, is_on_its_way
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.config.routing_config import Backend
 from llmkube.router.dispatch.circuits import Circuits, State
 from llmkube.router.proxy.audit_log import AuditLog
 from llmkube.router.proxy.live_config import LiveConfig
 
 LEFT_ALONE: Final = "it failed, and is left alone for now"
-
-WhyNotReady = Callable[[Backend], str]
-"""Returns why the service of a backend is not ready and does not load; "" otherwise."""
-
-
-def unknown_readiness(_: Backend) -> str:
-    """Return "": without an agent in this process, only answers tell how an engine does."""
-    return ""
 
 
 @attrs.frozen(eq=False)
@@ -33,13 +25,13 @@ class BackendStanding:
         live: The config that counts.
         keys: Of backends.
         circuits: Which backends are left alone.
-        why_not_ready: Returns what the agent in this process knows of an engine of ours.
+        directory: Knows the engines of ours, where their agent is in this process; None where only answers tell.
     """
 
     live: LiveConfig
     keys: BackendKeys
     circuits: Circuits
-    why_not_ready: WhyNotReady
+    directory: ModelDirectory | None
 
     def why_not(self, name: str) -> str:
         """Return why a backend is not asked now, "" if it is."""
@@ -48,7 +40,7 @@ class BackendStanding:
             return backend.missing or "its address is not known"
         if backend.key_file and not self.keys.key_of(backend.key_file):
             return f"no key can be read from {backend.key_file}"
-        if not backend.provider and (why := self.why_not_ready(backend)):
+        if self.directory is not None and not backend.provider and (why := _not_ready(self.directory, backend.model)):
             return why
         circuit = self.circuits.of(name)
         if circuit.unwell:
@@ -87,3 +79,13 @@ class Standing(BackendStanding):
         passing = {"", LEFT_ALONE, *(why for each in states for why in self.circuits.of(each).unwell.values())}
         serves = any(why in passing for why in states.values())
         return serves and lets_in, "; ".join(filter(None, problems))
+
+
+def _not_ready(directory: ModelDirectory, service: str) -> str:
+    """Return why a service is not ready and does not load; "" otherwise."""
+    found = directory.lookup(service)
+    if found is None:
+        return f"InferenceService {service} is not served here"
+    if isinstance(found, UnavailableModel) and not is_on_its_way(found.reason):
+        return f"InferenceService {service} is not ready ({found.reason})"
+    return ""

@@ -120,6 +120,18 @@ class FairQueue(Generic[Ticket]):
         one.finish = max(self._earliest, one.finish + took - tokens)
         self._tidy()
 
+    def take_slot(self) -> bool:
+        """Take a free slot without waiting, for no tenant; return whether there was one, which `return_slot` frees."""
+        if self.running >= self.slots:
+            return False
+        self.running += 1
+        return True
+
+    def return_slot(self) -> None:
+        """Free a slot that `take_slot` has taken."""
+        self.running -= 1
+        self._tidy()
+
     @property
     def _earliest(self) -> float:
         """Where a request starts of a tenant that was quiet."""

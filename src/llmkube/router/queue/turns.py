@@ -150,6 +150,22 @@ class Turns:
                 line.queue.leave(tenant, turn)
             line.admit()
 
+    @contextmanager
+    def slot_if_free(self, backend: Backend) -> Iterator[None]:
+        """Hold a slot of a backend, if one is free, until the scope ends: for a request that waits at its engine alone.
+
+        Who waits here is called whenever one of these slots is freed, and so before later requests of that kind.
+        """
+        line = self.line(backend)
+        if not line.queue.take_slot():
+            yield
+            return
+        try:
+            yield
+        finally:
+            line.queue.return_slot()
+            line.admit()
+
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:
     """Return the engines with a queue."""

@@ -37,7 +37,7 @@ from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, probes_counter
 from llmkube.router.proxy.router import checkers
 from llmkube.router.proxy.shared import terms_of
-from llmkube.router.proxy.standing import BackendStanding, unknown_readiness
+from llmkube.router.proxy.standing import BackendStanding
 from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.responses.conversations import SWEEP_SECONDS
 from llmkube.router.responses.shelf import OwnShelf
@@ -151,7 +151,7 @@ async def open_parent(
 
     keys = BackendKeys()
     worker_set = WorkerSet(state, [str(place) for place in range(1, workers + 1)], own)
-    standing = BackendStanding(live, keys, state.circuits, unknown_readiness)
+    standing = BackendStanding(live, keys, state.circuits, None)
     parent = Parent(worker_set, live, standing, registry)
     probed = probes_counter(registry)
     registry.register(worker_set)

@@ -1,4 +1,4 @@
-"""What parent and workers tell each other, as JSON. Pure.
+"""What parent and workers tell each other, as JSON.
 
 Times are given as what is left of them: clocks of two processes have no zero in common. Tokens and dollars are texts:
 JSON's whole numbers end at 64 bits.

@@ -30,7 +30,7 @@ from llmkube.runtimes.container.images import CPU, Images
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.errors import SourceError
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.source import HubRepository, ImageSource, LocalFile, Source, VolumeSource, parse_source
 
 SOURCE: Final = "Model.spec.source"

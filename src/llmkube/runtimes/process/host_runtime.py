@@ -16,7 +16,7 @@ from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan
 from llmkube.runtimes.process.exits import GENERAL_RULES, Diagnosis, Rule
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.estimate.sizing import Component
+from llmkube.weights.estimate.demand import Component
 
 
 class ProgramError(ValueError):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.plan import EngineInfo, Placeholder
-from llmkube.weights.estimate.sizing import DEFAULT_CACHE_RAM_BYTES, Demand
+from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS
 
 ALL_LAYERS: Final = 1 << 16

@@ -14,8 +14,8 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.coalesced_ticks import wait_tick
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
+from llmkube.base.waiting import wait_tick
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService

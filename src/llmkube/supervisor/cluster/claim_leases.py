@@ -14,8 +14,7 @@ from llmkube.k8s.errors import AlreadyExistsError, ConflictError, ForbiddenError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claim_index import ClaimIndex
-from llmkube.supervisor.cluster.claims import Acquire, Claim
+from llmkube.supervisor.cluster.claims import Acquire, Claim, ClaimIndex
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger(__name__)

@@ -25,9 +25,8 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, host_id
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster import claims
-from llmkube.supervisor.cluster.claim_index import ClaimIndex
 from llmkube.supervisor.cluster.claim_leases import ClaimLeases
-from llmkube.supervisor.cluster.claims import Acquire, Claim, Held, HeldElsewhere
+from llmkube.supervisor.cluster.claims import Acquire, Claim, ClaimIndex, Held, HeldElsewhere
 from llmkube.supervisor.nouns.desired import Desired, accelerator, slots
 from llmkube.supervisor.nouns.settings import AgentSettings
 

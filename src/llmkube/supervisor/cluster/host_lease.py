@@ -7,13 +7,18 @@ may have been overruled meanwhile.
 Two machines of one name would overwrite each other's slices and claims. So before anything is said in this host's name
 its Lease is read: if another machine stands in it and renews it, this one ends with the other's name in its message. A
 renewal says which state of the Lease it follows, so that one of two that were cut off from each other meets the other.
+
+Whether this machine has slept, or the agent was stopped, is told by two clocks and a plan. The monotonic clock of Linux
+and macOS stands still while the machine sleeps, the wall clock does not: a jump of one against the other was a sleep,
+or the clock was set, which costs nothing to treat alike. An agent that was itself stopped (SIGSTOP, a paused virtual
+machine) finds both clocks far beyond the moment at which it wanted to wake.
 """
 
 import datetime
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import structlog
@@ -21,9 +26,9 @@ import trio
 
 from llmkube import __version__
 from llmkube.base.backoff import Backoff
-from llmkube.base.coalesced_ticks import skip_ticks, wait_tick
 from llmkube.base.errors import LLMKubeError, UserError, WorldError
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.waiting import skip_ticks, wait_tick
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ConflictError, ForbiddenError, NotFoundError, UnauthorizedError
@@ -47,13 +52,38 @@ from llmkube.k8s.wire.names import (
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
-from llmkube.supervisor.cluster.sleep_detection import Reading, slept_seconds
 from llmkube.supervisor.memory.view import Room
 from llmkube.supervisor.nouns.host_addresses import Reach, settle
 from llmkube.supervisor.nouns.ports import HostFacts, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
+
+WAKE_SECONDS: Final = 10.0
+"""Shorter sleeps are lost in what every connection and every Lease survives anyway."""
+
+
+@attrs.frozen
+class Reading:
+    """Both clocks at one moment."""
+
+    wall: datetime.datetime
+    monotonic_seconds: float
+
+
+def slept_seconds(before: Reading, now: Reading, planned_seconds: float) -> float:
+    """Return how long the machine slept between two readings; 0.0 for less than `WAKE_SECONDS`.
+
+    Args:
+        before: The reading when the agent went to wait.
+        now: The reading when it went on.
+        planned_seconds: How long it had wanted to wait.
+    """
+    wall = (now.wall - before.wall).total_seconds()
+    monotonic = now.monotonic_seconds - before.monotonic_seconds
+    lost = max(wall - monotonic, monotonic - planned_seconds)
+    return lost if lost >= WAKE_SECONDS else 0.0
+
 
 EXPIRES_AFTER_RENEWALS = 4
 """A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""

@@ -15,8 +15,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import Statement, settled
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.weights.formats.gguf import GGUFFacts
-from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.formats.shape import GGUFFacts, ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
 Conditions = tuple[dict[str, Any], ...]

@@ -11,11 +11,11 @@ from typing import Final, Literal
 import attrs
 import trio
 
-from llmkube.base.coalesced_ticks import skips_so_far, wait_tick
 from llmkube.base.errors import NOT_ASKED
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import BodyTooLargeError, HttpError, ProtocolError
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
+from llmkube.base.waiting import skips_so_far, wait_tick
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.runtimes.process.host_runtime import Questions
 from llmkube.runtimes.process.host_runtimes import questions_of

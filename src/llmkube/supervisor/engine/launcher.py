@@ -1,6 +1,10 @@
-"""The engine programs on this machine: what they are, and how they are started in a small environment of their own."""
+"""The engine programs on this machine: what they are, and how they are started in a small environment of their own.
+
+The program of a runtime is where the host's owner says, else on PATH or where Homebrew puts programs.
+"""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import attrs
 import trio
@@ -21,20 +26,58 @@ from llmkube.runtimes.process.exits import SIGN_AGAIN
 from llmkube.runtimes.process.host_runtime import HostRuntime, ProgramError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine.child import Ending, OwnedProcess, adopt_child, open_child
-from llmkube.supervisor.engine.cookie_scan import CookieScan
 from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, keeping_awake
 from llmkube.supervisor.engine.key_file import kept_while_running, key_path, read_keys
 from llmkube.supervisor.engine.logfile import service_of
-from llmkube.supervisor.engine.process_stats import Sampler
-from llmkube.supervisor.engine.programs import EngineNotFoundError, find_program, read_head
+from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngine, StuckEngines
+from llmkube.supervisor.engine.process_stats import CookieScan, Sampler
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
-from llmkube.supervisor.engine.stuck import STUCK_FOLDER, StuckEngine, StuckEngines
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.admitted_networks import networks_path
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.ports import Child, Command, Grace, Shutdown
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
 from llmkube.supervisor.nouns.settings import AgentSettings
+
+HOMEBREW: Final = ("/opt/homebrew/bin", "/usr/local/bin")
+"""launchd starts agents with neither on PATH."""
+
+
+class EngineNotFoundError(WorldError):
+    """The program of an engine is missing, or is not what it should be."""
+
+    reason = "EngineNotFound"
+
+
+def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
+    """Return the path of a runtime's program; one that is installed later is found later.
+
+    Raises:
+        EngineNotFoundError: No program of that name is where it is looked for.
+    """
+    if runtime.name == DEFAULT_RUNTIME:
+        return settings.llama_server  # was looked for when the agent started, the bundled one included
+    if chosen := settings.programs.get(runtime.name):
+        return chosen
+    command = runtime.program.command
+    found = shutil.which(command, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *HOMEBREW]))
+    if found is None:
+        raise EngineNotFoundError(f"no {command} on this host; {runtime.program.remedy}")
+    return str(Path(found).absolute())
+
+
+def read_head(path: str) -> str:
+    """Return the first lines of a script; blocks.
+
+    Raises:
+        EngineNotFoundError: It cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4096).decode("utf-8", "replace")
+    except OSError as error:
+        raise EngineNotFoundError(f"cannot read {path}: {error.strerror or error}") from error
+
 
 _OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
 """Where this user's Ollama is, and its store."""

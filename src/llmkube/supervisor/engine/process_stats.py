@@ -2,12 +2,16 @@
 
 All services sample on the same tick, so the first that asks samples all engines and the others take its result: 500
 idle engines cost one wake-up and some ten milliseconds every five seconds, and no engine is disturbed.
+
+The processes that carry a cookie are found by one look at every process of the host for all that ask at the same time:
+hundreds of engines end together, and a look takes tens of milliseconds then.
 """
 
 import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +20,44 @@ import psutil
 import trio
 
 from llmkube.base.errors import NOT_ASKED
-from llmkube.supervisor.engine.cookie_scan import CookieScan
-from llmkube.supervisor.host import procfs
-from llmkube.supervisor.host.processes import families
+from llmkube.supervisor.host import processes, procfs
+from llmkube.supervisor.host.processes import COOKIE_VARIABLE, families
 from llmkube.supervisor.host.procfs import ProcessStat
 from llmkube.supervisor.host.tcp_listeners import listening_ports
 from llmkube.supervisor.nouns.liveness import EngineStats
+
+
+@attrs.define(eq=False)
+class CookieScan:
+    """Which process carries which cookie; one per host."""
+
+    _scan: Callable[[], Mapping[str, Sequence[psutil.Process]]] = partial(processes.carriers, COOKIE_VARIABLE)
+    _found: Mapping[str, Sequence[psutil.Process]] = attrs.field(factory=dict)
+    _begun: int = 0
+    _done: int = 0
+    _running: trio.Event | None = None
+
+    async def carriers(self, cookie: str) -> Sequence[psutil.Process]:
+        """Return what a scan finds that begins after this was called; one that runs already may have missed some.
+
+        Raises:
+            OSError: No descriptor is left for it.
+        """
+        wanted = self._begun + 1
+        while self._done < wanted:
+            if self._running is not None:
+                await self._running.wait()
+                continue
+            self._running, self._begun = trio.Event(), self._begun + 1
+            try:
+                # It only looks: a process on a dead disk, which blocks the scan, must not block an engine's end.
+                self._found = await trio.to_thread.run_sync(self._scan, abandon_on_cancel=True)
+                self._done = self._begun
+            finally:
+                self._running.set()
+                self._running = None
+        return self._found.get(cookie, ())
+
 
 FRESH_SECONDS: Final = 1.0
 """A sample serves every service that asks within this time."""

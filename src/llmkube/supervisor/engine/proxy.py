@@ -21,8 +21,8 @@ import structlog
 import trio
 
 from llmkube.base.private_files import write_private
-from llmkube.supervisor.engine.cookie_scan import CookieScan
 from llmkube.supervisor.engine.logfile import open_for_append, rotate
+from llmkube.supervisor.engine.process_stats import CookieScan
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE
 from llmkube.supervisor.nouns.journal import EngineRecord

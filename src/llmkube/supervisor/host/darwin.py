@@ -26,9 +26,8 @@ from llmkube.supervisor.host.mach import (
     decode_level,
     decode_statistics,
 )
-from llmkube.supervisor.host.pressure_level import DEFAULTS, Signs, Thresholds, judge
-from llmkube.supervisor.host.process_trees import footprints
-from llmkube.supervisor.host.rates import Count, per_second
+from llmkube.supervisor.host.pressure_level import DEFAULTS, Count, Signs, Thresholds, judge, per_second
+from llmkube.supervisor.host.processes import footprints
 from llmkube.supervisor.host.sample import Level, Sample
 
 log = structlog.get_logger(__name__)

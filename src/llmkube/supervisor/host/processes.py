@@ -12,6 +12,7 @@ import contextlib
 import errno
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -317,3 +318,27 @@ def _parents_by_psutil() -> Iterator[tuple[int, int]]:
         except (psutil.Error, SystemError):  # SystemError as in `_mark`
             continue
         yield process.pid, parent
+
+
+def footprints(pids: Sequence[int], own_bytes: Callable[[int], int | None]) -> dict[int, int]:
+    """Return what each of these processes uses together with all below it; blocks.
+
+    Those that hold nothing are left out: a process that is about to end holds nothing before its end is known.
+
+    Args:
+        pids: The leaders.
+        own_bytes: What a single process uses; None when it has ended, or may not be looked at.
+    """
+    below = families(pids)
+    used = {pid: [own_bytes(member) for member in (pid, *below[pid])] for pid in pids}
+    return {pid: sum(filter(None, sizes)) for pid, sizes in used.items() if any(sizes)}
+
+
+def interface_addresses() -> list[str]:
+    """Return every IP address of every interface, as it is now.
+
+    Raises:
+        OSError: It cannot be asked: no descriptor is left for the question.
+    """
+    interfaces, families = psutil.net_if_addrs().values(), {socket.AF_INET, socket.AF_INET6}
+    return [entry.address for entries in interfaces for entry in entries if entry.family in families]

@@ -1,6 +1,7 @@
 """What one look at a host's memory says, whatever the platform. Pure.
 
-Providers make samples; `readings` decides how long an unreadable host is still believed; no other module looks.
+Providers make samples; `memory.eviction_manager` decides how long an unreadable host is still believed; no other module
+looks.
 """
 
 import enum

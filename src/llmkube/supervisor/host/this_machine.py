@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 import attrs
 
 from llmkube.supervisor.host.darwin import GUESS, DarwinMemory, open_darwin_memory, working_set_of
-from llmkube.supervisor.host.linux import LinuxMemory, open_linux_memory
+from llmkube.supervisor.host.linux import LinuxMemory, PssSampler, open_linux_memory
 from llmkube.supervisor.host.mach import Kernel, LibSystem
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
-from llmkube.supervisor.host.pss import PssSampler
 from llmkube.supervisor.host.sample import HostMemory, Sample
 
 

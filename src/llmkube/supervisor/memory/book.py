@@ -18,15 +18,47 @@ from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.memory.capacity import Capacity
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Observation, Skip
-from llmkube.supervisor.memory.orders import Hurry, Leave, Order, Orders, Start, Tell
 from llmkube.supervisor.memory.policy import Rules
 from llmkube.supervisor.memory.records import Records
 from llmkube.supervisor.memory.refusal import Refusal, judge
-from llmkube.supervisor.memory.releases import Releases
+from llmkube.supervisor.memory.releases import Releases, Unreturned
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 from llmkube.supervisor.memory.service_record import ServiceRecord
-from llmkube.supervisor.memory.unreturned import Unreturned
 from llmkube.supervisor.memory.view import MemoryView, Room, room_in
+
+
+@attrs.frozen
+class Start:
+    """The wait of a service is over: this is its reservation."""
+
+    reservation: Reservation
+
+
+@attrs.frozen
+class Tell:
+    """A service is told why it waits."""
+
+    key: Key
+    refusal: Refusal
+
+
+@attrs.frozen
+class Leave:
+    """An engine has to end."""
+
+    reservation: Reservation
+    evict: Evict
+
+
+@attrs.frozen
+class Hurry:
+    """An engine that has to end does not finish its requests any more."""
+
+    reservation: Reservation
+
+
+Order = Start | Tell | Leave | Hurry
+Orders = tuple[Order, ...]
 
 
 @attrs.define(eq=False)

@@ -18,9 +18,8 @@ import trio
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.admission import Strategy
-from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.book import Book, Hurry, Leave, Orders, Start, Tell
 from llmkube.supervisor.memory.eviction import Decision, Evict
-from llmkube.supervisor.memory.orders import Hurry, Leave, Orders, Start, Tell
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role
 from llmkube.supervisor.memory.view import MemoryView, Room

@@ -28,7 +28,7 @@ from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan, Placeholder
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.weights.estimate.sizing import Component, Demand, Estimate, Place
+from llmkube.weights.estimate.demand import Component, Demand, Estimate, Place
 from llmkube.weights.store.blobs import WeightsFile
 
 log = structlog.get_logger(__name__)

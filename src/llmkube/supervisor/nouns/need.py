@@ -1,4 +1,4 @@
-"""How much memory a launch is promised: the most that was estimated, reported or measured for it. Pure."""
+"""How much memory a launch is promised: the most that was estimated, reported or measured for it."""
 
 from typing import Final
 

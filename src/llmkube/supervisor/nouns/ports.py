@@ -26,8 +26,9 @@ from llmkube.supervisor.nouns.journal import EngineRecord, Entry
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
-from llmkube.weights.download.fetch import Progress, WeightsFile
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.formats.shape import ModelHeader
+from llmkube.weights.store.blobs import WeightsFile
 
 
 @attrs.frozen

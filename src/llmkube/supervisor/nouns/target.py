@@ -3,7 +3,7 @@
 import attrs
 
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.weights.estimate.sizing import Estimate
+from llmkube.weights.estimate.demand import Estimate
 from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
 

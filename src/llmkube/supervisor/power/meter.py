@@ -1,16 +1,130 @@
-"""What is known of a host's power at one moment: the newest sample, the energy since the start, and whose it was."""
+"""What is known of a host's power at one moment: the newest sample, the energy since the start, and whose it was.
+
+A sample is a mean over its own seconds, so its energy is exact. Samples get lost: a hole between two of them is filled
+with the mean of both (the trapezoid) while it is short, and is unknown when it is long. All times are of the monotonic
+clock, which stands still while the machine sleeps: a sample never counts for more time than that clock has passed.
+
+What the chip draws while engines work is shared among them by their processor time. The rule, for one interval:
+
+* An engine works if its process took at least `WORKING_SHARE` of a core. While no engine works, no energy is anybody's.
+* Of a GPU, and of the neural engine, the engines that work share all: no kernel tells GPU time by process without root.
+  An engine has to encode each batch on the CPU, so the one that computes more takes more processor time.
+* Of all else (cores, package, memory), an engine gets its part of the processor time that *all* programs took: what a
+  compiler draws meanwhile is not the model's.
+
+What the host draws at rest is part of it: it belongs to those that work while they work.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import attrs
+import psutil
 import trio
 
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.power.integral import Interval, Point, integrate
-from llmkube.supervisor.power.sample import STALE_SECONDS, PowerProblem, PowerSample, without_stalled
-from llmkube.supervisor.power.shares import share
+from llmkube.supervisor.power.sample import COMBINED, STALE_SECONDS, PowerProblem, PowerSample, without_stalled
 from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
+
+LONGEST_HOLE_SECONDS: Final = STALE_SECONDS
+"""What a host drew in a longer one is not known."""
+
+
+@attrs.frozen
+class Point:
+    """Where the integral has come to: the newest sample, and when it ended."""
+
+    at: float
+    watts: Mapping[str, float]
+
+
+@attrs.frozen
+class Interval:
+    """What was drawn between two points.
+
+    Attributes:
+        joules: By domain, without that of the sum.
+        measured_seconds: The time for which they are known.
+        lost_seconds: The time for which they are not.
+    """
+
+    joules: Mapping[str, float]
+    measured_seconds: float
+    lost_seconds: float = 0.0
+
+
+def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Point, Interval]:
+    """Return the new point and what was drawn since the one before.
+
+    Args:
+        before: The point of the last sample; None for the first one.
+        sample: A sample that ends now.
+        now: Monotonic time in seconds.
+    """
+    elapsed = min(sample.seconds, LONGEST_HOLE_SECONDS) if before is None else max(0.0, now - before.at)
+    covered = min(sample.seconds, elapsed)
+    hole = elapsed - covered
+    filled = hole if hole <= LONGEST_HOLE_SECONDS else 0.0
+    earlier = sample.watts if before is None else before.watts
+    joules = {
+        domain: watts * covered + (earlier.get(domain, watts) + watts) / 2 * filled
+        for domain, watts in sample.watts.items()
+        if domain != COMBINED
+    }
+    return Point(now, sample.watts), Interval(joules, covered + filled, hole - filled)
+
+
+WORKING_SHARE: Final = 0.01
+"""Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
+
+ENGINES_ALONE: Final = frozenset({"gpu", "ane"})
+"""The domains that other programs are taken to leave alone."""
+
+
+def share(
+    joules: Mapping[str, float], cpu_seconds: Mapping[Key, float], *, host_cpu_seconds: float, seconds: float
+) -> dict[Key, float]:
+    """Return the joules of each engine that works; their sum is never more than what was drawn.
+
+    Args:
+        joules: What was drawn in the interval, by domain.
+        cpu_seconds: Processor time that each engine took in it.
+        host_cpu_seconds: Processor time that all programs took in it, the engines' included.
+        seconds: How long the interval was.
+    """
+    working = {key: took for key, took in cpu_seconds.items() if took > 0 and took >= WORKING_SHARE * seconds}
+    engines = sum(working.values())
+    if not engines:
+        return {}
+    everyone = max(engines, host_cpu_seconds)
+    alone = sum(each for domain, each in joules.items() if domain in ENGINES_ALONE)
+    with_others = sum(each for domain, each in joules.items() if domain not in ENGINES_ALONE)
+    return {key: took / engines * alone + took / everyone * with_others for key, took in working.items()}
+
+
+IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
+"""What is no work of this machine's programs, or is counted under another name as well (proc_stat(5))."""
+
+
+class CpuTime:
+    """Processor time of this machine, in seconds; each look is one read of the kernel."""
+
+    def of_process(self, pid: int) -> float | None:
+        """What a process has taken since its start; None when it has ended, or cannot be looked at."""
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except (psutil.Error, OSError):
+            return None
+        return float(times.user + times.system)
+
+    def of_host(self) -> float:
+        """What all programs have taken since the machine was started; 0.0 when that cannot be read."""
+        try:
+            times = psutil.cpu_times()._asdict()
+        except (OSError, RuntimeError):
+            return 0.0
+        return float(sum(seconds for name, seconds in times.items() if name not in IDLE))
+
 
 NOTHING: Final = Interval({}, 0.0)
 

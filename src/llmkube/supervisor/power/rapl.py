@@ -15,7 +15,7 @@ import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.base.coalesced_ticks import wait_tick
+from llmkube.base.waiting import wait_tick
 from llmkube.supervisor.power.sample import COMBINED, PowerProblem, PowerSample
 
 log = structlog.get_logger(__name__)

@@ -29,7 +29,6 @@ from llmkube.runtimes.process.host_runtimes import holds_elsewhere, words_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.key_file import key_path
 from llmkube.supervisor.engine.logfile import next_log, old_log
-from llmkube.supervisor.engine.model_watch import watch_model
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
@@ -41,9 +40,8 @@ from llmkube.supervisor.nouns.target import Launch
 from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.ending import LAST_LINES, Outcome, failure_of
-from llmkube.supervisor.service.engine_journal import EngineJournal
-from llmkube.supervisor.service.engine_record import new_record
-from llmkube.supervisor.service.engine_status import EngineStatus
+from llmkube.supervisor.service.engine_journal import EngineJournal, new_record
+from llmkube.supervisor.service.engine_status import EngineStatus, watch_model
 from llmkube.supervisor.service.events import cut_short
 from llmkube.supervisor.service.leftover import leftover_unloaded
 from llmkube.supervisor.service.loading import Loading

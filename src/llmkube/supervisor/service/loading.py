@@ -7,14 +7,53 @@ import attrs
 import trio
 
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.host_runtime import LogWords
 from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure
-from llmkube.supervisor.nouns.liveness import Limits
+from llmkube.supervisor.nouns.liveness import EngineStats, Limits, percent_loaded
 from llmkube.supervisor.nouns.ports import Child
 from llmkube.supervisor.service.engine_status import EngineStatus
-from llmkube.supervisor.service.load_progress import LoadLine
+
+SOONEST_SECONDS: Final = 5.0
+"""Between two lines that differ in what they say."""
+
+LATEST_SECONDS: Final = 30.0
+"""Between two lines of which only the second says that time has passed."""
+
+LINES: Final = 20
+
+
+@attrs.define(eq=False)
+class LoadLine:
+    """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
+
+    _child: Child
+    _status: EngineStatus
+    _weights_bytes: int
+    _words: LogWords
+    _started_at: float = attrs.field(factory=trio.current_time)
+    _written_at: float = attrs.field(factory=trio.current_time)
+    _log_bytes: int = -1
+    _phase: str = ""
+    _said: str = ""
+
+    async def write(self, stats: EngineStats) -> None:
+        """Report how far the load is, if that has changed, or if nothing was reported for a while."""
+        now = trio.current_time()
+        if stats.log_bytes != self._log_bytes:
+            self._log_bytes = stats.log_bytes
+            self._phase = self._words.phase(await self._child.last_lines(LINES)) or self._phase
+        percent = percent_loaded(stats.resident_bytes, self._weights_bytes)
+        what = self._phase or "loading the model"
+        if percent is not None:
+            what = f"{what}, {percent} % in memory"
+        waited = now - self._written_at
+        if waited >= LATEST_SECONDS or (what != self._said and waited >= SOONEST_SECONDS):
+            self._written_at, self._said = now, what
+            self._status.set_reason(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")
+
 
 OPEN_SECONDS: Final = 30.0
 """How long a proxy may take to answer that was started together with its engine."""

@@ -15,7 +15,8 @@ from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, EngineStats
 from llmkube.supervisor.nouns.ports import Child, Engines, Ports
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.weights.estimate.sizing import Place, largest_context
+from llmkube.weights.estimate.demand import Place
+from llmkube.weights.estimate.sizing import largest_context
 
 log = structlog.get_logger(__name__)
 

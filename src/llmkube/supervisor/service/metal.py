@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.coalesced_ticks import wait_tick
+from llmkube.base.waiting import wait_tick
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.host_runtime import LogWords
 from llmkube.runtimes.process.host_runtimes import words_of
@@ -19,7 +19,7 @@ from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.ports import Child, Grace
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.target import Launch
-from llmkube.weights.estimate.sizing import Place
+from llmkube.weights.estimate.demand import Place
 
 LINES: Final = 200
 """How much of the log is looked at after each change; ggml repeats its error with each request."""

@@ -34,10 +34,11 @@ from llmkube.supervisor.nouns.target import Idle, Launch, Target
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.measuring import context_hint
 from llmkube.supervisor.service.status_manager import StatusManager
-from llmkube.weights.download.fetch import Progress, WeightsFile
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
 from llmkube.weights.estimate.sizing import estimate
 from llmkube.weights.formats.shape import ModelHeader, Shape
+from llmkube.weights.store.blobs import WeightsFile
 
 BEAT_SECONDS: Final = 2.0
 """How often the progress of a fetch is written."""

@@ -27,14 +27,13 @@ from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.power.token_energy import TokenCount
-from llmkube.supervisor.service.conditions import model_conditions, service_conditions
 from llmkube.supervisor.service.endpoint_objects import (
     all_endpoint_objects,
     endpoint_manifests,
     endpoint_objects,
     service_object,
 )
-from llmkube.supervisor.service.events import Event, events
+from llmkube.supervisor.service.events import Event, events, model_conditions, service_conditions
 from llmkube.supervisor.service.facts import Facts
 
 log = structlog.get_logger(__name__)

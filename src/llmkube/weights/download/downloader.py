@@ -5,9 +5,9 @@ import math
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial as bind
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import trio
 
@@ -16,22 +16,20 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
 from llmkube.weights.download.buckets import BucketAccess
-from llmkube.weights.download.freshness import is_current
 from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
-from llmkube.weights.download.meter import Meter
-from llmkube.weights.download.progress import OnProgress, Progress
+from llmkube.weights.download.progress import Meter, OnProgress, Progress
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.download.resolver import DownloadJob, Resolver
-from llmkube.weights.download.retry import Dependencies, DownloadLimits, OriginPauses
+from llmkube.weights.download.retry import Dependencies, DownloadLimits
 from llmkube.weights.download.single_flight import SingleFlight, open_single_flight
-from llmkube.weights.download.transfer import RejectedVersion, Transfer, TransferObserver, TransferRequest
+from llmkube.weights.download.transfer import RejectedVersion, Transfer, TransferRequest
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
 from llmkube.weights.source import BucketFile, ImageSource, Remote, WebFile
-from llmkube.weights.store.audience import Audience
 from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
 from llmkube.weights.store.index import (
+    Audience,
     BlobInfo,
     Record,
     Unverified,
@@ -39,6 +37,7 @@ from llmkube.weights.store.index import (
     extend_audience,
     find_blob,
     find_recorded,
+    is_current,
     key_of,
     name_of,
     read_record,
@@ -55,6 +54,9 @@ GetAccess = Callable[[], Awaitable[BucketAccess]]
 
 GetRegistry = Callable[[], Awaitable[RegistryAccess]]
 """Find who asks a registry for a source."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LIMITS: Final = DownloadLimits()
 
@@ -124,9 +126,7 @@ class Downloader:
             except WorldError as error:
                 who = error
         server = who.server if isinstance(who, BucketAccess) else None
-        run_sync = self._dependencies.run_sync
-        name = await run_sync(bind(name_of, self._store, source))
-        record = await run_sync(bind(read_record, self._store, key_of(name)))
+        name, record = await self._record_of(source)
         if record is not None and server not in (None, record.server):
             record = None  # another server's
         found = None if record is None else await self._recall(name, record, wanted, progress)
@@ -137,17 +137,17 @@ class Downloader:
         secret = await token() if token is not None and self._resolver.is_at_hub(source) else None
         login = await registry() if registry is not None and isinstance(source, ImageSource) else RegistryAccess()
         proof = _proof(source, secret, who, login)
-        credential = await run_sync(bind(self._store.keyed_digest, proof)) if proof else ""
+        credential = await self._on_disk(self._store.keyed_digest, proof) if proof else ""
         job = DownloadJob(source, wanted, secret, policy, who, credential, namespace is None, login)
         if found is not None and record is not None and not fresh:
             await self._prove(job, record.audience, progress)
-            await run_sync(bind(extend_audience, self._store, name, record, namespace, credential))
+            await self._on_disk(extend_audience, self._store, name, record, namespace, credential)
             return found
         if found is None or not await self._is_current(job, progress):
-            found = await self._shared.join(job, bind(self._download, job), progress)
-        record = await run_sync(bind(read_record, self._store, key_of(name)))
+            found = await self._shared.join(job, partial(self._download, job), progress)
+        _, record = await self._record_of(source)
         if record is not None and credential in record.audience.credentials:
-            await run_sync(bind(extend_audience, self._store, name, record, namespace, credential))
+            await self._on_disk(extend_audience, self._store, name, record, namespace, credential)
         return found
 
     async def _prove(self, job: DownloadJob, audience: Audience, progress: OnProgress) -> None:
@@ -173,32 +173,29 @@ class Downloader:
         """Ask the servers whether what the store has is still what they have."""
         meter = Meter(progress, self._dependencies.utcnow)
         seen = [await self._resolver.look(one, meter) for one in await self._resolver.resolve(job, meter)]
-        run_sync = self._dependencies.run_sync
-        name = await run_sync(bind(name_of, self._store, job.source))
-        record = await run_sync(bind(read_record, self._store, key_of(name)))
+        _, record = await self._record_of(job.source)
         return record is not None and is_current(record, seen)
 
     async def _recall(self, name: str, record: Record, sha256: str | None, progress: OnProgress) -> WeightsFile | None:
-        run_sync, store = self._dependencies.run_sync, self._store
-        found = await run_sync(bind(find_recorded, store, record))
+        store = self._store
+        found = await self._on_disk(find_recorded, store, record)
         if isinstance(found, Unverified):
             for piece in found.touched:
                 if not await self._still_right(store.blobs / piece.sha256, progress):
                     return None
-            found = await run_sync(bind(record_verified, store, name, found.record))
+            found = await self._on_disk(record_verified, store, name, found.record)
         return found if found is not None and sha256 in (None, found.sha256) else None
 
     async def _still_right(self, blob: Path, progress: OnProgress) -> bool:
         """Read a blob that something has touched; one that has rotted is removed."""
-        run_sync = self._dependencies.run_sync
-        seen = await run_sync(bind(take_snapshot, blob))
+        seen = await self._on_disk(take_snapshot, blob)
 
         def verifying(done: int) -> None:
             progress(Progress("verifying", done, seen.size_bytes))
 
-        if await hash_file(seen, verifying, run_sync) == blob.name:
+        if await hash_file(seen, verifying, self._dependencies.run_sync) == blob.name:
             return True
-        await run_sync(bind(blob.unlink, missing_ok=True))
+        await self._on_disk(blob.unlink, missing_ok=True)
         return False
 
     async def _download(self, job: DownloadJob, progress: OnProgress) -> WeightsFile:
@@ -217,37 +214,34 @@ class Downloader:
                 meter.finished_bytes += part.size_bytes
             now = self._dependencies.utcnow().isoformat()
             versions = tuple(part.info.validator if isinstance(part, Partial) else Validator() for part in parts)
-            run_sync = self._dependencies.run_sync
-            name = await run_sync(bind(name_of, self._store, source))
+            name = await self._on_disk(name_of, self._store, source)
             public = not job.credential and all([await self._is_public(part) for part in parts])
             audience = Audience(public=public, credentials=(job.credential,) if job.credential else ())
-            kept = bind(commit_record, self._store, name, source.redacted, parts, now)
-            names = tuple(one.name for one in wanted if one.name)
-            record = bind(
-                kept,
+            record = Record(
+                source.redacted,
+                fetched_at=now,
                 server=job.access.server,
                 versions=versions,
                 audience=audience,
                 choice=meter.chosen,
-                names=names,
+                names=tuple(one.name for one in wanted if one.name),
             )
-            return await run_sync(record)
+            return await self._on_disk(commit_record, self._store, name, record, parts)
 
     async def _is_public(self, part: Partial | BlobInfo) -> bool:
         """Whether a part has come now, or was in the store for every Model."""
         if isinstance(part, Partial):
             return True
-        found = bind(find_blob, self._store, part.sha256, lambda audience: audience.public)
-        return await self._dependencies.run_sync(found) is not None
+        found = await self._on_disk(find_blob, self._store, part.sha256, lambda audience: audience.public)
+        return found is not None
 
     async def _transfer(self, wanted: TransferRequest, part: Partial, later_bytes: int, meter: Meter) -> None:
-        observer = TransferObserver(meter.downloading, meter.verifying, meter.waiting)
         space = self._dependencies.space
         try:
             if wanted.size_bytes is not None:
                 # Before the first byte of a split model: all that is missing must fit.
                 space.reserve(part, _missing_bytes(wanted, part) + later_bytes)
-            await Transfer(self._dependencies, wanted, part, observer, self._refused, later_bytes).run()
+            await Transfer(self._dependencies, wanted, part, meter, self._refused, later_bytes).run()
         finally:
             space.release(part)
 
@@ -255,18 +249,25 @@ class Downloader:
         self, job: DownloadJob, wanted: TransferRequest, meter: Meter, stack: AsyncExitStack
     ) -> Partial | BlobInfo:
         """Return the blob if the store has it, else the partial file, locked for us."""
-        run_sync, store = self._dependencies.run_sync, self._store
         while True:
             if wanted.sha256 is not None:
-                piece = await run_sync(bind(find_blob, store, wanted.sha256, job.admits))
+                piece = await self._on_disk(find_blob, self._store, wanted.sha256, job.admits)
                 if piece is not None:
                     return piece
-            partial = await run_sync(bind(open_partial, store, wanted.key))
-            if partial is not None:
-                stack.push_async_callback(_close, run_sync, partial)
-                return partial
+            part = await self._on_disk(open_partial, self._store, wanted.key)
+            if part is not None:
+                stack.push_async_callback(_close, self._dependencies.run_sync, part)
+                return part
             meter.waiting(0.0, "another download of the same file is under way")
             await trio.sleep(self._dependencies.limits.busy_seconds)
+
+    async def _record_of(self, source: Remote) -> tuple[str, Record | None]:
+        """Return what the store knows a source by, and what it has of it."""
+        name = await self._on_disk(name_of, self._store, source)
+        return name, await self._on_disk(read_record, self._store, key_of(name))
+
+    async def _on_disk(self, do: Callable[P, T], *args: P.args, **others: P.kwargs) -> T:
+        return await self._dependencies.run_sync(partial(do, *args, **others))
 
 
 @asynccontextmanager
@@ -298,13 +299,13 @@ async def open_downloader(
         room_bytes: What models may take of this host's memory, to choose among quantizations; None if it is not known.
     """
     run_sync = in_threads(limiter) if run_sync is None else run_sync
-    await run_sync(bind(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
+    await run_sync(partial(_remove_stale, store, utcnow().timestamp() - STALE_SECONDS))
     async with AsyncExitStack() as stack:
         if open_transport is None:
             sockets = await stack.enter_async_context(open_sockets())
             open_transport = open_transport_with(dial=sockets.connect)
         space = FreeSpace(store.root, free)
-        dependencies = Dependencies(open_transport, run_sync, utcnow, rng, limits, space, OriginPauses())
+        dependencies = Dependencies(open_transport, utcnow, rng, limits, run_sync=run_sync, space=space)
         shared = await stack.enter_async_context(open_single_flight(WeightsFile))
         resolver = Resolver(dependencies, hugging_face.parse_endpoint(endpoint), room_bytes)
         yield Downloader(store, dependencies, shared, resolver)
@@ -316,9 +317,9 @@ def _remove_stale(store: Store, before: float) -> None:
             remove_partial(path, unless_younger_than=before)
 
 
-async def _close(run_sync: RunSync, partial: Partial) -> None:
+async def _close(run_sync: RunSync, part: Partial) -> None:
     with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
-        await run_sync(partial.close)
+        await run_sync(part.close)
 
 
 def _proof(source: Remote, token: str | None, access: BucketAccess, login: RegistryAccess) -> str:

@@ -1,31 +1,28 @@
 """Fetching turns a source into a complete file on this host, or says why it cannot and what would work."""
 
-import contextlib
-from collections.abc import AsyncGenerator
+import hashlib
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
-from llmkube.weights.address_policy import AddressPolicy
-from llmkube.weights.download.downloader import Downloader, GetAccess, GetRegistry, GetToken
 from llmkube.weights.download.progress import OnProgress, Progress
 from llmkube.weights.errors import DigestMismatchError, SourceError, SourceUnsupportedError
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import Builtin, Given, LocalFile, LocalFolder, VolumeSource
 from llmkube.weights.store import local_files
-from llmkube.weights.store.audience import PUBLIC
-from llmkube.weights.store.blobs import BlobWriter, Store, WeightsFile
+from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import in_threads
-from llmkube.weights.store.index import blob_info, commit_record
+from llmkube.weights.store.index import PUBLIC, Record, blob_info, commit_record
 from llmkube.weights.store.local_sources import LocalSources
 
-__all__ = ["OnProgress", "Progress", "WeightsFile", "fetch"]
+Download = Callable[..., Awaitable[WeightsFile]]
+"""`Downloader.fetch`, with who asks and under which policy: takes a source, `sha256` and `progress`."""
 
-_FROM_OBJECT: Final = AddressPolicy()
 _NONE_LISTED: Final = LocalSources()
-_CLOSE_SECONDS: Final = 10.0  # dropping an incomplete file of many gigabytes takes a file system a while
 
 
 async def fetch(
@@ -35,14 +32,8 @@ async def fetch(
     sha256: str | None = None,
     progress: OnProgress,
     limiter: trio.CapacityLimiter,
-    downloader: Downloader | None = None,
-    token: GetToken | None = None,
-    access: GetAccess | None = None,
-    registry: GetRegistry | None = None,
-    policy: AddressPolicy = _FROM_OBJECT,
+    download: Download | None = None,
     local: LocalSources = _NONE_LISTED,
-    namespace: str | None = None,
-    fresh: bool = False,
 ) -> WeightsFile:
     """Return the file behind a source, complete and of the right digest.
 
@@ -56,15 +47,8 @@ async def fetch(
         sha256: The digest that it must have, in hex; None to trust it.
         progress: Called as it goes on, in this task.
         limiter: Bounds the worker threads that touch the disk.
-        downloader: Fetches remote sources into the same store; without one they are refused.
-        token: For the downloader's hub alone; looked for only when that is asked.
-        access: For an object in a bucket: who asks for it, and where.
-        registry: For a source in a registry: who asks for it.
-        policy: What a remote source may lead to; by default what an object may: public addresses only.
+        download: Fetches remote sources into the same store; without one they are refused.
         local: Which files of this host a source may name; by default none.
-        namespace: Of the Model that asks; None for the owner of the store. What took a credential goes to another
-            namespace only with a credential of its own.
-        fresh: What the store has of a remote source is compared with what the server has now.
 
     Raises:
         WeightsError: The source, the digest or the file is wrong; see the subclasses.
@@ -78,24 +62,14 @@ async def fetch(
         return await _use_folder(Path(source.path), local, sha256, limiter)
     if isinstance(source, OllamaModel):
         raise SourceUnsupportedError(f"{source.redacted} is pulled by Ollama itself, for services of hosts; {REMEDY}")
-    if isinstance(source, VolumeSource) or downloader is None:
+    if isinstance(source, VolumeSource) or download is None:
         scheme = source.scheme if isinstance(source, VolumeSource) else source.identity.partition("://")[0]
         file = "download the file and name it by its absolute path or as file:///PATH"
-        remedy = f"D{file[1:]}" if downloader is None else f"Name an https://, hf://, s3:// or oci:// source, or {file}"
+        remedy = f"D{file[1:]}" if download is None else f"Name an https://, hf://, s3:// or oci:// source, or {file}"
         raise SourceUnsupportedError(
             f"{source.redacted} cannot be fetched: this host cannot download over {scheme}. {remedy}"
         )
-    return await downloader.fetch(
-        source,
-        sha256=sha256,
-        token=token,
-        access=access,
-        registry=registry,
-        policy=policy,
-        progress=progress,
-        namespace=namespace,
-        fresh=fresh,
-    )
+    return await download(source, sha256=sha256, progress=progress)
 
 
 async def _copy_in(
@@ -103,28 +77,18 @@ async def _copy_in(
 ) -> WeightsFile:
     """Keep a copy in the store, unless the store has it already."""
     run_sync = in_threads(limiter)
-    before = await in_threads(limiter, abandon=True)(partial(local_files.take_snapshot, _builtin_file(source)))
-
-    def verifying(done: int) -> None:
-        progress(Progress("verifying", done, before.size_bytes))
-
-    digest = await local_files.hash_file(before, verifying, in_threads(limiter, abandon=True))
-    _compare(before.path, digest, sha256)
-    kept = await run_sync(partial(store.find, digest, before.size_bytes))
+    file = _builtin_file(source)
+    data = await in_threads(limiter, abandon=True)(file.read_bytes)
+    progress(Progress("verifying", len(data), len(data)))
+    digest = await run_sync(lambda: hashlib.sha256(data).hexdigest())
+    _compare(file, digest, sha256)
+    kept = await run_sync(partial(store.find, digest, len(data)))
     if kept is None:
-        async with _open_writer(store, limiter) as writer:
-            for offset in range(0, before.size_bytes, local_files.CHUNK_BYTES):
-                await run_sync(partial(_copy_chunk, before, offset, writer))
-                progress(
-                    Progress("copying", min(offset + local_files.CHUNK_BYTES, before.size_bytes), before.size_bytes)
-                )
-            kept = await run_sync(writer.commit)
+        kept = await run_sync(partial(store.add, data))
+        progress(Progress("copying", len(data), len(data)))
     piece = await run_sync(partial(blob_info, kept.path))
-    return await run_sync(partial(commit_record, store, source.identity, source.identity, [piece], "", audience=PUBLIC))
-
-
-def _copy_chunk(source: local_files.FileSnapshot, offset: int, writer: BlobWriter) -> None:
-    writer.write(local_files.read_chunk(source, offset))
+    record = Record(source.identity, audience=PUBLIC)
+    return await run_sync(partial(commit_record, store, source.identity, record, [piece]))
 
 
 async def _use_in_place(
@@ -167,11 +131,22 @@ def _builtin_file(source: Builtin) -> Path:
     return files[source.name]
 
 
-@contextlib.asynccontextmanager
-async def _open_writer(store: Store, limiter: trio.CapacityLimiter) -> AsyncGenerator[BlobWriter, None]:
-    writer = await trio.to_thread.run_sync(store.new_writer, limiter=limiter)
-    try:
-        yield writer
-    finally:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
-            await trio.to_thread.run_sync(writer.close, limiter=limiter)
+class ModelLibrary(Protocol):
+    """The program that keeps them."""
+
+    async def fetch(self, source: OllamaModel, progress: OnProgress) -> tuple[WeightsFile, GGUFFacts]:
+        """Have it pull a model that it does not have, and return what it says of the model's file.
+
+        Raises:
+            WeightsError: There is no such model, or it cannot be served here; says what to do.
+            FetchError: The program does not answer, or has not pulled it.
+        """
+        ...
+
+    async def has(self, source: OllamaModel) -> bool:
+        """Whether it has the model already; it has not if it does not answer."""
+        ...
+
+    async def keeps(self, identity: str) -> bool:
+        """Whether a file that `fetch` has returned is still the one of its model."""
+        ...

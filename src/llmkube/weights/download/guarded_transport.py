@@ -6,11 +6,11 @@ dialled address cannot be checked here.
 """
 
 import contextlib
+import functools
 import ipaddress
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import attrs
 import httpx  # noqa: ASYNC127 (only for the certificates that it trusts)
@@ -29,22 +29,6 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Return the addresses of a host name, in the order in which to try them; OSError when there are none."""
 
 
-class Transport(Protocol):
-    """What carries one chain of requests."""
-
-    async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
-        """Ask for a URL over a fresh connection; the caller closes the answer's stream.
-
-        Raises:
-            BlockedAddressError: The policy refuses an address of its host.
-            HttpError: Nothing answers there, its certificate is wrong, or what answers is no HTTP/1.1.
-        """
-        ...
-
-
-OpenTransport = Callable[[AddressPolicy], AbstractAsyncContextManager[Transport]]
-"""Open what carries one chain of requests under a policy."""
-
 _DIAL_SECONDS: Final = 10.0  # an address that does not answer must not hide the next one behind its silence
 _ADVICE_ALLOW: Final = "use another source, or let the operator allow the network with --allow-private-sources"
 _ADVICE_NEVER: Final = "no setting allows it; use another source"
@@ -56,59 +40,38 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-def open_transport_with(
-    *, resolve: Resolve = resolve, dial: Connect = dial, ssl_context: ssl.SSLContext | None = None
-) -> OpenTransport:
-    """Return the way to open guarded transports over this resolver, these sockets and these trusted certificates.
+@attrs.define(eq=False)
+class GuardedTransport:
+    """Carry one chain of requests under a policy; once it has been outside, nothing leads it back in.
 
-    `dial` gets addresses, never names. A TLS session of one transport shortens the handshakes of the next ones.
+    Attributes:
+        tls: Shakes hands, for all transports: a session of one shortens the handshakes of the next ones.
     """
-    tls = _Tls(ssl_context)
-
-    @asynccontextmanager
-    async def open_transport(policy: AddressPolicy) -> AsyncGenerator[Transport, None]:
-        await trio.lowlevel.checkpoint()
-        yield _GuardedTransport(policy, resolve, dial, tls)
-
-    return open_transport
-
-
-@attrs.define(eq=False)
-class _Tls:
-    """TLS for all transports; the certificates are read when they are needed, which takes long."""
-
-    context: ssl.SSLContext | None
-    _dialer: TlsDialer | None = None
-
-    async def over(self, stream: trio.abc.Stream, host: str, port: int) -> trio.abc.Stream:
-        """Shake hands; ConnectError if the server cannot be trusted."""
-        if self._dialer is None:
-            self._dialer = TlsDialer(self.context or httpx.create_ssl_context())
-        try:
-            return await self._dialer.over(stream, host, port)
-        except (ssl.SSLError, trio.BrokenResourceError) as exc:
-            raise ConnectError(f"no TLS with {host}: {_describe(exc)}") from exc
-
-
-@attrs.define(eq=False)
-class _GuardedTransport:
-    """Dial for one chain of hops; once it has been outside, nothing leads it back in."""
 
     policy: AddressPolicy
     resolve: Resolve
     dial: Connect
-    tls: _Tls
+    tls: Callable[[], TlsDialer]
     been_outside: bool = False
 
     async def get(self, url: WebUrl, headers: Mapping[str, str]) -> StreamedResponse:
-        """See `Transport`."""
+        """Ask for a URL over a fresh connection; the caller closes the answer's stream.
+
+        Raises:
+            BlockedAddressError: The policy refuses an address of its host.
+            HttpError: Nothing answers there, its certificate is wrong, or what answers is no HTTP/1.1.
+        """
         # One connection for each request: an earlier one was judged by where the chain had been by then.
         client = HttpClient(self._connect if url.scheme == "http" else self._connect_tls, max_idle=0)
         head = encode_request_head("GET", url.target, Headers.of({**headers, "Connection": "close"}))
         return await client.start((url.host, url.port), "GET", head, b"")
 
     async def _connect_tls(self, host: str, port: int) -> trio.abc.Stream:
-        return await self.tls.over(await self._connect(host, port), host, port)
+        stream = await self._connect(host, port)
+        try:
+            return await self.tls().over(stream, host, port)
+        except (ssl.SSLError, trio.BrokenResourceError) as exc:
+            raise ConnectError(f"no TLS with {host}: {_describe(exc)}") from exc
 
     async def _connect(self, host: str, port: int) -> trio.abc.Stream:
         addresses = await self._addresses(host, port)
@@ -154,6 +117,26 @@ class _GuardedTransport:
                 words = _describe(exc)
                 problems.append(words if words.startswith(f"{address}: ") else f"{address}: {words}")
         raise ConnectError(f"cannot connect to {host} port {port} ({'; '.join(problems[:4])})")
+
+
+OpenTransport = Callable[[AddressPolicy], GuardedTransport]
+"""Return what carries one chain of requests under a policy."""
+
+
+def open_transport_with(
+    *, resolve: Resolve = resolve, dial: Connect = dial, ssl_context: ssl.SSLContext | None = None
+) -> OpenTransport:
+    """Return the way to make guarded transports over this resolver, these sockets and these trusted certificates.
+
+    `dial` gets addresses, never names.
+    """
+
+    @functools.cache
+    def tls() -> TlsDialer:
+        # The certificates are read when they are needed, which takes long.
+        return TlsDialer(ssl_context or httpx.create_ssl_context())
+
+    return lambda policy: GuardedTransport(policy, resolve, dial, tls)
 
 
 def _describe(exc: BaseException) -> str:

@@ -137,18 +137,21 @@ def choose(source: HubRepository, listing: Listing, *, room_bytes: int | None = 
     there = f"{', '.join(names[:_MOST_SHOWN])}{more}"
     if len(models) == 1 and not source.quantization:
         return Choice(source.file(next(iter(models))))
-    named = [first for first in models if _is_of(first, source.quantization or USUAL)]
-    if len(named) == 1 and (source.quantization or len({_model_of(first) for first in models}) == 1):
+    wanted = (source.quantization or USUAL).lower()
+    named = [first for first in models if _named(first)[1].lower() == wanted]
+    is_one_model = len({_named(first)[0].lower() for first in models}) == 1
+    if len(named) == 1 and (source.quantization or is_one_model):
         why = "" if source.quantization else f"{USUAL}, one of {len(models)} in {source.name}"
         return Choice(source.file(named[0]), why)
-    if not source.quantization and not named and room_bytes and len({_model_of(first) for first in models}) == 1:
+    if not source.quantization and not named and room_bytes and is_one_model:
         sizes = {first: _bytes_of(listing, parts) or 0 for first, parts in models.items()}
         most = room_bytes * _WEIGHTS_OF_TEN // 10
         fitting = [first for first, size in sizes.items() if 0 < size <= most]
         if fitting:
             largest = max(fitting, key=lambda first: (sizes[first], first))
             what = f"the largest of {len(models)} in {source.name} that fits into {format_bytes(room_bytes)} of memory"
-            return Choice(source.file(largest), f"{_quantization_of(largest)}, {what}; it has no {USUAL}")
+            model, quantization = _named(largest)
+            return Choice(source.file(largest), f"{quantization or model}, {what}; it has no {USUAL}")
     if source.quantization and not named:
         raise SourceNotFoundError(f"{source.redacted}: the repository has no {source.quantization}; it has {there}")
     example = source.file(min(named or models)).redacted
@@ -213,24 +216,11 @@ def _entry(sibling: Any) -> HubEntry:
     )
 
 
-def _stem(path: str) -> str:
-    return _PART.sub("", path.rpartition("/")[2][: -len(".gguf")])
-
-
-def _is_of(path: str, quantization: str) -> bool:
-    found = _QUANTIZATION.fullmatch(_stem(path))
-    return found is not None and found["quantization"].lower() == quantization.lower()
-
-
-def _quantization_of(path: str) -> str:
-    found = _QUANTIZATION.fullmatch(_stem(path))
-    return found["quantization"] if found is not None else _stem(path)
-
-
-def _model_of(path: str) -> str:
-    """Return the name of a file without its quantization: what all quantizations of one model share."""
-    found = _QUANTIZATION.fullmatch(_stem(path))
-    return (found["model"] if found is not None else _stem(path)).lower()
+def _named(path: str) -> tuple[str, str]:
+    """Return the model of a file's name, which all quantizations share, and the quantization if it names one."""
+    stem = _PART.sub("", path.rpartition("/")[2][: -len(".gguf")])
+    found = _QUANTIZATION.fullmatch(stem)
+    return (stem, "") if found is None else (found["model"], found["quantization"])
 
 
 def _size(listing: Listing, parts: Iterable[str]) -> str:

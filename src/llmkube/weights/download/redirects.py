@@ -17,9 +17,9 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import Signer
-from llmkube.weights.download.guarded_transport import Transport
+from llmkube.weights.download.guarded_transport import GuardedTransport
 from llmkube.weights.errors import FetchError, RedirectError
-from llmkube.weights.http_responses import linked_digest, linked_size, other_region
+from llmkube.weights.http_responses import RangeRequest, Server, Validator, linked_digest, linked_size, other_region
 from llmkube.weights.urls import BadUrlError, UserInfo, WebUrl, follow
 
 MAX_REDIRECTS: Final = 5
@@ -51,12 +51,30 @@ class Credential:
 
 @attrs.frozen
 class FileRequest:
-    """A GET: where to, with which headers, and under which policy."""
+    """A file on a server, and who asks for it.
 
+    Attributes:
+        shown: The source, for messages.
+        url: Where it can be had.
+        policy: What it may lead to.
+        credential: For its origin, if it needs one.
+        server: What the server is.
+    """
+
+    shown: str
     url: WebUrl
     policy: AddressPolicy
     credential: Credential | Signer | None = None
-    headers: Mapping[str, str] = attrs.field(factory=dict)
+    server: Server = "web"
+
+    def asked(
+        self,
+        offset: int = 0,
+        validator: Validator = Validator(),  # noqa: B008 (a frozen value)
+        total_bytes: int | None = None,
+    ) -> RangeRequest:
+        """Return what is known of the file when bytes are asked for, to judge the answer by; see `RangeRequest`."""
+        return RangeRequest(self.shown, offset, validator, total_bytes, self.server, self.credential is not None)
 
 
 @attrs.frozen
@@ -81,8 +99,10 @@ class FileResponse:
 
 
 @asynccontextmanager
-async def open_response(transport: Transport, request: FileRequest) -> AsyncGenerator[FileResponse, None]:
-    """Ask, and follow redirects; on exit the connection is closed, read or not.
+async def open_response(
+    transport: GuardedTransport, request: FileRequest, headers: Mapping[str, str]
+) -> AsyncGenerator[FileResponse, None]:
+    """Ask, with these headers besides the usual ones, and follow redirects; on exit the connection is closed.
 
     Raises:
         RedirectError: The redirects lead nowhere that we go.
@@ -93,18 +113,18 @@ async def open_response(transport: Transport, request: FileRequest) -> AsyncGene
     for hops in range(MAX_REDIRECTS + 1):
         async with AsyncExitStack() as stack:
             with as_fetch_errors(request.url):
-                answer = await transport.get(url, _headers(url, request))
+                answer = await transport.get(url, _headers(url, request, headers))
             # Nothing is owed to a server that has been read, or given up on.
             stack.push_async_callback(trio.aclose_forcefully, answer.stream)
-            headers = answer.headers.joined()
+            said = answer.headers.joined()
             if url.origin == request.url.origin:
                 # Only what the source's own server says: further hops are content networks.
-                sha256 = sha256 or linked_digest(headers)
-                size = linked_size(headers) if size is None else size
+                sha256 = sha256 or linked_digest(said)
+                size = linked_size(said) if size is None else size
             if answer.status not in _REDIRECTS:
-                yield FileResponse(answer.status, headers, hops > 0, sha256, size, answer)
+                yield FileResponse(answer.status, said, hops > 0, sha256, size, answer)
                 return
-        url = _next(request, url, headers)
+        url = _next(request, url, said)
     raise RedirectError(
         f"{request.url.shown} leads through more than {MAX_REDIRECTS} redirects; name the file's own URL instead"
     )
@@ -119,16 +139,16 @@ def as_fetch_errors(url: WebUrl) -> Generator[None, None, None]:
         raise FetchError(f"{url.shown}: {exc}") from exc
 
 
-def _headers(url: WebUrl, request: FileRequest) -> dict[str, str]:
+def _headers(url: WebUrl, request: FileRequest, wanted: Mapping[str, str]) -> dict[str, str]:
     headers = {
         "Host": url.netloc,
         "User-Agent": f"llmkube/{__version__}",
         "Accept": "*/*",
         "Accept-Encoding": "identity",  # the digest, the size and ranges are those of the file itself
-        **request.headers,
+        **wanted,
     }
     if request.credential is not None and request.credential.origin == url.origin:
-        headers |= request.credential.headers(url, request.headers)
+        headers |= request.credential.headers(url, wanted)
     return headers
 
 

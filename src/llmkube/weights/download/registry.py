@@ -87,9 +87,8 @@ class RegistryAccess:
 
 @attrs.frozen
 class Challenge:
-    """What a registry wants: `basic`, or a token of the server at `realm`."""
+    """What a registry wants: a token of the server at `realm`; without one, a user and password itself."""
 
-    scheme: str
     realm: WebUrl | None = None
     service: str = ""
 
@@ -111,14 +110,6 @@ class Layer:
     name: str = ""
 
 
-@attrs.frozen
-class Manifest:
-    """What a reference leads to: the model's layers, or one more manifest by its digest."""
-
-    layers: Sequence[Layer] = ()
-    next_digest: str = ""
-
-
 def manifest_url(source: ImageSource, reference: str) -> WebUrl:
     """Return where a manifest is, by its tag or digest."""
     return _below(source, f"manifests/{reference}")
@@ -137,7 +128,7 @@ def parse_challenge(shown: str, registry: WebUrl, header: str) -> Challenge:
     """
     scheme, _, rest = header.strip().partition(" ")
     if scheme.lower() == "basic":
-        return Challenge("basic")
+        return Challenge()
     said = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
     if scheme.lower() != "bearer" or "realm" not in said:
         raise FetchError(f"{shown}: the registry asks for a login of a kind that is not known ({scheme[:40]!r})")
@@ -147,7 +138,7 @@ def parse_challenge(shown: str, registry: WebUrl, header: str) -> Challenge:
         raise FetchError(f"{shown}: the registry names no usable server for tokens: {exc}") from exc
     if realm.scheme != "https" and realm.origin != registry.origin:
         raise FetchError(f"{shown}: the registry sends its clients to {realm.shown} for tokens, which is not https")
-    return Challenge("bearer", realm, said.get("service", ""))
+    return Challenge(realm, said.get("service", ""))
 
 
 def parse_token(shown: str, body: bytes) -> str:
@@ -166,8 +157,10 @@ def parse_token(shown: str, body: bytes) -> str:
     return token
 
 
-def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Manifest:
-    """Read a manifest, and hold it against its digest where it was asked for by that.
+def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Sequence[Layer] | str:
+    """Read a manifest: the layers of its model, or the digest of another manifest that it leads to.
+
+    It is held against its own digest where it was asked for by that.
 
     Raises:
         DigestMismatchError: It has another digest.
@@ -180,7 +173,7 @@ def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Manifest
     try:
         said = json.loads(body)
         if said.get("mediaType") in _INDEXES or "manifests" in said:
-            return Manifest(next_digest=_only_entry(shown, said["manifests"]))
+            return _only_entry(shown, said["manifests"])
         layers = [(each, _layer(each)) for each in said["layers"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise FetchError(f"{shown}: the registry's manifest cannot be decoded") from exc
@@ -190,22 +183,22 @@ def parse_manifest(source: ImageSource, reference: str, body: bytes) -> Manifest
             f"{shown} holds no .gguf file as a layer of its own, and no host unpacks archives; name an artefact that "
             "does (ModelPack's raw weights, Docker's models, or `oras push`)"
         )
-    return Manifest(models)
+    return models
 
 
-def choose_layers(source: ImageSource, manifest: Manifest) -> Sequence[Layer]:
+def choose_layers(source: ImageSource, layers: Sequence[Layer]) -> Sequence[Layer]:
     """Return the layers of the model in the order of its parts: those of `spec.files`, else of the only one.
 
     Raises:
         SourceNotFoundError: There is none, or a part is missing; the message lists what is there.
         AmbiguousSourceError: There are several.
     """
-    by_name = {layer.name: layer for layer in manifest.layers}
-    listed = [f"{layer.name or 'without a name'} ({format_bytes(layer.size_bytes)})" for layer in manifest.layers]
+    by_name = {layer.name: layer for layer in layers}
+    listed = [f"{layer.name or 'without a name'} ({format_bytes(layer.size_bytes)})" for layer in layers]
     more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
     there = ", ".join(listed[:_MOST_SHOWN]) + more
-    first = {part_names(layer.name)[0] for layer in manifest.layers}
-    twice = [layer.name for layer in manifest.layers if by_name[layer.name].sha256 != layer.sha256]
+    first = {part_names(layer.name)[0] for layer in layers}
+    twice = [layer.name for layer in layers if by_name[layer.name].sha256 != layer.sha256]
     if twice:
         which = twice[0] or "without a name"
         raise AmbiguousSourceError(f"{source.redacted} holds several models {which}; push it anew, each with its name")

@@ -5,6 +5,8 @@ origin that they belong to. Nothing touches the disk.
 """
 
 import datetime
+import math
+import random
 from collections.abc import Callable
 from typing import Final
 
@@ -13,15 +15,18 @@ import attrs
 from llmkube.base.http.streamed_response import StreamedResponse
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face
-from llmkube.weights.download.buckets import BucketAccess, Signer
+from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
-from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
+from llmkube.weights.download.progress import Meter
+from llmkube.weights.download.redirects import FileRequest, FileResponse, as_fetch_errors, open_response
+from llmkube.weights.download.resolver import DownloadJob, Resolver
+from llmkube.weights.download.retry import DownloadLimits, Network
 from llmkube.weights.errors import FetchError, NotGGUFError, RangeError
-from llmkube.weights.formats.gguf import GGUFFacts, facts_of
+from llmkube.weights.formats.gguf import facts_of
 from llmkube.weights.formats.gguf_reader import HeaderReader
-from llmkube.weights.http_responses import RangeRequest, ReadBody, interpret, interpret_part, range_total, refusal
+from llmkube.weights.formats.shape import GGUFFacts
+from llmkube.weights.http_responses import RangeRequest, ReadBody, interpret, interpret_part, range_total
 from llmkube.weights.source import BucketFile, HubRepository, RemoteFile, WebFile
-from llmkube.weights.urls import WebUrl
 
 REQUEST_BYTES: Final = (1 << 20, 7 << 20, 24 << 20)
 """How much each request asks for: small models end within the first, vocabularies of 150,000 tokens within the second,
@@ -29,8 +34,6 @@ the largest known ones within the third."""
 
 MAX_REMOTE_BYTES: Final = sum(REQUEST_BYTES)
 """A longer header is refused, also where a server sends the whole file instead of a part."""
-
-_LISTING_BYTES: Final = 32 << 20
 
 
 async def read_remote_header(
@@ -63,69 +66,44 @@ async def read_remote_header(
         WeightsError: The source is wrong or leads somewhere refused, or access is denied; see `weights.errors`.
         FetchError: The network or the server got in the way; the same call may succeed later.
     """
-    carry = open_transport_with() if open_transport is None else open_transport
-    hub_url = hugging_face.parse_endpoint(endpoint)
-    token_for_hub = Credential.bearer(hub_url, token) if token else None
+    once = DownloadLimits(head_seconds=math.inf, tries=1)
+    network = Network(open_transport or open_transport_with(), utcnow, random.SystemRandom(), once)
+    resolver = Resolver(network, hugging_face.parse_endpoint(endpoint))
+    job = DownloadJob(source, None, token, policy, access or BucketAccess())
     if isinstance(source, WebFile):
-        at_hub = source.url.origin == hub_url.origin
-        own = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
-        credential = own or (token_for_hub if at_hub else None)
-        place = _RemoteFile(source.redacted, source.url, policy, credential, at_hub, carry, utcnow)
-        return await _read(place)
+        return await _read(resolver.web_file(job, source, source.url), network)
     if isinstance(source, BucketFile):
-        who = access or BucketAccess()
-        url = who.url(source.bucket, source.path)
-        signer = Signer(url.origin, who, utcnow) if who.key_id else None
-        return await _read(_RemoteFile(source.redacted, url, policy, signer, False, carry, utcnow, bucket=True))
-    name = source.name if isinstance(source, HubRepository) else source.repository
-    place = _RemoteFile(source.redacted, hub_url, policy, token_for_hub, True, carry, utcnow)
+        return await _read(resolver.bucket_file(job, source, source.path), network)
     if isinstance(source, HubRepository):
-        listing = await _list(attrs.evolve(place, url=hugging_face.listing_url(hub_url, name, source.revision)))
-        file = hugging_face.choose(source, listing).file
-        place = attrs.evolve(place, shown=file.redacted)
-        source = attrs.evolve(file, revision=listing.commit or file.revision)
-    return await _read(attrs.evolve(place, url=hugging_face.file_url(hub_url, source)))
+        meter = Meter(lambda _: None, utcnow)
+        listing = await resolver.listing(job, source.name, source.revision, meter)
+        file, revision = hugging_face.choose(source, listing).file, listing.commit or source.revision
+    else:
+        file, revision = source, source.revision
+    pinned = attrs.evolve(file, revision=revision)
+    wanted = resolver.hub_file(job, pinned, hugging_face.HubEntry(file.path))
+    return await _read(attrs.evolve(wanted, shown=file.redacted), network)
 
 
-@attrs.frozen
-class _RemoteFile:
-    """Where something is, and how to get there."""
-
-    shown: str
-    url: WebUrl
-    policy: AddressPolicy
-    credential: Credential | Signer | None
-    hub: bool
-    open_transport: OpenTransport
-    utcnow: Callable[[], datetime.datetime]
-    bucket: bool = False
-
-    def request(self, **headers: str) -> FileRequest:
-        return FileRequest(self.url, self.policy, self.credential, headers)
-
-    def asked(self) -> RangeRequest:
-        return RangeRequest(shown=self.shown, hub=self.hub, bucket=self.bucket, credential=self.credential is not None)
-
-
-async def _read(place: _RemoteFile) -> GGUFFacts:
+async def _read(wanted: FileRequest, network: Network) -> GGUFFacts:
     reader: HeaderReader | None = None
-    asked = place.asked()
+    asked = wanted.asked()
     for length in REQUEST_BYTES:
         if reader is not None and reader.wanted is not None:
             asked = attrs.evolve(asked, offset=reader.wanted.offset)
         end = asked.offset + length
-        request = place.request(Range=f"bytes={asked.offset}-{end - 1}")
-        async with place.open_transport(place.policy) as transport, open_response(transport, request) as response:
-            take = _judge(asked, response, place.utcnow())
+        headers = {"Range": f"bytes={asked.offset}-{end - 1}"}
+        async with open_response(network.open_transport(wanted.policy), wanted, headers) as response:
+            take = _judge(asked, response, network.utcnow())
             total = response.linked_size if take.total_bytes is None else take.total_bytes
             if reader is None or take.offset == 0:
-                reader = HeaderReader(place.shown, total, limit_bytes=MAX_REMOTE_BYTES)
+                reader = HeaderReader(wanted.shown, total, limit_bytes=MAX_REMOTE_BYTES)
             asked = attrs.evolve(asked, validator=take.validator, total_bytes=total)
-            with as_fetch_errors(place.url):
+            with as_fetch_errors(wanted.url):
                 await _feed_body(response.body, take.offset, reader, end if response.status == 206 else None)
         if reader.wanted is None:
             return facts_of(reader)
-    raise RangeError(f"{place.shown}: the server sends parts that are shorter than what was asked for")
+    raise RangeError(f"{wanted.shown}: the server sends parts that are shorter than what was asked for")
 
 
 async def _feed_body(body: StreamedResponse, position: int, reader: HeaderReader, end: int | None) -> None:
@@ -162,18 +140,3 @@ def _judge(asked: RangeRequest, response: FileResponse, now: datetime.datetime) 
     if not isinstance(verdict, ReadBody):
         raise FetchError(f"{asked.shown}: the file on the server has changed while its header was read; try again")
     return verdict
-
-
-async def _list(place: _RemoteFile) -> hugging_face.Listing:
-    """Ask the hub for the files of a repository."""
-    async with place.open_transport(place.policy) as transport, open_response(transport, place.request()) as response:
-        if response.status != 200:
-            now = place.utcnow()
-            raise refusal(place.asked(), response.status, response.headers, redirected=response.redirected, now=now)
-        body = bytearray()
-        with as_fetch_errors(place.url):
-            while chunk := await response.body.receive_some():
-                body += chunk
-                if len(body) > _LISTING_BYTES:
-                    raise FetchError(f"{place.shown}: the hub's list of files is too long")
-    return hugging_face.parse_listing(place.shown, bytes(body))

@@ -1,6 +1,6 @@
 """Which files a source means, where they are, and what their servers say of them before a byte is fetched."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
 import attrs
@@ -9,17 +9,23 @@ import trio
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download import hugging_face, registry
 from llmkube.weights.download.buckets import BucketAccess, Signer
-from llmkube.weights.download.freshness import RemoteVersion
-from llmkube.weights.download.meter import Meter
+from llmkube.weights.download.progress import Meter
 from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, as_fetch_errors, open_response
 from llmkube.weights.download.registry import RegistryAccess
-from llmkube.weights.download.retry import Dependencies, retry
+from llmkube.weights.download.retry import Network, retry
 from llmkube.weights.download.transfer import TransferRequest
 from llmkube.weights.errors import AccessDeniedError, DigestMismatchError, FetchError, SourceError, StalledError
-from llmkube.weights.http_responses import REGISTRY_ADVICE, RangeRequest, Validator, linked_digest, range_total, refusal
+from llmkube.weights.http_responses import (
+    REGISTRY_ADVICE,
+    RemoteVersion,
+    Validator,
+    content_length,
+    linked_digest,
+    range_total,
+    refusal,
+)
 from llmkube.weights.source import BucketFile, HubFile, HubFolder, HubRepository, ImageSource, Remote, WebFile
-from llmkube.weights.store.audience import Audience
-from llmkube.weights.store.index import key_of
+from llmkube.weights.store.index import Audience, key_of
 from llmkube.weights.urls import UserInfo, WebUrl
 
 T = TypeVar("T")
@@ -67,12 +73,12 @@ class Resolver:
     """From a source to the requests that fetch its files.
 
     Attributes:
-        dependencies: What requests are made with.
+        network: What requests are made with.
         endpoint: The hub's address, or a mirror's.
         room_bytes: What models may take of this host's memory; None where that is not known.
     """
 
-    dependencies: Dependencies
+    network: Network
     endpoint: WebUrl
     room_bytes: int | None = None
 
@@ -87,116 +93,84 @@ class Resolver:
         source = job.source
         meter.resolving()
         if isinstance(source, WebFile):
-            return await self._plan_web(job, source, meter)
+            _refuse_one_digest_for_many(job, len(source.parts))
+            return await self._probed([self.web_file(job, source, url) for url in source.parts], meter)
         if isinstance(source, BucketFile):
-            return await self._plan_bucket(job, source, meter)
+            if not source.path or source.path.endswith("/"):
+                raise SourceError(
+                    f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch"
+                )
+            _refuse_one_digest_for_many(job, len(source.parts))
+            return await self._probed([self.bucket_file(job, source, path) for path in source.parts], meter)
         if isinstance(source, ImageSource):
             return await self._plan_image(job, source, meter)
-        if isinstance(source, HubFolder):
-            return await self._plan_folder(job, source, meter)
         if isinstance(source, HubFile) and len(source.parts) == 1:
-            return [self._wanted_hub(job, source, hugging_face.HubEntry(source.path))]
+            return [self.hub_file(job, source, hugging_face.HubEntry(source.path))]
         name = source.repository if isinstance(source, HubFile) else source.name
-        listing = await self._listing(job, name, source.revision, meter)
-        if isinstance(source, HubRepository):
-            choice = hugging_face.choose(source, listing, room_bytes=self.room_bytes)
-            file, meter.chosen = choice.file, choice.why
-        else:
-            file = source
-        entries = hugging_face.entries_of(file, listing)
-        _refuse_one_digest_for_many(job, len(entries))
-        # Pinned to one commit: the parts of a model that is just being replaced must not be mixed.
-        pinned = attrs.evolve(file, revision=listing.commit or file.revision)
-        return [self._wanted_hub(job, attrs.evolve(pinned, path=entry.path), entry) for entry in entries]
-
-    async def _plan_folder(self, job: DownloadJob, source: HubFolder, meter: Meter) -> Sequence[TransferRequest]:
-        if job.sha256 is not None:
+        if isinstance(source, HubFolder) and job.sha256 is not None:
             raise DigestMismatchError(
                 f"one digest cannot describe the files of {source.redacted}; leave spec.sha256 out, and name a commit "
                 "(hf://ORG/REPO@COMMIT) to have the same files for ever"
             )
-        listing = await self._listing(job, source.name, source.revision, meter)
-        entries = hugging_face.folder_entries(source, listing)
-        revision = (
-            listing.commit or source.revision
-        )  # the files of a model that is just being replaced must not be mixed
-        files = [HubFile(source.name, entry.path, revision) for entry in entries]
-        return [
-            attrs.evolve(self._wanted_hub(job, file, entry), name=entry.path)
-            for file, entry in zip(files, entries, strict=True)
-        ]
+        listing = await self.listing(job, name, source.revision, meter)
+        # Pinned to one commit: the files of a model that is just being replaced must not be mixed.
+        revision = listing.commit or source.revision
+        if isinstance(source, HubFolder):
+            entries = hugging_face.folder_entries(source, listing)
+        elif isinstance(source, HubRepository):
+            choice = hugging_face.choose(source, listing, room_bytes=self.room_bytes)
+            entries, meter.chosen = hugging_face.entries_of(choice.file, listing), choice.why
+        else:
+            entries = hugging_face.entries_of(source, listing)
+        _refuse_one_digest_for_many(job, len(entries))
+        wanted = [self.hub_file(job, HubFile(name, entry.path, revision), entry) for entry in entries]
+        if isinstance(source, HubFolder):
+            return [attrs.evolve(one, name=entry.path) for one, entry in zip(wanted, entries, strict=True)]
+        return wanted
 
-    def _wanted_hub(self, job: DownloadJob, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
+    def hub_file(self, job: DownloadJob, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
+        """Return the request for one file of a repository, and what the hub promises of it."""
         if job.sha256 is not None and entry.sha256 not in (None, job.sha256):
             raise DigestMismatchError(
                 f"the hub says that {file.redacted} has the digest {entry.sha256}, spec.sha256 asks for {job.sha256}; "
                 "correct the digest, or the source"
             )
-        return TransferRequest(
-            shown=file.redacted,
-            url=hugging_face.file_url(self.endpoint, file),
-            key=job.partial_key(file.identity),
-            policy=job.policy,
+        wanted = _request(job, file.redacted, hugging_face.file_url(self.endpoint, file), file.identity)
+        return attrs.evolve(
+            wanted,
             credential=self._credential(job),
+            server="hub",
             sha256=job.sha256 or entry.sha256,
-            promised_by="spec.sha256" if job.sha256 else "",
             size_bytes=entry.size_bytes,
-            hub=True,
         )
 
-    async def _plan_web(self, job: DownloadJob, source: WebFile, meter: Meter) -> Sequence[TransferRequest]:
-        urls = source.parts
-        _refuse_one_digest_for_many(job, len(urls))
+    def web_file(self, job: DownloadJob, source: WebFile, url: WebUrl) -> TransferRequest:
+        """Return the request for one part of a file on a web server, which may be the hub's."""
         at_hub = self.is_at_hub(source)
         credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
-        first = TransferRequest(
-            shown=source.url.shown,
-            url=source.url,
-            key=job.partial_key(str(source.url)),
-            policy=job.policy,
-            credential=credential or (self._credential(job) if at_hub else None),
-            sha256=job.sha256,
-            promised_by="spec.sha256" if job.sha256 else "",
-            hub=at_hub,
-        )
-        return await self._probed(
-            [attrs.evolve(first, shown=url.shown, url=url, key=job.partial_key(str(url))) for url in urls], meter
-        )
+        wanted = _request(job, url.shown, url, str(url))
+        credential = credential or (self._credential(job) if at_hub else None)
+        return attrs.evolve(wanted, credential=credential, server="hub" if at_hub else "web")
 
-    async def _plan_bucket(self, job: DownloadJob, source: BucketFile, meter: Meter) -> Sequence[TransferRequest]:
-        if not source.path or source.path.endswith("/"):
-            raise SourceError(f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch")
-        _refuse_one_digest_for_many(job, len(source.parts))
-        each, who = [], job.access
-        for path in source.parts:
-            url, part = who.url(source.bucket, path), attrs.evolve(source, path=path)
-            signer = Signer(url.origin, who, self.dependencies.utcnow) if who.key_id else None
-            each.append(
-                TransferRequest(
-                    shown=part.redacted,
-                    url=url,
-                    key=job.partial_key(f"{who.server} {part.identity}"),
-                    policy=job.policy,
-                    credential=signer,
-                    sha256=job.sha256,
-                    promised_by="spec.sha256" if job.sha256 else "",
-                    bucket=True,
-                )
-            )
-        return await self._probed(each, meter)
+    def bucket_file(self, job: DownloadJob, source: BucketFile, path: str) -> TransferRequest:
+        """Return the request for one part of an object in a bucket."""
+        url, part, who = job.access.url(source.bucket, path), attrs.evolve(source, path=path), job.access
+        wanted = _request(job, part.redacted, url, f"{who.server} {part.identity}")
+        signer = Signer(url.origin, who, self.network.utcnow) if who.key_id else None
+        return attrs.evolve(wanted, credential=signer, server="bucket")
 
     async def _plan_image(self, job: DownloadJob, source: ImageSource, meter: Meter) -> Sequence[TransferRequest]:
         reference, credential = source.reference, None
         for _ in range(_MANIFESTS):
             url = registry.manifest_url(source, reference)
             body, credential = await self._manifest(job, source, url, credential, meter)
-            manifest = await trio.to_thread.run_sync(registry.parse_manifest, source, reference, body)  # up to 4 MiB
-            if not manifest.next_digest:
+            found = await trio.to_thread.run_sync(registry.parse_manifest, source, reference, body)  # up to 4 MiB
+            if not isinstance(found, str):
                 break
-            reference = manifest.next_digest
+            reference = found
         else:
             raise FetchError(f"{source.redacted}: the registry's indexes lead to nothing but indexes")
-        layers = registry.choose_layers(source, manifest)
+        layers = registry.choose_layers(source, found)
         _refuse_one_digest_for_many(job, len(layers))
         for layer in layers:
             if job.sha256 not in (None, layer.sha256):
@@ -205,16 +179,12 @@ class Resolver:
                     f"asks for {job.sha256}; correct the digest, or the source"
                 )
         return [
-            TransferRequest(
-                shown=source.redacted,
-                url=registry.blob_url(source, layer),
-                key=job.partial_key(f"{source.identity} {layer.sha256}"),
-                policy=job.policy,
+            attrs.evolve(
+                _request(job, source.redacted, registry.blob_url(source, layer), f"{source.identity} {layer.sha256}"),
                 credential=credential,
+                server="registry",
                 sha256=layer.sha256,
-                promised_by="spec.sha256" if job.sha256 else "",
                 size_bytes=layer.size_bytes,
-                registry=True,
             )
             for layer in layers
         ]
@@ -225,17 +195,17 @@ class Resolver:
         """Ask for a manifest; where the registry wants a login first, give it, and return what it takes."""
         shown, headers = source.redacted, {"Accept": registry.ACCEPT}
         for _ in range(2):
-            request = FileRequest(url, job.policy, credential, headers)
+            request = FileRequest(shown, url, job.policy, credential, "registry")
 
             async def read(response: FileResponse, request: FileRequest = request) -> bytes | registry.Challenge:
                 wants = response.headers.get("www-authenticate", "")
                 if response.status == 401 and wants and request.credential is None and not response.redirected:
                     return registry.parse_challenge(shown, url, wants)
                 if response.status != 200:
-                    self._refuse(RangeRequest(shown=shown, registry=True), request, response)
+                    self._refuse(request, response)
                 return await _whole(response, request.url, registry.MANIFEST_BYTES, f"{shown}: the manifest")
 
-            answer = await self._ask(request, shown, read, meter)
+            answer = await self._ask(request, read, meter, headers)
             if isinstance(answer, bytes):
                 return answer, credential
             credential = await self._login(job, source, url, answer, meter)
@@ -250,15 +220,14 @@ class Resolver:
                 raise AccessDeniedError(f"{shown}: the registry asks for a user and password; {REGISTRY_ADVICE}")
             return Credential.basic(url, who)
         at = wants.token_url(source.repository)
-        request = FileRequest(at, job.policy, Credential.basic(at, who) if who.user else None)
+        request = FileRequest(shown, at, job.policy, Credential.basic(at, who) if who.user else None, "registry")
 
         async def read(response: FileResponse) -> str:
-            if response.status != 200:
-                asked = RangeRequest(shown=f"{shown}: {at.shown}", registry=True)
-                self._refuse(asked, attrs.evolve(request, credential=None), response)  # no token, but the password
+            if response.status != 200:  # no token was sent, but the password
+                self._refuse(attrs.evolve(request, shown=f"{shown}: {at.shown}", credential=None), response)
             return registry.parse_token(shown, await _whole(response, at, _TOKEN_BYTES, f"{shown}: the token"))
 
-        return Credential.bearer(url, await self._ask(request, shown, read, meter))
+        return Credential.bearer(url, await self._ask(request, read, meter))
 
     async def _probed(self, each: Sequence[TransferRequest], meter: Meter) -> Sequence[TransferRequest]:
         if len(each) == 1:
@@ -270,59 +239,65 @@ class Resolver:
     def _credential(self, job: DownloadJob) -> Credential | None:
         return Credential.bearer(self.endpoint, job.token) if job.token else None
 
-    async def _listing(self, job: DownloadJob, name: str, revision: str, meter: Meter) -> hugging_face.Listing:
-        request = FileRequest(
-            hugging_face.listing_url(self.endpoint, name, revision), job.policy, self._credential(job)
-        )
-        shown = job.source.redacted
+    async def listing(self, job: DownloadJob, name: str, revision: str, meter: Meter) -> hugging_face.Listing:
+        """Ask the hub for the files of a repository."""
+        url = hugging_face.listing_url(self.endpoint, name, revision)
+        request = FileRequest(job.source.redacted, url, job.policy, self._credential(job), "hub")
 
         async def read(response: FileResponse) -> hugging_face.Listing:
             if response.status != 200:
-                self._refuse(RangeRequest(shown=shown, hub=True), request, response)
-            body = await _whole(response, request.url, _LISTING_BYTES, f"{shown}: the hub's list of files")
-            return hugging_face.parse_listing(shown, body)
+                self._refuse(request, response)
+            body = await _whole(response, request.url, _LISTING_BYTES, f"{request.shown}: the hub's list of files")
+            return hugging_face.parse_listing(request.shown, body)
 
-        return await self._ask(request, shown, read, meter)
+        return await self._ask(request, read, meter)
 
     async def look(self, wanted: TransferRequest, meter: Meter) -> RemoteVersion:
         """Ask for the first bytes only, to learn whether the file is there, how long it is and which version."""
-        request = FileRequest(wanted.url, wanted.policy, wanted.credential, {"Range": "bytes=0-3"})
 
         async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (the head says it all)
             if response.status not in (200, 206):
-                asked = RangeRequest(shown=wanted.shown, hub=wanted.hub, bucket=wanted.bucket, registry=wanted.registry)
-                self._refuse(asked, request, response)
-            length = response.headers.get("content-length", "")
-            if response.status == 206:
-                size = range_total(response.headers)
-            else:
-                size = int(length) if length.isascii() and length.isdigit() else None
+                self._refuse(wanted, response)
+            size = (range_total if response.status == 206 else content_length)(response.headers)
             size = response.linked_size if size is None else size
             digest = response.linked_sha256 or linked_digest(response.headers)
-            if wanted.registry:  # a blob is its digest
+            if wanted.server == "registry":  # a blob is its digest
                 digest = wanted.sha256
             return RemoteVersion(size, digest, Validator.of(response.headers))
 
-        return await self._ask(request, wanted.shown, read, meter)
+        return await self._ask(wanted, read, meter, {"Range": "bytes=0-3"})
 
     async def _ask(
-        self, request: FileRequest, shown: str, read: Callable[[FileResponse], Awaitable[T]], meter: Meter
+        self,
+        request: FileRequest,
+        read: Callable[[FileResponse], Awaitable[T]],
+        meter: Meter,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
+        limits, carry = self.network.limits, self.network.open_transport
+
         async def attempt() -> T:
-            with trio.move_on_after(self.dependencies.limits.head_seconds):
-                async with (
-                    self.dependencies.open_transport(request.policy) as transport,
-                    open_response(transport, request) as response,
-                ):
+            with trio.move_on_after(limits.head_seconds):
+                async with open_response(carry(request.policy), request, headers or {}) as response:
                     return await read(response)
-            raise StalledError(f"{shown}: no answer in {self.dependencies.limits.head_seconds:g} s")
+            raise StalledError(f"{request.shown}: no answer in {limits.head_seconds:g} s")
 
-        return await retry(attempt, origin=request.url.origin, dependencies=self.dependencies, waiting=meter.waiting)
+        return await retry(attempt, origin=request.url.origin, network=self.network, waiting=meter.waiting)
 
-    def _refuse(self, asked: RangeRequest, request: FileRequest, response: FileResponse) -> NoReturn:
-        asked = attrs.evolve(asked, credential=request.credential is not None)
-        now = self.dependencies.utcnow()
-        raise refusal(asked, response.status, response.headers, redirected=response.redirected, now=now)
+    def _refuse(self, request: FileRequest, response: FileResponse) -> NoReturn:
+        now = self.network.utcnow()
+        raise refusal(request.asked(), response.status, response.headers, redirected=response.redirected, now=now)
+
+
+def _request(job: DownloadJob, shown: str, url: WebUrl, identity: str) -> TransferRequest:
+    return TransferRequest(
+        shown,
+        url,
+        job.policy,
+        key=job.partial_key(identity),
+        sha256=job.sha256,
+        promised_by="spec.sha256" if job.sha256 else "",
+    )
 
 
 async def _whole(response: FileResponse, url: WebUrl, most: int, what: str) -> bytes:

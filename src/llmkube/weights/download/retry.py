@@ -72,23 +72,29 @@ class OriginPauses:
 
 
 @attrs.frozen(eq=False)
-class Dependencies:
-    """What downloads work with; a simulation replaces each of it."""
+class Network:
+    """What servers are asked with; a simulation replaces each of it."""
 
     open_transport: OpenTransport
-    run_sync: RunSync
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random
     limits: DownloadLimits
-    space: FreeSpace
-    pauses: OriginPauses
+    pauses: OriginPauses = attrs.field(factory=OriginPauses)
+
+
+@attrs.frozen(eq=False)
+class Dependencies(Network):
+    """What downloads work with besides."""
+
+    run_sync: RunSync = attrs.field(kw_only=True)
+    space: FreeSpace = attrs.field(kw_only=True)
 
 
 async def retry(
     attempt: Callable[[], Awaitable[T]],
     *,
     origin: Origin,
-    dependencies: Dependencies,
+    network: Network,
     waiting: Callable[[float, str], None],
     progressed: Callable[[], bool] = lambda: False,
 ) -> T:
@@ -98,12 +104,12 @@ async def retry(
         attempt: What to try; FetchError means to try again. A full disk is not tried again: nothing here empties it.
         origin: Whom it asks; the pauses that this server asks for are kept, also those that it asked of other
             downloads.
-        dependencies: The clock, the random numbers and the limits.
+        network: The clock, the random numbers and the limits.
         waiting: Called before each pause with its length and reason.
         progressed: Asked after each failure whether the attempt brought something all the same.
     """
     failures = 0
-    limits, pauses = dependencies.limits, dependencies.pauses
+    limits, pauses = network.limits, network.pauses
     while True:
         pause = pauses.seconds_left(origin)
         if pause > limits.longest_wait_seconds:
@@ -123,7 +129,7 @@ async def retry(
                     continue
             if failures >= limits.tries:
                 raise
-            delay = limits.backoff.delay(failures, dependencies.rng)
+            delay = limits.backoff.delay(failures, network.rng)
             words = str(error)
         waiting(delay, words)
         await trio.sleep(delay)

@@ -1,19 +1,15 @@
 """One file from one URL: taken up where it was left, verified while it streams, and never spliced from two versions."""
 
-from collections.abc import Callable
 from functools import partial as bind
 from typing import Final
 
 import attrs
 import trio
 
-from llmkube.weights.address_policy import AddressPolicy
-from llmkube.weights.download.buckets import Signer
-from llmkube.weights.download.disk_writer import DiskWriter
-from llmkube.weights.download.receiver import BodyReceiver
-from llmkube.weights.download.redirects import Credential, FileRequest, FileResponse, open_response
+from llmkube.weights.download.body_pipe import BodyReceiver, DiskWriter, RingBuffer
+from llmkube.weights.download.progress import Meter
+from llmkube.weights.download.redirects import FileRequest, FileResponse, open_response
 from llmkube.weights.download.retry import Dependencies, retry
-from llmkube.weights.download.ring_buffer import RingBuffer
 from llmkube.weights.errors import (
     DigestMismatchError,
     FetchError,
@@ -25,41 +21,26 @@ from llmkube.weights.errors import (
 )
 from llmkube.weights.http_responses import AlreadyComplete, RangeRequest, ReadBody, Restart, Validator, interpret
 from llmkube.weights.store.partial import Partial, PartialInfo
-from llmkube.weights.urls import WebUrl
 
 _STEP_BYTES: Final = 1 << 30  # space that is promised at a time while the length of the file is not known
 
 
 @attrs.frozen
-class TransferRequest:
+class TransferRequest(FileRequest):
     """One file to download, and what is known of it before.
 
     Attributes:
-        shown: The source, for messages.
-        url: Where it can be had.
         key: What the store keeps its incomplete bytes under.
-        policy: What it may lead to.
-        credential: For its origin, if it needs one.
         sha256: The digest that it must have, in lower-case hex, if it is known.
         promised_by: Who said so: `spec.sha256`, or empty for the hub.
         size_bytes: Its size, if the hub said so.
-        hub: Whether it comes from a Hugging Face repository.
-        bucket: Whether it is an object in a bucket.
-        registry: Whether it is a blob of a registry.
         name: What it is called in the folder that an engine is given; "" where that is a file.
     """
 
-    shown: str
-    url: WebUrl
-    key: str
-    policy: AddressPolicy
-    credential: Credential | Signer | None = None
+    key: str = attrs.field(kw_only=True)
     sha256: str | None = None
     promised_by: str = ""
     size_bytes: int | None = None
-    hub: bool = False
-    bucket: bool = False
-    registry: bool = False
     name: str = ""
 
 
@@ -72,19 +53,11 @@ class RejectedVersion:
 
 
 @attrs.define(eq=False)
-class TransferObserver:
-    """What a transfer calls with its progress."""
-
-    downloading: Callable[[int, int | None], None]  # bytes at hand, bytes in all
-    verifying: Callable[[int, int], None]
-    waiting: Callable[[float, str], None]
-
-
-@attrs.define(eq=False)
 class Transfer:
     """Bring one file into one partial file.
 
     Attributes:
+        meter: Is told how far it is.
         refused: Versions that are not downloaded again, by key and digest; shared by all transfers.
         later_bytes: What else the same job will still write: it must fit onto the disk too.
     """
@@ -92,7 +65,7 @@ class Transfer:
     dependencies: Dependencies
     wanted: TransferRequest
     partial: Partial
-    observer: TransferObserver
+    meter: Meter
     refused: dict[tuple[str, str], RejectedVersion]
     later_bytes: int = 0
     _expected: str | None = None
@@ -110,7 +83,7 @@ class Transfer:
         total = self.partial.unhashed_bytes
         while self.partial.unhashed_bytes:
             await run_sync(self.partial.rehash)
-            self.observer.verifying(self.partial.size_bytes, total)
+            self.meter.verifying(self.partial.size_bytes, total)
         self._best_bytes = self.partial.size_bytes
         self._expected = self.wanted.sha256
         # A digest of the user's may be a slip, and a whole file would come again as it is; one that was continued may
@@ -121,8 +94,8 @@ class Transfer:
             await retry(
                 self._attempt,
                 origin=self.wanted.url.origin,
-                dependencies=self.dependencies,
-                waiting=self.observer.waiting,
+                network=self.dependencies,
+                waiting=self.meter.waiting,
                 progressed=self._progressed,
             )
             found = self.partial.sha256
@@ -135,7 +108,7 @@ class Transfer:
                 raise error
             self._best_bytes = 0
             delay = limits.backoff.delay(tries, self.dependencies.rng)
-            self.observer.waiting(delay, str(error))
+            self.meter.waiting(delay, str(error))
             await trio.sleep(delay)
             del self.refused[self.wanted.key, self._expected or ""]
         await run_sync(self.partial.checkpoint)
@@ -164,30 +137,21 @@ class Transfer:
         if partial.written_bytes > partial.size_bytes:  # the last attempt was cut short
             await self.dependencies.run_sync(partial.drop_unhashed)
         # An earlier process may have got all bytes and not the hub's digest: then the hub is asked once more.
-        judged = self._expected is not None or not self.wanted.hub
+        judged = self._expected is not None or self.wanted.server != "hub"
         if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and judged:
             await trio.lowlevel.checkpoint()
             return
         resume = self._ranges and partial.size_bytes > 0 and partial.info.validator.if_range
         headers = {"Range": f"bytes={partial.size_bytes}-", "If-Range": str(resume)} if resume else {}
         wanted = self.wanted
-        asked = RangeRequest(
-            shown=wanted.shown,
-            offset=partial.size_bytes if resume else 0,
-            validator=partial.info.validator,
-            total_bytes=wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.info.total_bytes,
-            hub=wanted.hub,
-            bucket=wanted.bucket,
-            registry=wanted.registry,
-            credential=wanted.credential is not None,
+        asked = wanted.asked(
+            partial.size_bytes if resume else 0,
+            partial.info.validator,
+            wanted.size_bytes if wanted.size_bytes is not None or not resume else partial.info.total_bytes,
         )
-        request = FileRequest(wanted.url, wanted.policy, wanted.credential, headers)
         limits = self.dependencies.limits
         with trio.move_on_after(limits.head_seconds) as scope:
-            async with (
-                self.dependencies.open_transport(wanted.policy) as transport,
-                open_response(transport, request) as response,
-            ):
+            async with open_response(self.dependencies.open_transport(wanted.policy), wanted, headers) as response:
                 await self._take(response, asked, scope)
         if scope.cancelled_caught:
             raise StalledError(
@@ -208,7 +172,7 @@ class Transfer:
             self._ranges = False  # it cannot serve parts; the next attempt asks for the whole file
             raise
         if isinstance(verdict, AlreadyComplete):
-            partial.update(PartialInfo(partial.info.validator, partial.size_bytes))
+            partial.info = PartialInfo(partial.info.validator, partial.size_bytes)
             return
         if isinstance(verdict, Restart):
             await run_sync(bind(partial.begin, PartialInfo()))
@@ -218,11 +182,11 @@ class Transfer:
         if verdict.offset == 0:
             await run_sync(bind(partial.begin, note))
         else:
-            partial.update(note)
+            partial.info = note
         self._claim(total)
         await self._pour(response, total, scope)
         if total is None:
-            partial.update(PartialInfo(verdict.validator, partial.size_bytes))
+            partial.info = PartialInfo(verdict.validator, partial.size_bytes)
         elif partial.size_bytes < total:
             if verdict.offset == 0:
                 await run_sync(bind(partial.begin, PartialInfo()))
@@ -315,4 +279,4 @@ class Transfer:
         self.dependencies.space.used(self.partial, count)
         if total is None:
             self._claim(None)
-        self.observer.downloading(self.partial.size_bytes, total)
+        self.meter.downloading(self.partial.size_bytes, total)

@@ -2,8 +2,8 @@
 
 sizing                              the sum: weights, caches, compute buffer
 demand                              what is asked, and the estimate by component
-layers, kv_cache, tensor_placement  what is where
-compute_buffer                      llama.cpp's graph (graph_builder, attention, recurrent), played
+layers, tensor_placement            what is where
+compute_buffer                      llama.cpp's graph (graph_builder, attention), played
                                     through ggml's allocator (graph_allocator)
 mlx                                 folders of safetensors
 """

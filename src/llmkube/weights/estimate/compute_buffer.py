@@ -13,8 +13,7 @@ import attrs
 from llmkube.weights.estimate import attention
 from llmkube.weights.estimate.graph_allocator import Graph, Node
 from llmkube.weights.estimate.graph_builder import Block, GraphBuilder
-from llmkube.weights.estimate.kv_cache import Cells
-from llmkube.weights.estimate.layers import layers_of
+from llmkube.weights.estimate.layers import Cells, layers_of
 from llmkube.weights.formats.shape import Shape
 
 _MAX_EXPERTS: Final = 64

@@ -2,50 +2,33 @@
 
 from collections.abc import Mapping
 
-import attrs
-
 from llmkube.weights.estimate.graph_allocator import Graph, Node
-from llmkube.weights.estimate.kv_cache import Cells
-from llmkube.weights.estimate.layers import Layer
+from llmkube.weights.estimate.layers import Cells, Layer
 from llmkube.weights.formats.shape import Shape
 
 Block = Mapping[str, tuple[int, ...]]
 """The tensors of one block by what follows the block's number, without `.weight`; the values are their dimensions."""
 
 
-@attrs.define(eq=False)
 class GraphBuilder:
     """Builds a graph from a model and a step; its operations are named as in ggml, and its inputs serve all layers."""
 
-    shape: Shape
-    layers: tuple[Layer, ...]
-    room: Cells
-    rows: int
-    flash: bool = attrs.field(kw_only=True)
-    graph: Graph = attrs.field(factory=Graph)
-    encoder: bool = attrs.field(init=False)
-    width: int = attrs.field(init=False)
-    heads: tuple[int, ...] = attrs.field(init=False)
-    positions: Node = attrs.field(init=False)
-    rotates: bool = attrs.field(init=False)
-    masks: dict[int, Node] = attrs.field(init=False)
-    key_rows: Node = attrs.field(init=False)
-    value_rows: Node = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        cached = [layer for layer in self.layers if layer.key_elements]
-        self.encoder = not cached and not any(layer.state_elements for layer in self.layers)
-        self.width = self.shape.embedding_size
-        self.heads = self.shape.per_layer("attention.head_count")
-        self.positions = Node(4 * self.rows)
+    def __init__(self, shape: Shape, layers: tuple[Layer, ...], room: Cells, rows: int, *, flash: bool) -> None:
+        self.shape, self.layers, self.room, self.rows, self.flash = shape, layers, room, rows, flash
+        self.graph = Graph()
+        cached = [layer for layer in layers if layer.key_elements]
+        self.encoder = not cached and not any(layer.state_elements for layer in layers)
+        self.width = shape.embedding_size
+        self.heads = shape.per_layer("attention.head_count")
+        self.positions = Node(4 * rows)
         # A model that adds its positions to the tokens rotates nothing. Looked for once: there may be 65,536 tensors.
-        self.rotates = all(tensor.name != "position_embd.weight" for tensor in self.shape.tensors)
-        cell_bytes = 2 if self.flash else 4
-        self.masks = {layer.window: Node(cell_bytes * self.seen(layer) * self.rows) for layer in self.layers}
-        self.key_rows = Node(8 * self.rows)
+        self.rotates = all(tensor.name != "position_embd.weight" for tensor in shape.tensors)
+        cell_bytes = 2 if flash else 4
+        self.masks = {layer.window: Node(cell_bytes * self.seen(layer) * rows) for layer in layers}
+        self.key_rows = Node(8 * rows)
         # without flash attention values lie the other way round, and each element has an index of its own
-        widest = 1 if self.flash else max((layer.value_elements for layer in cached), default=1)
-        self.value_rows = Node(8 * self.rows * max(1, widest))
+        widest = 1 if flash else max((layer.value_elements for layer in cached), default=1)
+        self.value_rows = Node(8 * rows * max(1, widest))
 
     def seen(self, layer: Layer) -> int:
         """Return how many tokens each token of a step is compared with."""

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from llmkube.weights.errors import FetchError, NotMLXError
 from llmkube.weights.estimate.demand import Component, Demand, Estimate, Place
-from llmkube.weights.estimate.kv_cache import cache_bytes, cells
-from llmkube.weights.estimate.layers import layers_of
+from llmkube.weights.estimate.layers import cache_bytes, cells, layers_of
 from llmkube.weights.formats.shape import Shape, Tensor
 
 MAX_HEADER_BYTES: Final = 64 << 20

@@ -11,23 +11,19 @@ from llmkube.base.units import format_bytes
 from llmkube.weights.estimate import mlx
 from llmkube.weights.estimate.compute_buffer import Batch, compute_bytes
 from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Component, Demand, Estimate, Place
-from llmkube.weights.estimate.kv_cache import CELL_PADDING, Cells, cache_bytes, cells, state_bytes
-from llmkube.weights.estimate.layers import Layer, head_lengths, is_known, layers_of
+from llmkube.weights.estimate.layers import (
+    CELL_PADDING,
+    Cells,
+    Layer,
+    cache_bytes,
+    cells,
+    head_lengths,
+    is_known,
+    layers_of,
+    state_bytes,
+)
 from llmkube.weights.estimate.tensor_placement import layer_on_device, place_weights
 from llmkube.weights.formats.shape import Shape
-
-__all__ = [
-    "DEFAULT_CACHE_RAM_BYTES",
-    "Component",
-    "Demand",
-    "Estimate",
-    "Place",
-    "Shape",
-    "default_cache_ram_bytes",
-    "estimate",
-    "largest_context",
-    "room_of",
-]
 
 _MIB: Final = 1 << 20
 
@@ -136,15 +132,7 @@ class _Sum:
 
 
 def _add_weights(found: _Sum, shape: Shape, demand: Demand) -> None:
-    weights = place_weights(
-        shape,
-        device_layers=demand.device_layers,
-        overrides=demand.overrides,
-        repack=demand.repack,
-        machine=demand.machine,
-        mmap=demand.mmap,
-        guessing="draft-mtp" in demand.speculation,
-    )
+    weights = place_weights(shape, demand)
     rest = Place.DEVICE if demand.device_layers else Place.HOST
     found.add("weights", Place.DEVICE, weights.device_bytes)
     found.add("weights", Place.HOST, weights.host_bytes)

@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.formats.gguf_format import DEFAULT_ALIGNMENT
 from llmkube.weights.formats.shape import Shape, Tensor
 
@@ -47,21 +48,13 @@ class Weights:
     repacked_bytes: int
 
 
-def place_weights(
-    shape: Shape,
-    *,
-    device_layers: int,
-    overrides: tuple[tuple[str, str], ...] = (),
-    repack: bool = True,
-    machine: str = "x86_64",
-    mmap: bool = True,
-    guessing: bool = False,
-) -> Weights:
+def place_weights(shape: Shape, demand: Demand) -> Weights:
     """Sort all tensors by where they go; blocks that only guess ahead are left in the file unless they are asked to."""
+    device_layers, guessing = demand.device_layers, "draft-mtp" in demand.speculation
     running = shape.layer_count if guessing else shape.layer_count - shape.number("nextn_predict_layers")
     first = max(0, shape.layer_count + 1 - device_layers) if device_layers else shape.layer_count + 1
-    types = _REPACKED.get(machine, frozenset()) if repack else frozenset()
-    patterns = _compiled(overrides, shape.tensors)
+    types = _REPACKED.get(demand.machine, frozenset()) if demand.repack else frozenset()
+    patterns = _compiled(demand.overrides, shape.tensors)
     tied = all(tensor.name != "output.weight" for tensor in shape.tensors)
     device = plain = repacked = at = end = 0
     start: int | None = None
@@ -83,7 +76,7 @@ def place_weights(
             plain += size
             end = at
             start = at - size if start is None else start
-    if mmap and not device_layers:
+    if demand.mmap and not device_layers:
         plain = max(plain, end - (start or 0))
     return Weights(device, plain, repacked)
 

@@ -1,8 +1,7 @@
-"""What a GGUF header says, read within bounds of time and memory, and refused as llama.cpp refuses it.
+"""What a GGUF header says, read within bounds of time and memory, and refused as llama.cpp refuses it. Pure.
 
 gguf                     the facts and the shape of a file
 gguf_reader              fed piece by piece, so that it works on a download too
-gguf_header              what is asked for and returned
 gguf_rules, gguf_format  what is refused; the numbers of the format
 ollama_show              the same facts from what an Ollama says of a model
 shape                    tensors and key values, for `estimate`

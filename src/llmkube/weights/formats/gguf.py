@@ -13,7 +13,6 @@ than a header and rules for all:
 import os
 import re
 import stat
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -25,23 +24,20 @@ from llmkube.weights.errors import FetchError, NotGGUFError, WeightsError
 from llmkube.weights.formats.gguf_format import (
     BOOL,
     FILE_TYPES,
+    FLOAT32,
+    FLOAT64,
     GUESSED,
-    INT8,
-    INT16,
     INT32,
-    INT64,
+    LAYOUTS,
     MAX_LAYERS,
     NEWER_TENSOR_TYPES,
     STRING,
     TENSOR_TYPES,
-    UINT8,
     UINT16,
     UINT32,
-    UINT64,
     VALUE_NAMES,
 )
-from llmkube.weights.formats.gguf_header import Header, Value
-from llmkube.weights.formats.gguf_reader import MAX_TENSORS, HeaderReader
+from llmkube.weights.formats.gguf_reader import MAX_TENSORS, Header, HeaderReader, Value
 from llmkube.weights.formats.gguf_rules import (
     ARCHITECTURE,
     FOR_SIZING,
@@ -56,19 +52,7 @@ from llmkube.weights.formats.gguf_rules import (
     TOKENIZER,
     TOKENS,
 )
-from llmkube.weights.formats.shape import Shape, Tensor
-
-_NUMBERS: Final = {
-    UINT8: "<B",
-    INT8: "<b",
-    UINT16: "<H",
-    INT16: "<h",
-    UINT32: "<I",
-    INT32: "<i",
-    UINT64: "<Q",
-    INT64: "<q",
-    BOOL: "<?",
-}
+from llmkube.weights.formats.shape import GGUFFacts, Shape, Tensor
 
 _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
@@ -76,39 +60,6 @@ MAX_PARTS: Final = 256
 
 PIECE_BYTES: Final = 256 << 10
 """How much of a local file is read at a time."""
-
-
-@attrs.frozen
-class GGUFFacts:
-    """What a GGUF header says about its model; None where it says nothing.
-
-    Models whose layers differ give a number of key-value heads for each layer: `head_count_kv` is then the largest of
-    them, and `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, also when the model
-    is split into `split_count` files; of a remote file whose size is not known, it is what its tensors need.
-    `pooling_type` says how an embedding model joins its tokens' vectors, in llama.cpp's numbers: 0 is not at all.
-    `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge. `shape` is
-    what `sizing` needs; it is no part of what two files are compared by.
-    """
-
-    architecture: str
-    file_version: int
-    tensor_count: int
-    size_bytes: int
-    name: str | None = None
-    license: str | None = None
-    quantization: str | None = None
-    context_length: int | None = None
-    layer_count: int | None = None
-    embedding_size: int | None = None
-    head_count: int | None = None
-    head_count_kv: int | None = None
-    head_count_kv_per_layer: tuple[int, ...] = ()
-    key_length: int | None = None
-    value_length: int | None = None
-    pooling_type: int | None = None
-    split_count: int = 1
-    newer_tensor_types: tuple[int, ...] = ()
-    shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
 
 def read_header(path: Path, opened: Callable[[Path], int] = open_file) -> GGUFFacts:
@@ -191,7 +142,7 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     if architecture == "clip":
         raise reader.refuse("it is a vision or audio projector, not a model: it goes with the model that it belongs to")
     values.check({f"{architecture}.{name}": kind for name, kind in OF_ARCHITECTURE.items()})
-    context_length, embedding_size, layer_count = (values.required(f"{architecture}.{name}") for name in REQUIRED)
+    _, _, layer_count = (values.required(f"{architecture}.{name}") for name in REQUIRED)
     if not 0 < layer_count <= MAX_LAYERS:
         raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {MAX_LAYERS}")
     heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in PER_LAYER)
@@ -199,26 +150,16 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     if header.tensor_count == 0 and parts == 1:
         raise reader.refuse("it holds no tensors: it is a vocabulary or an unfinished conversion, not a model")
     heaviest = max(header.tensor_bytes, key=header.tensor_bytes.__getitem__, default=None)
-    return GGUFFacts(
-        architecture=architecture,
+    return GGUFFacts.of(
+        _shape(values, architecture, parts),
+        heads,
+        kv_heads,
         file_version=header.version,
-        tensor_count=header.tensor_count,
-        size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
         name=values.text("general.name"),
         license=values.text("general.license"),
-        quantization=_quantization(values.number("general.file_type"), heaviest),
-        context_length=context_length,
-        layer_count=layer_count,
-        embedding_size=embedding_size,
-        head_count=max(heads, default=None),
-        head_count_kv=max(kv_heads, default=None),
-        head_count_kv_per_layer=kv_heads if len(kv_heads) > 1 else (),
-        key_length=values.number(f"{architecture}.attention.key_length"),
-        value_length=values.number(f"{architecture}.attention.value_length"),
-        pooling_type=values.number(f"{architecture}.pooling_type"),
+        quantization=quantization(values.number("general.file_type"), heaviest),
         split_count=parts,
         newer_tensor_types=tuple(sorted(kind for kind in header.tensor_bytes if kind in NEWER_TENSOR_TYPES)),
-        shape=_shape(values, architecture, parts),
     )
 
 
@@ -278,10 +219,9 @@ class _Values:
     def numbers(self, key: str) -> tuple[int, ...]:
         """Whole numbers or yes and no, one or as many as there are; nothing if there are none."""
         value = self.get(key)
-        layout = None if value is None else _NUMBERS.get(value.kind)
-        if value is None or value.data is None or layout is None:
+        if value is None or value.data is None or value.kind in (FLOAT32, FLOAT64) or value.kind not in LAYOUTS:
             return ()
-        return tuple(int(number) for (number,) in struct.iter_unpack(layout, value.data))
+        return tuple(int(number) for (number,) in LAYOUTS[value.kind].iter_unpack(value.data))
 
     def required(self, key: str) -> int:
         number = self.number(key)
@@ -301,7 +241,7 @@ class _Values:
             raise self.reader.refuse(f"{key} is an {value.title} where {layer_count} layers want a u32 each")
         if value.kind == BOOL:
             return tuple(int(byte != 0) for byte in value.data)
-        return tuple(number for (number,) in struct.iter_unpack("<I", value.data))
+        return tuple(number for (number,) in LAYOUTS[UINT32].iter_unpack(value.data))
 
 
 def _check_tokenizer(values: _Values) -> None:
@@ -335,7 +275,7 @@ def _split_count(values: _Values) -> int:
     return parts
 
 
-def _quantization(file_type: int | None, heaviest: int | None) -> str | None:
+def quantization(file_type: int | None, heaviest: int | None) -> str | None:
     """Return the name that people use (`Q4_K_M`): from the header, else the type that holds most of the bytes."""
     if file_type is not None and (name := FILE_TYPES.get(file_type & ~GUESSED)):
         return name

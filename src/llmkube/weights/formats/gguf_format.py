@@ -4,6 +4,7 @@ Sources: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and ggml's o
 installed engine's.
 """
 
+import struct
 from collections.abc import Mapping
 from typing import Final
 
@@ -22,20 +23,13 @@ UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64,
 
 VALUE_NAMES: Final = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
 
-VALUE_BYTES: Final[Mapping[int, int]] = {
-    UINT8: 1,
-    INT8: 1,
-    BOOL: 1,
-    UINT16: 2,
-    INT16: 2,
-    UINT32: 4,
-    INT32: 4,
-    FLOAT32: 4,
-    UINT64: 8,
-    INT64: 8,
-    FLOAT64: 8,
+LAYOUTS: Final[Mapping[int, struct.Struct]] = {
+    kind: struct.Struct(f"<{layout}")
+    for kind, layout in zip(
+        (UINT8, INT8, UINT16, INT16, UINT32, INT32, FLOAT32, BOOL, UINT64, INT64, FLOAT64), "BbHhIif?Qqd", strict=True
+    )
 }
-"""The width of each kind of value that has one."""
+"""How each kind of value is written that has a width of its own."""
 
 TENSOR_TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
     0: ("F32", 1, 4),

@@ -13,14 +13,17 @@ stepped over string by string, since only each string says where the next one is
 
 import struct
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Final
+
+import attrs
 
 from llmkube.weights.errors import NotGGUFError
 from llmkube.weights.formats.gguf_format import (
     ARRAY,
     DATA_ALIGNMENT,
     DEFAULT_ALIGNMENT,
+    LAYOUTS,
     LOOKALIKES,
     MAGIC,
     MAX_DIMENSIONS,
@@ -29,12 +32,72 @@ from llmkube.weights.formats.gguf_format import (
     STRING,
     TENSOR_TYPES,
     UINT32,
-    VALUE_BYTES,
+    UINT64,
+    VALUE_NAMES,
     VERSIONS,
 )
-from llmkube.weights.formats.gguf_header import Header, Range, Value, shown
 from llmkube.weights.formats.gguf_rules import KEPT, KEPT_OF_ARCHITECTURE
 from llmkube.weights.formats.shape import Tensor
+
+MAX_SHOWN: Final = 80
+"""Bytes of a key or a name in an error."""
+
+
+@attrs.frozen
+class Range:
+    """Bytes of the file that are needed: at least `length` of them (never 0), from `offset` on."""
+
+    offset: int
+    length: int
+
+
+@attrs.frozen
+class Value:
+    """One value as it stands in the file: its kind, its number of elements if it is an array, and its bytes.
+
+    `data` is None if there are more bytes than anything that is wanted has; an array of strings has none kept either.
+    """
+
+    kind: int
+    count: int | None
+    data: bytes | None
+
+    @property
+    def title(self) -> str:
+        """`u32`, or `array of 3 u32`."""
+        name = VALUE_NAMES[self.kind]
+        return name if self.count is None else f"array of {self.count} {name}"
+
+
+@attrs.frozen
+class Header:
+    """What was read: the kept values by key, the tensors, and what they add up to.
+
+    `size_bytes` is None while the length of the file is not known; `needed_bytes` is how long it must be for all its
+    tensors, whose data begins at `data_offset`. `tensor_bytes` has the bytes of each tensor type; one that our
+    table does not know counts as 0.
+    """
+
+    version: int
+    tensors: tuple[Tensor, ...]
+    values: Mapping[bytes, Value]
+    tensor_bytes: Mapping[int, int]
+    needed_bytes: int
+    size_bytes: int | None
+    data_offset: int
+
+    @property
+    def tensor_count(self) -> int:
+        """How many tensors this file has."""
+        return len(self.tensors)
+
+
+def shown(name: bytes) -> str:
+    """A key or name as an error may show it: short, printable, and never a terminal's business."""
+    text = name[:MAX_SHOWN].decode("utf-8", "backslashreplace")
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text + "…" if len(name) > MAX_SHOWN else text
+
 
 MAX_HEADER_BYTES: Final = 256 << 20
 """No header is longer: the largest vocabularies in use take about 20 MiB."""
@@ -56,8 +119,8 @@ _START_BYTES: Final = 24
 _MAX_ELEMENTS: Final = (1 << 63) - 1
 _ALIGNMENT: Final = b"general.alignment"
 
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
+_U32: Final = LAYOUTS[UINT32]
+_U64: Final = LAYOUTS[UINT64]
 _STARTS: Final = struct.Struct("<4sIQQ")
 _TENSOR_TAIL: Final = struct.Struct("<IQ")
 _SHAPES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
@@ -223,8 +286,8 @@ class HeaderReader:
         elif kind == STRING:
             yield from self._walk(count or 0, key)
             length = 0
-        elif kind in VALUE_BYTES:
-            length = VALUE_BYTES[kind] * (1 if count is None else count)
+        elif kind in LAYOUTS:
+            length = LAYOUTS[kind].size * (1 if count is None else count)
         else:  # an array in an array is legal on paper, but no engine reads one
             raise self.refuse(f"{shown(key)} has the unexpected type {kind}")
         if not kept:

@@ -14,11 +14,11 @@ from typing import Any, Final
 import attrs
 
 from llmkube.weights.errors import NotGGUFError
-from llmkube.weights.formats.gguf import GGUFFacts
-from llmkube.weights.formats.gguf_format import FILE_TYPES, GUESSED, MAX_LAYERS, TENSOR_TYPES
+from llmkube.weights.formats.gguf import quantization
+from llmkube.weights.formats.gguf_format import MAX_LAYERS, TENSOR_TYPES
 from llmkube.weights.formats.gguf_reader import MAX_TENSORS
 from llmkube.weights.formats.gguf_rules import ARCHITECTURE, FOR_SIZING, OF_ARCHITECTURE, PER_LAYER, REQUIRED, TOKENS
-from llmkube.weights.formats.shape import Shape, Tensor
+from llmkube.weights.formats.shape import GGUFFacts, Shape, Tensor
 
 _FROM: Final = re.compile(r"^FROM\s+(\S.*?sha256[-:]([0-9a-f]{64}))\s*$", re.MULTILINE)
 _BLOCKS: Final = {name: (elements, size_bytes) for name, elements, size_bytes in TENSOR_TYPES.values()}
@@ -91,25 +91,15 @@ def _facts(name: str, info: Mapping[str, Any], tensors: list[Any], size_bytes: i
         unread_bytes=max(0, size_bytes - tensor_bytes),
     )
     heads, kv_heads = (numbers.get(f"attention.{key}", ()) for key in ("head_count", "head_count_kv"))
-    file_type = _numbers(info.get("general.file_type"))
+    file_type = next(iter(_numbers(info.get("general.file_type"))), None)
     license_name = info.get("general.license")
-    return GGUFFacts(
-        architecture=architecture,
+    return GGUFFacts.of(
+        shape,
+        heads,
+        kv_heads,
         file_version=_GGUF_VERSION,
-        tensor_count=len(read),
-        size_bytes=shape.size_bytes,
         license=license_name if isinstance(license_name, str) else None,
-        quantization=FILE_TYPES.get(file_type[0] & ~GUESSED) if file_type else None,
-        context_length=shape.trained_context,
-        layer_count=shape.layer_count,
-        embedding_size=shape.embedding_size,
-        head_count=max(heads, default=None),
-        head_count_kv=max(kv_heads, default=None),
-        head_count_kv_per_layer=kv_heads if len(kv_heads) > 1 else (),
-        key_length=next(iter(numbers.get("attention.key_length", ())), None),
-        value_length=next(iter(numbers.get("attention.value_length", ())), None),
-        pooling_type=next(iter(numbers.get("pooling_type", ())), None),
-        shape=shape,
+        quantization=quantization(file_type, None),
     )
 
 

@@ -5,7 +5,7 @@ a value, and a few hundred kilobytes for the largest models.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -61,28 +61,61 @@ class Shape:
         return (found[0] if len(found) == 1 else default,) * self.layer_count
 
 
-class ModelHeader(Protocol):
-    """What weights of every format say of their model; `GGUFFacts` of a file, `FolderFacts` of a folder."""
+@attrs.frozen
+class GGUFFacts:
+    """What a GGUF header says about its model; None where it says nothing.
 
-    @property
-    def size_bytes(self) -> int:
-        """Of the file, or of all files of weights of the folder."""
-        ...
+    Models whose layers differ give a number of key-value heads for each layer: `head_count_kv` is then the largest of
+    them, and `head_count_kv_per_layer` has them all. `size_bytes` is the size of this file alone, also when the model
+    is split into `split_count` files; of a remote file whose size is not known, it is what its tensors need.
+    `pooling_type` says how an embedding model joins its tokens' vectors, in llama.cpp's numbers: 0 is not at all.
+    `newer_tensor_types` are numbers of tensor types that only an engine newer than this release can judge. `shape` is
+    what `sizing` needs; it is no part of what two files are compared by.
+    """
 
-    @property
-    def context_length(self) -> int | None:
-        """Tokens that the model was trained for."""
-        ...
+    architecture: str
+    file_version: int
+    tensor_count: int
+    size_bytes: int
+    name: str | None = None
+    license: str | None = None
+    quantization: str | None = None
+    context_length: int | None = None
+    layer_count: int | None = None
+    embedding_size: int | None = None
+    head_count: int | None = None
+    head_count_kv: int | None = None
+    head_count_kv_per_layer: tuple[int, ...] = ()
+    key_length: int | None = None
+    value_length: int | None = None
+    pooling_type: int | None = None
+    split_count: int = 1
+    newer_tensor_types: tuple[int, ...] = ()
+    shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
 
-    @property
-    def pooling_type(self) -> int | None:
-        """How an embedding model joins its tokens' vectors, in llama.cpp's numbers."""
-        ...
+    @classmethod
+    def of(cls, shape: Shape, heads: tuple[int, ...], kv_heads: tuple[int, ...], **others: Any) -> "GGUFFacts":
+        """Return the facts that follow from a model's shape and its numbers of heads, with the others."""
 
-    @property
-    def shape(self) -> Shape | None:
-        """What decides how much memory it takes."""
-        ...
+        def number(key: str) -> int | None:
+            return next(iter(shape.numbers.get(key, ())), None)
+
+        return cls(
+            architecture=shape.architecture,
+            tensor_count=len(shape.tensors),
+            size_bytes=shape.size_bytes,
+            context_length=shape.trained_context,
+            layer_count=shape.layer_count,
+            embedding_size=shape.embedding_size,
+            head_count=max(heads, default=None),
+            head_count_kv=max(kv_heads, default=None),
+            head_count_kv_per_layer=kv_heads if len(kv_heads) > 1 else (),
+            key_length=number("attention.key_length"),
+            value_length=number("attention.value_length"),
+            pooling_type=number("pooling_type"),
+            shape=shape,
+            **others,
+        )
 
 
 @attrs.frozen(eq=False)
@@ -101,3 +134,7 @@ class FolderFacts:
     def context_length(self) -> int | None:
         """Tokens that the model was trained for; None where its configuration does not say."""
         return self.shape.trained_context or None
+
+
+ModelHeader = GGUFFacts | FolderFacts
+"""What weights say of their model: of a file, or of a folder."""

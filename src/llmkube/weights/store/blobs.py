@@ -6,7 +6,7 @@
 ├── index/<hash>.json       which blobs a source led to: `weights.records`; the hash is of the source
 ├── sets/<hash>/model-*     the parts of a split model side by side: hard links to blobs, by their digests
 ├── partial/<hash>          downloads to take up again: `weights.partial`
-├── incoming/<random>       one writer each, which holds a lock on it for as long as it lives
+├── incoming/<digest>       a copy under way of what an earlier program has put on a volume
 ├── key                     of the digests by which credentials are told apart; made when the first one is
 └── lock                    held while names appear or disappear, so that tidying up never meets a half-made entry
 ```
@@ -22,15 +22,15 @@ import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import attrs
 
+from llmkube.base.full_disk import free_bytes, is_full
 from llmkube.base.private_files import sync, write_private
-from llmkube.weights.errors import FetchError
+from llmkube.weights.errors import FetchError, NoSpaceError
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _KEY_BYTES: Final = 32
@@ -53,48 +53,6 @@ class WeightsFile:
     sha256: str | None
     identity: str
     choice: str = attrs.field(default="", eq=False)
-
-
-class BlobWriter:
-    """Receive bytes in a private file that gets a name only when it is complete: no reader sees half a blob."""
-
-    def __init__(self, incoming: Path, blobs: Path) -> None:
-        fd, name = tempfile.mkstemp(dir=incoming)  # O_EXCL and 0600
-        self._fd = fd
-        self._path = Path(name)
-        self._blobs = blobs
-        self._hash = hashlib.sha256()
-        self._size_bytes = 0
-        fcntl.flock(fd, fcntl.LOCK_EX)  # tells another process's open_store that this one is not abandoned
-
-    def write(self, data: bytes) -> None:
-        """Append the bytes; FetchError when the disk is full or gone."""
-        view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-        except OSError as exc:
-            raise _cannot_write(self._path.parent, exc) from exc
-        self._hash.update(data)
-        self._size_bytes += len(data)
-
-    def commit(self) -> WeightsFile:
-        """Make the bytes durable under their own digest, in place of whatever carried that name."""
-        digest = self._hash.hexdigest()
-        final = self._blobs / digest
-        try:
-            sync(self._fd)
-            self._path.replace(final)
-            sync_folder(self._blobs)
-        except OSError as exc:
-            raise _cannot_write(self._blobs, exc) from exc
-        return _blob(final, self._size_bytes)
-
-    def close(self) -> None:
-        """Let go of the file; what was not committed is gone. Call it once, whatever happened."""
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
-        os.close(self._fd)
 
 
 @attrs.frozen
@@ -134,13 +92,20 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others, also other processes, from adding or removing names; short, and never nested."""
-        fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        """Keep others, also other processes, from adding or removing names; short, and never nested.
+
+        Raises:
+            FetchError: The disk fails, here or in the block.
+        """
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+            fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(fd)
+        except OSError as exc:
+            raise cannot_write(self, exc) from exc
 
     def keyed_digest(self, text: str) -> str:
         """Return a digest that only who can read this store can compare with a guess: 64 hex digits.
@@ -158,7 +123,7 @@ class Store:
                         key = secrets.token_bytes(_KEY_BYTES)
                         write_private(path, key)
         except OSError as exc:
-            raise _cannot_write(self.root, exc) from exc
+            raise cannot_write(self, exc) from exc
         return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
     def find(self, sha256: str, size_bytes: int) -> WeightsFile | None:
@@ -170,12 +135,19 @@ class Store:
             return None
         return _blob(path, size_bytes) if stat.S_ISREG(found.st_mode) and found.st_size == size_bytes else None
 
-    def new_writer(self) -> BlobWriter:
-        """Return a writer for one blob; its `close` is owed."""
+    def add(self, data: bytes) -> WeightsFile:
+        """Keep a small file, under its own digest and in place of whatever carried that name.
+
+        Raises:
+            FetchError: The disk fails.
+        """
+        blob = self.blobs / hashlib.sha256(data).hexdigest()
         try:
-            return BlobWriter(self.incoming, self.blobs)
+            write_private(blob, data)
+            sync_folder(self.blobs)
         except OSError as exc:
-            raise _cannot_write(self.incoming, exc) from exc
+            raise cannot_write(self, exc) from exc
+        return _blob(blob, len(data))
 
 
 def open_store(root: Path) -> Store:
@@ -216,8 +188,11 @@ def _blob(path: Path, size_bytes: int) -> WeightsFile:
     return WeightsFile(path, size_bytes, path.name, f"sha256:{path.name}")
 
 
-def _cannot_write(folder: Path, exc: OSError) -> FetchError:
-    return FetchError(f"cannot write to the model store in {folder}: {exc.strerror or exc}")
+def cannot_write(store: Store, exc: OSError) -> FetchError:
+    """Say that the store's disk is full, or what else is wrong with it."""
+    if is_full(exc):
+        return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=free_bytes(store.root) or 0)
+    return FetchError(f"cannot write to the model store in {store.root}: {exc.strerror or exc}")
 
 
 def _make_private(folder: Path) -> None:

@@ -12,8 +12,8 @@ import attrs
 from llmkube.weights.errors import FetchError, SourceError
 from llmkube.weights.source import Builtin, Remote, parse_source
 from llmkube.weights.store.blobs import Store, sync_folder
-from llmkube.weights.store.index import Record, Unverified, find_weights_by_key, key_of, name_of, records, set_name
-from llmkube.weights.store.partial import cannot_write, remove_partial
+from llmkube.weights.store.index import Record, Unverified, find_recorded, key_of, name_of, records, set_name
+from llmkube.weights.store.partial import remove_partial
 
 
 @attrs.frozen
@@ -87,17 +87,16 @@ def prune(store: Store, keep: Collection[str], *, only: Collection[str] | None =
         FetchError: The disk fails.
     """
     kept_keys = {key_of(identity) for identity in keep}
-    try:
-        with store.locked():
-            everything = dict(records(store))
-            doomed = {
-                key: record
-                for key, record in everything.items()
-                if key not in kept_keys and (only is None or key in only)
-            }
-            return _remove(store, everything, doomed, tidy=only is None, dry_run=dry_run)
-    except OSError as exc:
-        raise cannot_write(store, exc) from exc
+    with store.locked():
+        everything = dict(records(store))
+        doomed = {
+            key: record for key, record in everything.items() if key not in kept_keys and (only is None or key in only)
+        }
+        partials = [path for path in store.partial.iterdir() if only is None and path.suffix != ".json"]
+        freed = _remove(store, everything, doomed, tidy=only is None, dry_run=dry_run)
+        incomplete = [_taken_bytes(path) if dry_run else remove_partial(path) for path in partials]
+    gone = len(partials) if dry_run else sum(count > 0 for count in incomplete)
+    return Pruned(tuple(sorted(record.source for record in doomed.values())), gone, freed + sum(incomplete))
 
 
 def remove_unreferenced(store: Store) -> None:
@@ -106,49 +105,37 @@ def remove_unreferenced(store: Store) -> None:
     Raises:
         FetchError: The disk fails.
     """
-    try:
-        with store.locked():
-            kept = [record for _, record in records(store)]
-            blobs = {piece.sha256 for record in kept for piece in record.pieces}
-            sets = {set_name(record) for record in kept if len(record.pieces) > 1 or record.names}
-            for folder in store.sets.iterdir():
-                if folder.name not in sets:
-                    shutil.rmtree(folder, ignore_errors=True)
-            for path in store.blobs.iterdir():
-                if path.name not in blobs:
-                    path.unlink(missing_ok=True)
-    except OSError as exc:
-        raise cannot_write(store, exc) from exc
+    with store.locked():
+        _remove(store, dict(records(store)), {}, tidy=True, dry_run=False)
 
 
 def _remove(
     store: Store, everything: dict[str, Record], doomed: dict[str, Record], *, tidy: bool, dry_run: bool
-) -> Pruned:
+) -> int:
+    """Remove records, and the blobs and sets that no other one needs; return the bytes that this frees.
+
+    Args:
+        store: The store, locked.
+        everything: All records.
+        doomed: Those that go.
+        tidy: Remove blobs, too, that no record has named before.
+        dry_run: Only count.
+    """
     kept = [record for key, record in everything.items() if key not in doomed]
     blobs = {piece.sha256 for record in kept for piece in record.pieces}
     sets = {set_name(record) for record in kept if len(record.pieces) > 1 or record.names}
     candidates = {piece.sha256 for record in doomed.values() for piece in record.pieces}
     unwanted = [path for path in store.blobs.iterdir() if path.name not in blobs and (tidy or path.name in candidates)]
-    folders = [path for path in store.sets.iterdir() if path.name not in sets]
     freed = sum(map(_taken_bytes, unwanted))
-    partials = [path for path in store.partial.iterdir() if tidy and path.suffix != ".json"]
-    incomplete = 0
-    if dry_run:
-        freed += sum(map(_taken_bytes, partials))
-        incomplete = len(partials)
-    else:
+    if not dry_run:
         for key in doomed:
             (store.index / f"{key}.json").unlink(missing_ok=True)
         sync_folder(store.index)  # a record must not outlive its blobs
-        for folder in folders:
+        for folder in [path for path in store.sets.iterdir() if path.name not in sets]:
             shutil.rmtree(folder, ignore_errors=True)
         for path in unwanted:
             path.unlink(missing_ok=True)
-        for path in partials:
-            count = remove_partial(path)
-            freed += count
-            incomplete += 1 if count else 0
-    return Pruned(tuple(sorted(record.source for record in doomed.values())), incomplete, freed)
+    return freed
 
 
 def _taken_bytes(path: Path) -> int:
@@ -162,7 +149,7 @@ def _taken_bytes(path: Path) -> int:
 def _cached(store: Store, key: str, record: Record) -> Cached:
     digests = tuple(piece.sha256 for piece in record.pieces)
     try:
-        found = find_weights_by_key(store, key)
+        found = find_recorded(store, record)
         path = None if found is None or isinstance(found, Unverified) else found.path
     except FetchError:
         path = None

@@ -1,4 +1,4 @@
-"""The index: which blobs a source led to, so that a file that was fetched once always starts, offline too.
+"""The index: which blobs a source led to and who may have them, so that what was fetched once starts, offline too.
 
 A record vouches for its blobs by size and time of change; a blob that differs in time only is read again before it is
 believed. Everything here blocks on the disk.
@@ -20,11 +20,52 @@ import attrs
 
 from llmkube.base.private_files import write_private
 from llmkube.weights.errors import FetchError
-from llmkube.weights.http_responses import Validator
+from llmkube.weights.http_responses import RemoteVersion, Validator
 from llmkube.weights.source import Builtin, Remote, WebFile
-from llmkube.weights.store.audience import OWNER, Audience
-from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, sync_folder
-from llmkube.weights.store.partial import Partial, cannot_write
+from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, cannot_write, sync_folder
+from llmkube.weights.store.partial import Partial
+
+
+@attrs.frozen
+class Audience:
+    """Who may have the weights of one record without another question to their source.
+
+    Attributes:
+        public: Every Model: the source gave them to a request without a credential.
+        namespaces: Models of these: a credential of theirs has worked.
+        credentials: Keyed digests of the credentials that have worked (`Store.keyed_digest`).
+    """
+
+    public: bool = False
+    namespaces: tuple[str, ...] = ()
+    credentials: tuple[str, ...] = ()
+
+    def admits(self, namespace: str | None) -> bool:
+        """Whether a Model of this namespace may have them; None is the owner of the store."""
+        return self.public or namespace is None or namespace in self.namespaces
+
+    def shares_with(self, credential: str) -> bool:
+        """Whether who presents this credential may have them under another source's name; empty is none."""
+        return self.public or (bool(credential) and credential in self.credentials)
+
+    def extended(self, namespace: str | None, credential: str) -> "Audience":
+        """Return the audience after the source has given them to a request with this credential; empty is none."""
+        if not credential:
+            return attrs.evolve(self, public=True)
+        added = () if namespace is None else (namespace,)
+        return attrs.evolve(
+            self,
+            namespaces=tuple(dict.fromkeys((*self.namespaces, *added))),
+            credentials=tuple(dict.fromkeys((*self.credentials, credential))),
+        )
+
+
+PUBLIC = Audience(public=True)
+"""What took no credential."""
+
+OWNER = Audience()
+"""What only the store's owner may have until a credential has worked."""
+
 
 _LONGEST_RECORD: Final = 256 * 1024
 _NAME: Final = re.compile(r"[\w][\w.-]{0,254}", re.ASCII)
@@ -55,7 +96,7 @@ class Record:
     """
 
     source: str
-    pieces: tuple[BlobInfo, ...]
+    pieces: tuple[BlobInfo, ...] = ()
     fetched_at: str = ""
     server: str = ""
     versions: tuple[Validator, ...] = ()
@@ -90,18 +131,10 @@ def name_of(store: Store, source: Remote | Builtin) -> str:
 
 def find_weights(store: Store, identity: str, server: str | None = None) -> WeightsFile | Unverified | None:
     """Return what the store has for a source, or None; from this very server, if one is named."""
-    key = key_of(identity)
-    if server is not None:
-        record = read_record(store, key)
-        if record is not None and record.server != server:
-            return None
-    return find_weights_by_key(store, key)
-
-
-def find_weights_by_key(store: Store, key: str) -> WeightsFile | Unverified | None:
-    """Return what the store has under a record's key, or None."""
-    record = read_record(store, key)
-    return None if record is None else find_recorded(store, record)
+    record = read_record(store, key_of(identity))
+    if record is None or server not in (None, record.server):
+        return None
+    return find_recorded(store, record)
 
 
 def find_recorded(store: Store, record: Record) -> WeightsFile | Unverified | None:
@@ -136,48 +169,36 @@ def extend_audience(store: Store, name: str, seen: Record, namespace: str | None
     Raises:
         FetchError: The disk fails.
     """
-    try:
-        with store.locked():
-            record = read_record(store, key_of(name))
-            if record is None or [p.sha256 for p in record.pieces] != [p.sha256 for p in seen.pieces]:
-                return
-            audience = record.audience.extended(namespace, credential)
-            if audience != record.audience:
-                save_record(store, key_of(name), attrs.evolve(record, audience=audience))
-    except OSError as exc:
-        raise cannot_write(store, exc) from exc
+    with store.locked():
+        record = read_record(store, key_of(name))
+        if record is None or [p.sha256 for p in record.pieces] != [p.sha256 for p in seen.pieces]:
+            return
+        audience = record.audience.extended(namespace, credential)
+        if audience != record.audience:
+            save_record(store, key_of(name), attrs.evolve(record, audience=audience))
 
 
-def commit_record(
-    store: Store,
-    identity: str,
-    source: str,
-    parts: Sequence[Partial | BlobInfo],
-    fetched_at: str,
-    *,
-    server: str = "",
-    versions: tuple[Validator, ...] = (),
-    audience: Audience = OWNER,
-    choice: str = "",
-    names: tuple[str, ...] = (),
-) -> WeightsFile:
-    """Make complete parts visible, all of them or none, and remember what they are; see `Record`.
+def commit_record(store: Store, identity: str, record: Record, parts: Sequence[Partial | BlobInfo]) -> WeightsFile:
+    """Make complete parts visible, all of them or none, and remember what they are.
+
+    Args:
+        store: The store.
+        identity: What it knows the source by.
+        record: What else is known of the source; its pieces become the parts.
+        parts: In order.
 
     Raises:
         FetchError: The disk fails, or a blob that was there has been removed; the next fetch brings it again.
     """
-    try:
-        with store.locked():
-            if any(isinstance(part, BlobInfo) and _state(store, part) == "gone" for part in parts):
-                # found before the other parts were downloaded, which may have taken hours
-                raise FetchError("a part of the model has been removed from the model store meanwhile")
-            pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
-            record = Record(source, pieces, fetched_at, server, versions, audience, choice=choice, names=names)
-            found = weights_of(store, record)
-            save_record(store, key_of(identity), record)
-            return found
-    except OSError as exc:
-        raise cannot_write(store, exc) from exc
+    with store.locked():
+        if any(isinstance(part, BlobInfo) and _state(store, part) == "gone" for part in parts):
+            # found before the other parts were downloaded, which may have taken hours
+            raise FetchError("a part of the model has been removed from the model store meanwhile")
+        pieces = tuple(part if isinstance(part, BlobInfo) else blob_info(part.commit()) for part in parts)
+        record = attrs.evolve(record, pieces=pieces)
+        found = weights_of(store, record)
+        save_record(store, key_of(identity), record)
+        return found
 
 
 def blob_info(blob: Path) -> BlobInfo:
@@ -188,19 +209,8 @@ def blob_info(blob: Path) -> BlobInfo:
 
 def record_verified(store: Store, identity: str, record: Record) -> WeightsFile:
     """Take the blobs of a record as they are now: they have just been read, and their digests are right."""
-    now = tuple(blob_info(store.blobs / piece.sha256) for piece in record.pieces)
-    return commit_record(
-        store,
-        identity,
-        record.source,
-        now,
-        record.fetched_at,
-        server=record.server,
-        versions=record.versions,
-        audience=record.audience,
-        choice=record.choice,
-        names=record.names,
-    )
+    now = [blob_info(store.blobs / piece.sha256) for piece in record.pieces]
+    return commit_record(store, identity, record, now)
 
 
 def weights_of(store: Store, record: Record) -> WeightsFile:
@@ -263,6 +273,29 @@ def save_record(store: Store, key: str, record: Record) -> None:
     text = json.dumps(data)
     write_private(store.index / f"{key}.json", text)
     sync_folder(store.index)
+
+
+def is_current(record: Record, seen: Sequence[RemoteVersion]) -> bool:
+    """Whether every file is as it was fetched.
+
+    A digest decides where a server gives one: a content network has an ETag of its own for the same bytes. Else the
+    ETag does, else the time of change, else the size; a file of which nothing can be compared has not changed.
+    """
+    if len(record.pieces) != len(seen):
+        return False
+    versions = record.versions or (Validator(),) * len(seen)
+    for piece, version, now in zip(record.pieces, versions, seen, strict=True):
+        if now.sha256 is not None:
+            same = now.sha256 == piece.sha256
+        elif now.size_bytes not in (None, piece.size_bytes):
+            same = False
+        elif version.etag and now.validator.etag:
+            same = version.etag == now.validator.etag
+        else:
+            same = version.agrees(now.validator)
+        if not same:
+            return False
+    return True
 
 
 def _record(data: Any) -> Record:

@@ -79,18 +79,6 @@ def unreadable(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def read_chunk(snapshot: FileSnapshot, offset: int, opened: OpenFile = open_file) -> bytes:
-    """Read a chunk on its own, so that a thread stuck on a dead network disk can be left behind."""
-    try:
-        with os.fdopen(opened(snapshot.path), "rb", buffering=0) as file:
-            if FileSnapshot.at(snapshot.path, os.fstat(file.fileno())) != snapshot:
-                raise FetchError(f"{snapshot.path} changed while it was read")
-            file.seek(offset)
-            return file.read(CHUNK_BYTES)
-    except OSError as exc:
-        raise FetchError(f"cannot read {snapshot.path}: {exc.strerror or exc}") from exc
-
-
 async def hash_file(
     snapshot: FileSnapshot, verifying: Callable[[int], None], run_sync: RunSync, opened: OpenFile = open_file
 ) -> str:
@@ -110,7 +98,15 @@ async def hash_file(
     digest = hashlib.sha256()
 
     def hash_chunk(offset: int) -> None:
-        digest.update(read_chunk(snapshot, offset, opened))
+        """Open the file for it alone, so that a thread stuck on a dead network disk can be left behind."""
+        try:
+            with os.fdopen(opened(snapshot.path), "rb", buffering=0) as file:
+                if FileSnapshot.at(snapshot.path, os.fstat(file.fileno())) != snapshot:
+                    raise FetchError(f"{snapshot.path} changed while it was read")
+                file.seek(offset)
+                digest.update(file.read(CHUNK_BYTES))
+        except OSError as exc:
+            raise FetchError(f"cannot read {snapshot.path}: {exc.strerror or exc}") from exc
 
     for offset in range(0, snapshot.size_bytes, CHUNK_BYTES):
         await run_sync(partial(hash_chunk, offset))

@@ -16,11 +16,10 @@ from typing import Final
 
 import attrs
 
-from llmkube.base.full_disk import free_bytes, is_full
 from llmkube.base.private_files import sync, write_private
-from llmkube.weights.errors import FetchError, NoSpaceError
+from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
-from llmkube.weights.store.blobs import Store, sync_folder
+from llmkube.weights.store.blobs import Store, cannot_write, sync_folder
 
 _HASH_CHUNK_BYTES: Final = 8 << 20
 _WRITE_BYTES: Final = 256 << 10
@@ -82,10 +81,6 @@ class Partial:
         self._write_note(0)
         self._cut(0)
 
-    def update(self, note: PartialInfo) -> None:
-        """Keep what is there, and note what else has become known of it."""
-        self.info = note
-
     def drop_unhashed(self) -> None:
         """Drop what was written and not hashed any more, before more is written.
 
@@ -95,7 +90,7 @@ class Partial:
         try:
             self._cut(self.size_bytes)
         except OSError as exc:
-            raise self._cannot_write(exc) from exc
+            raise cannot_write(self.store, exc) from exc
 
     def write(self, data: bytes | memoryview) -> None:
         """Write bytes behind what was written, all of them or none; they count once they are hashed.
@@ -114,7 +109,7 @@ class Partial:
         except OSError as exc:
             with contextlib.suppress(OSError):
                 self._cut(start)
-            raise self._cannot_write(exc) from exc
+            raise cannot_write(self.store, exc) from exc
         self.written_bytes = start + done
 
     def hash(self, data: bytes | memoryview) -> None:
@@ -128,7 +123,7 @@ class Partial:
         try:
             sync(self._fd)
         except OSError as exc:
-            raise self._cannot_write(exc) from exc
+            raise cannot_write(self.store, exc) from exc
         self._write_note(size_bytes)
 
     def commit(self) -> Path:
@@ -137,30 +132,25 @@ class Partial:
         try:
             self.path.replace(final)
             sync_folder(self.store.blobs)
-            self._note_path.unlink(missing_ok=True)
+            _note_of(self.path).unlink(missing_ok=True)
         except OSError as exc:
-            raise self._cannot_write(exc) from exc
+            raise cannot_write(self.store, exc) from exc
         return final
 
     def close(self) -> None:
         """Let go of it; what has come so far is kept for the next attempt, unless there is nothing."""
         try:
-            if self.size_bytes == 0 and self._is_ours():
+            if not _same_file(self.path, self._fd):
+                return
+            if self.size_bytes == 0:
                 self.path.unlink()
-                self._note_path.unlink(missing_ok=True)
-            elif self._is_ours() and not self.unhashed_bytes:
+                _note_of(self.path).unlink(missing_ok=True)
+            elif not self.unhashed_bytes:
                 self.checkpoint()
         except (OSError, FetchError):
             pass
         finally:
             os.close(self._fd)
-
-    @property
-    def _note_path(self) -> Path:
-        return _note_of(self.path)
-
-    def _is_ours(self) -> bool:
-        return _same_file(self.path, self._fd)
 
     def _cut(self, size_bytes: int) -> None:
         os.ftruncate(self._fd, size_bytes)
@@ -176,12 +166,9 @@ class Partial:
             }
         )
         try:
-            write_private(self._note_path, text)
+            write_private(_note_of(self.path), text)
         except OSError as exc:
-            raise self._cannot_write(exc) from exc
-
-    def _cannot_write(self, exc: OSError) -> FetchError:
-        return cannot_write(self.store, exc)
+            raise cannot_write(self.store, exc) from exc
 
 
 def open_partial(store: Store, key: str) -> Partial | None:
@@ -239,13 +226,6 @@ def remove_partial(path: Path, *, unless_younger_than: float | None = None) -> i
         return found.st_blocks * 512
     finally:
         os.close(fd)
-
-
-def cannot_write(store: Store, exc: OSError) -> FetchError:
-    """Say that the store's disk is full, or what else is wrong with it."""
-    if is_full(exc):
-        return NoSpaceError(str(store.root), needed_bytes=None, free_bytes=free_bytes(store.root) or 0)
-    return FetchError(f"cannot write to the model store in {store.root}: {exc.strerror or exc}")
 
 
 def _take_up(store: Store, path: Path, fd: int) -> Partial:

@@ -11,7 +11,7 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.commands.doctor.probes.ollama_probe import look_at
+from llmkube.cli.commands.doctor.ollama import look_at
 from llmkube.programs.daemon_engine.processes import Process, runners_in
 
 SERVER_PID = 100

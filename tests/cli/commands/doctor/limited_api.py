@@ -15,7 +15,7 @@ from llmkube.apiserver.token_auth import token_judge
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
-from llmkube.cli.commands.doctor.probes.cluster_probes import REVIEWS
+from llmkube.cli.commands.doctor.cluster import REVIEWS
 from llmkube.k8s.crd.definitions import all_crds
 
 TOKEN = "limited-token-that-no-report-may-print"

@@ -1,12 +1,15 @@
-"""Which probes are asked on which machine, and what `--from-cluster` wants; runs of the program are in `tests/e2e`."""
+"""Which probes are asked on which machine, side by side, and what `--from-cluster` wants; runs are in `tests/e2e`."""
 
 from pathlib import Path
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 from cli.commands.doctor.places import installation
-from llmkube.cli.commands.doctor.command import doctor, probes_of
+from llmkube.base.errors import UserError
+from llmkube.cli.commands.doctor.command import Probe, doctor, probes_of, run_probes
+from llmkube.cli.commands.doctor.findings import Verdict, passed
 from llmkube.cli.target_cluster import Where
 
 ANY = ["system", "engine", "Ollama", "memory", "disk"]
@@ -60,3 +63,55 @@ def test_an_image_without_a_pod_is_a_mistake(alone):
     done = CliRunner().invoke(doctor, ["--image", "x"])
     assert done.exit_code == 1
     assert "--image is for --from-cluster" in done.output
+
+
+WELL = passed("well", "as it is to be")
+
+
+def after(seconds, outcome):
+    async def look():
+        await trio.sleep(seconds)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return look
+
+
+async def test_one_that_hangs_and_one_that_fails_end_no_other(autojump_clock):
+    """They take as long as the longest, come in their order, and each that has found nothing says why."""
+    began = trio.current_time()
+    found = await run_probes(
+        [
+            Probe("hangs", after(10**9, None), 5.0),
+            Probe("well", after(3, WELL)),
+            Probe("two lines", after(2, (passed("two", "a"), passed("two", "b")))),
+            Probe("fails", after(1, OSError(5, "Input/output error"))),
+            Probe("refuses", after(1, UserError("no such thing"))),
+            Probe("many", after(1, ExceptionGroup("a nursery", [ValueError("one"), OSError("two")]))),
+        ]
+    )
+    assert trio.current_time() - began == 5.0
+    assert [(each.name, each.found) for each in found] == [
+        ("hangs", "cannot be told: no answer within 5 s"),
+        ("well", "as it is to be"),
+        ("two", "a"),
+        ("two", "b"),
+        ("fails", "cannot be told: [Errno 5] Input/output error"),
+        ("refuses", "cannot be told: no such thing"),
+        ("many", "cannot be told: one"),
+    ]
+    assert {each.verdict for each in found if "cannot be told" in each.found} == {Verdict.WARN}
+
+
+async def test_a_bug_is_no_line(autojump_clock):
+    """It shows as what it is, with its place."""
+    with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="a bug")):
+        await run_probes([Probe("buggy", after(0, AssertionError("a bug"))), Probe("well", after(1, WELL))])
+
+
+async def test_a_cancelled_report_is_cancelled(autojump_clock):
+    """Ctrl-C is no probe that has failed."""
+    with trio.move_on_after(1) as scope:
+        await run_probes([Probe("long", after(5, WELL))])
+    assert scope.cancelled_caught

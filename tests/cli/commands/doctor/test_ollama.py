@@ -1,12 +1,15 @@
-"""What an Ollama beside our engines has in memory: a table, and bugs that the table does not let pass."""
+"""An Ollama beside our engines: a table of what it has; one that loads, lies, dies and moves, on a virtual clock."""
+
+import math
 
 import attrs
 import pytest
+import trio
 
-from cli.commands.doctor.fake_ollama import GIB, URL
+from cli.commands.doctor.fake_ollama import GIB, URL, FakeOllama
+from llmkube.cli.commands.doctor import ollama
 from llmkube.cli.commands.doctor.findings import Verdict
-from llmkube.cli.commands.doctor.judge import judge
-from llmkube.cli.commands.doctor.ollama import Ollama
+from llmkube.cli.commands.doctor.ollama import Ollama, daemon_url, judge_ollama
 from llmkube.programs.daemon_engine.processes import Process, Runners, kind_of, runners_in
 
 FINE = Ollama(url=URL, version="0.17.4", listed=("a:latest",), runners=Runners((7,), (), 1), held={7: 2 * GIB})
@@ -29,7 +32,7 @@ ORPHAN = Ollama(url=URL, runners=Runners((), (8, 9)), held={8: GIB, 9: GIB})
 )
 def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
     """What is well names what is loaded; what is not names the processes and what ends them."""
-    (finding,) = judge([fact])
+    (finding,) = judge_ollama(fact)
     assert finding.verdict is Verdict(verdict)
     assert words in f"{finding.found} {finding.why} {finding.fix}"
     assert bool(finding.fix) == (verdict != "pass")
@@ -37,13 +40,13 @@ def test_a_fact_is_one_finding_with_its_fix(fact, verdict, words):
 
 def test_a_machine_without_ollama_has_no_line():
     """Nobody is told of a program that he does not have."""
-    assert judge([Ollama(url=URL)]) == ()
+    assert list(judge_ollama(Ollama(url=URL))) == []
 
 
 def test_orphans_are_told_beside_a_server_that_is_well():
     """One that was started anew knows nothing of what the one before has left."""
     both = attrs.evolve(FINE, runners=Runners((7,), (8,), 1), held={7: GIB, 8: GIB})
-    assert [each.verdict for each in judge([both])] == [Verdict.WARN, Verdict.PASS]
+    assert [each.verdict for each in judge_ollama(both)] == [Verdict.WARN, Verdict.PASS]
 
 
 @pytest.mark.parametrize(
@@ -105,3 +108,148 @@ def test_a_runner_whose_parent_cannot_be_read_is_no_orphan():
     assert runners_in([renamed, runner]) == Runners()
     user_manager = Process(10, 1, ("/lib/systemd/systemd", "--user"))
     assert runners_in([user_manager, runner]).orphans == (11,)
+
+
+async def told(fake):
+    """The verdicts of one look, and their words."""
+    findings = list(judge_ollama(await fake.look()))
+    return [each.verdict.value for each in findings], " ".join(f"{each.found} {each.fix}" for each in findings)
+
+
+async def test_a_day_of_an_ollama(autojump_clock):
+    """It loads, unloads, is upgraded, is killed with a model, comes back, and is ended in order."""
+    fake = FakeOllama()
+    fake.load("a:latest")
+    fake.load("b:latest")
+    assert await told(fake) == (["pass"], f"0.17.4 at {URL}; 2 models loaded, 2.0 GiB: a:latest, b:latest ")
+    fake.unload("b:latest")
+    assert (await told(fake))[0] == ["pass"]
+    fake.end_server(killed=False)
+    assert await told(fake) == ([], "")  # TERM takes its models along
+    fake.restart()
+    fake.version = "0.18.0"
+    assert await told(fake) == (["pass"], f"0.18.0 at {URL}; 0 models loaded ")
+    fake.load("a:latest")
+    fake.end_server(killed=True)
+    verdicts, words = await told(fake)
+    assert verdicts == ["warn"]
+    assert "`kill 203`" in words
+    fake.restart()
+    fake.load("a:latest")
+    assert (await told(fake))[0] == ["warn", "pass"]  # the orphan stays beside the model that was loaded anew
+    fake.orphans.clear()
+    assert (await told(fake))[0] == ["pass"]
+
+
+async def test_an_unload_that_was_said_and_not_done_is_told(autojump_clock):
+    """The process is there at the second look, too."""
+    fake = FakeOllama()
+    fake.load("a:latest")
+    fake.unload("a:latest", lies=True)
+    verdicts, words = await told(fake)
+    assert verdicts == ["warn"]
+    assert "lists 0 models, and 1 process of it holds 1.0 GiB (pid 201)" in words
+
+
+async def test_a_process_that_is_about_to_end_is_no_lie(autojump_clock):
+    """A process ends a moment after its model is not listed any more."""
+    fake = FakeOllama(lag_seconds=1.0)
+    fake.load("a:latest")
+    fake.unload("a:latest")
+    assert (await told(fake))[0] == ["pass"]
+
+
+async def test_a_server_that_does_not_answer_where_it_is_asked_is_told(autojump_clock):
+    """Its port was changed, or it hangs: its processes show that it is there."""
+    fake = FakeOllama(answers=False)
+    fake.load("a:latest")
+    verdicts, words = await told(fake)
+    assert verdicts == ["warn"]
+    assert f"does not answer at {URL}" in words
+    assert "OLLAMA_HOST=" in words
+
+
+@pytest.mark.parametrize("odd", [b"", b"Ollama is running", b"[]", b'{"version": 1}', b'{"version": "1"}', b"\xff"])
+async def test_what_answers_otherwise_is_no_ollama(autojump_clock, odd):
+    """Another program may have its port; it is not an error of ours."""
+    fake = FakeOllama(alive=False, odd=odd)
+    assert await told(fake) == ([], "")
+
+
+async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
+    """Its line comes all the same, within what a probe may take."""
+    fake = FakeOllama(hangs=True)
+    with trio.fail_after(8):
+        assert (await told(fake))[0] == ["warn"]
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("", "http://127.0.0.1:11434"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:1234", "http://127.0.0.1:1234"),
+        ("http://mac.local:80/", "http://mac.local:80"),
+        ("mac.local", "http://mac.local:11434"),
+        ("[::1]", "http://[::1]:11434"),
+        ("[::]:1", "http://127.0.0.1:1"),
+        (":1234", "http://127.0.0.1:1234"),
+        ("mac.local:port", "http://mac.local:11434"),
+    ],
+)
+def test_it_is_asked_where_its_own_variable_says(said, url):
+    """As its client reads it; a wildcard is where it listens, and not where it is asked."""
+    assert daemon_url({"OLLAMA_HOST": said}) == url
+
+
+def hasty(monkeypatch):
+    """One look decides."""
+    monkeypatch.setattr(ollama, "AGAIN_SECONDS", 0.0)
+
+
+def deaf(monkeypatch):
+    """No answer is read."""
+
+    async def nothing(http, url):
+        await trio.lowlevel.checkpoint()
+        return {}
+
+    monkeypatch.setattr(ollama, "_ask", nothing)
+
+
+def blind(monkeypatch):
+    """No process is seen."""
+    monkeypatch.setattr(FakeOllama, "processes", lambda self: ())
+
+
+def credulous(monkeypatch):
+    """What the server lists is all that there is."""
+    right = ollama.Ollama
+
+    def believing(**found):
+        return right(**{**found, "runners": type(found["runners"])(found["runners"].served[: len(found["listed"])])})
+
+    monkeypatch.setattr(ollama, "Ollama", believing)
+
+
+def patient(monkeypatch):
+    """A server that hangs is waited for."""
+    monkeypatch.setattr(ollama, "_ASK_SECONDS", math.inf)
+
+
+@pytest.mark.parametrize(
+    ("bug", "timeline"),
+    [
+        (hasty, test_a_process_that_is_about_to_end_is_no_lie),
+        (deaf, test_a_day_of_an_ollama),
+        (blind, test_a_day_of_an_ollama),
+        (blind, test_a_server_that_does_not_answer_where_it_is_asked_is_told),
+        (credulous, test_an_unload_that_was_said_and_not_done_is_told),
+        (patient, test_a_server_that_hangs_costs_two_questions),
+    ],
+)
+async def test_a_bug_breaks_a_timeline(autojump_clock, monkeypatch, bug, timeline):
+    """Each deliberate bug is seen by the timeline that it is for."""
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, trio.TooSlowError)):
+        await timeline(autojump_clock)

@@ -77,7 +77,7 @@ def questions_in(body):
 
 
 def test_a_full_context_leaves_out_what_was_said_first(monkeypatch):
-    """U16: the conversation goes on with the newest that fits, and says what it has forgotten."""
+    """The conversation goes on with the newest that fits, and says what it has forgotten."""
     sent = []
 
     async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
@@ -109,7 +109,7 @@ def test_a_question_that_alone_is_too_long_is_told(monkeypatch):
 
 
 def test_words_for_the_program_reach_no_model(monkeypatch):
-    """U16: /help and a mistyped command list what there is, /bye leaves, and two slashes send one."""
+    """/help and a mistyped command list what there is, /bye leaves, and two slashes send one."""
     sent = []
 
     async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks

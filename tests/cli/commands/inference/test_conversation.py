@@ -129,7 +129,7 @@ async def test_a_full_context_is_an_error_of_its_own(error):
 
 
 def test_the_older_half_is_left_out_first():
-    """U16: at least one question goes with its answer, and the newest go last."""
+    """At least one question goes with its answer, and the newest go last."""
     talk = Conversation(Sampling())
     for question in "abc":
         talk.keep(question, question.upper())

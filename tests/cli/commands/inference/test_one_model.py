@@ -1,4 +1,4 @@
-"""U17: a forwarded port of `up` answers for one model as its engine would, and reaches no other one."""
+"""A forwarded port of `up` answers for one model as its engine would, and reaches no other one."""
 
 import json
 from functools import partial

@@ -22,7 +22,7 @@ from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
 from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.store.blobs import WeightsFile, open_store
-from llmkube.weights.store.index import commit_record, key_of
+from llmkube.weights.store.index import Record, commit_record, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import append
 
@@ -37,7 +37,7 @@ def fill(store, identity, source, data):
     append(partial, data)
     partial.checkpoint()
     try:
-        commit_record(store, identity, source, [partial], "2026-01-01T00:00:00+00:00")
+        commit_record(store, identity, Record(source, fetched_at="2026-01-01T00:00:00+00:00"), [partial])
     finally:
         partial.close()
 

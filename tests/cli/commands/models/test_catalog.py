@@ -64,7 +64,7 @@ def test_an_unknown_name_is_guessed(name, words):
 
 
 def test_deploy_takes_its_source_from_the_catalog(run):
-    """D15: `deploy llama-3.1-8b --accelerator metal` applies the source, its digest and a context, and says them."""
+    """`deploy llama-3.1-8b --accelerator metal` applies the source, its digest and a context, and says them."""
     found = {}
 
     async def look(client):

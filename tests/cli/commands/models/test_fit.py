@@ -10,7 +10,8 @@ from llmkube.cli.commands.models.fit import described, judge
 from llmkube.cli.main import cli
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.weights.estimate.sizing import Demand, default_cache_ram_bytes
+from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from mlx_folder import folder
 from model_shapes import decoder, golden_shape
 
@@ -58,7 +59,7 @@ def test_json_has_bytes():
 
 
 def test_a_context_beyond_the_trained_one_is_not_counted_and_said():
-    """U2: what no request can use takes no memory, and the sentence names both figures."""
+    """What no request can use takes no memory, and the sentence names both figures."""
     done = run(DEMO, "--memory", "16Gi", "--accelerator", "cpu", "-c", "2000000")
     assert done.exit_code == 0, done.output
     assert "context 512 tokens, 1 slot, f16 cache" in done.output.splitlines()
@@ -103,7 +104,7 @@ def test_windows_make_the_difference():
     ],
 )
 def test_a_wrong_flag_is_named(args, words):
-    """U18: a value that cannot be read, or means what nobody asks for, is told with the way to write it."""
+    """A value that cannot be read, or means what nobody asks for, is told with the way to write it."""
     done = run(DEMO, *args)
     assert done.exit_code == 2
     assert words in done.output

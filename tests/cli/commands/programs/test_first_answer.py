@@ -184,7 +184,7 @@ def test_the_times_add_up():
 
 
 def test_the_next_commands_can_be_pasted(monkeypatch):
-    """U10: three commands, with the path by which this program was called where it is not on PATH."""
+    """Three commands, with the path by which this program was called where it is not on PATH."""
     monkeypatch.setattr("sys.argv", ["/a b/.venv/bin/llmkube"])
     lines = next_steps("demo", "builtin://demo", 'What is "it"?').splitlines()
     assert [shlex.split(line) for line in lines[1:]] == [

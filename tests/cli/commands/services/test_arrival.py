@@ -32,7 +32,7 @@ def redeployed(run, *conditions, args=(), **status):
 
 
 def test_deploy_succeeds_for_pods(run):
-    """D1: a service whose pods are ready is Ready for `deploy`, without any word of an agent."""
+    """A service whose pods are ready is Ready for `deploy`, without any word of an agent."""
     done = redeployed(
         run,
         condition("Available", True, "InferenceReady"),
@@ -57,7 +57,7 @@ def test_deploy_succeeds_for_pods(run):
     ],
 )
 def test_deploy_says_why_pods_fail(run, monkeypatch, reason, words, advice):
-    """D1: what the kubelet or the controller says about pods ends the wait, with what would help."""
+    """What the kubelet or the controller says about pods ends the wait, with what would help."""
     monkeypatch.setattr("llmkube.cli.view.readiness.STALE_SECONDS", 0.2)
     done = redeployed(
         run,
@@ -72,7 +72,7 @@ def test_deploy_says_why_pods_fail(run, monkeypatch, reason, words, advice):
 
 
 def test_a_wait_for_a_gpu_is_told_and_is_no_failure(run):
-    """D1: a service in the queue for GPUs is waited for until the time is over, in the controller's words."""
+    """A service in the queue for GPUs is waited for until the time is over, in the controller's words."""
     done = redeployed(
         run,
         condition("Available", False, "NoReadyReplicas", "no pod is ready"),
@@ -87,7 +87,7 @@ def test_a_wait_for_a_gpu_is_told_and_is_no_failure(run):
 
 
 def test_a_stopped_service_is_no_success(run):
-    """U18: deploying what was scaled to 0 fails and says what starts it, unless --replicas 0 was the wish."""
+    """Deploying what was scaled to 0 fails and says what starts it, unless --replicas 0 was the wish."""
 
     async def stop(client):
         await client.patch(InferenceService, CHAT, {"spec": {"replicas": 0}})
@@ -102,7 +102,7 @@ def test_a_stopped_service_is_no_success(run):
 
 
 def test_the_next_step_is_one_that_the_service_offers(run):
-    """U18: a service of embeddings is not to be talked to."""
+    """A service of embeddings is not to be talked to."""
     done = redeployed(
         run,
         condition("Available", True, "InferenceReady"),
@@ -116,7 +116,7 @@ def test_the_next_step_is_one_that_the_service_offers(run):
 
 
 def test_ctrl_c_says_what_goes_on(run, monkeypatch):
-    """U11: Ctrl-C during the wait says that the deployment goes on, how to follow it and how to end it."""
+    """Ctrl-C during the wait says that the deployment goes on, how to follow it and how to end it."""
 
     async def interrupted(*_args, **_kwargs):
         await trio.lowlevel.checkpoint()

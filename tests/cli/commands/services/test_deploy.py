@@ -188,7 +188,7 @@ def test_the_best_accelerator_is_chosen(served, gpu, platform, chosen):
 
 
 def test_a_runtime_of_pods_runs_on_nothing_of_hosts():
-    """D13: `--runtime generic` beside a Mac chooses the CPU of a node, and with --gpu its GPU; llamacpp the Mac."""
+    """`--runtime generic` beside a Mac chooses the CPU of a node, and with --gpu its GPU; llamacpp the Mac."""
     assert choose_accelerator({"metal"}, gpu=False, in_pods=True) == "cpu"
     assert choose_accelerator({"metal"}, gpu=True, in_pods=True) == "cuda"
     assert "generic" in deploy_module._IN_PODS
@@ -196,7 +196,7 @@ def test_a_runtime_of_pods_runs_on_nothing_of_hosts():
 
 
 def test_a_path_may_have_spaces(deploy, tmp_path):
-    """U9: a file in a folder with spaces is a source like any other, for the command and for the API server."""
+    """A file in a folder with spaces is a source like any other, for the command and for the API server."""
     file = tmp_path / "Application Support" / "my model.gguf"
     file.parent.mkdir()
     file.touch()

@@ -78,7 +78,7 @@ def test_what_is_not_there_exits_with_3(run, args):
     ],
 )
 def test_delete_tells_what_it_did(run, args, line):
-    """U12: without --wait the deletion is accepted, with it the object is gone."""
+    """Without --wait the deletion is accepted, with it the object is gone."""
     done = run(*args)
     assert (done.exit_code, done.stdout) == (0, f"{line}\n")
     assert ("`llmkube cache prune`" in done.stderr) == line.startswith("Model")  # U12: the file is not gone
@@ -152,7 +152,7 @@ def test_mistakes_have_their_exit_codes(run, args, code, words):
 
 
 def test_scaling_beyond_the_hosts_is_told(run):
-    """U18: on one host the second process has no place, and `scale` says so."""
+    """On one host the second process has no place, and `scale` says so."""
 
     async def on_a_host(client):
         await write_status(client, phase="Ready", conditions=[LOADED | {"message": "x"}])

@@ -46,7 +46,7 @@ def test_what_people_run_is_told_its_image_priority_and_what_is_refused(tmp_path
 
 
 def test_slots_and_context_of_pods_are_compared(tmp_path):
-    """G5: what the fields leave open there is open no more here."""
+    """What the fields leave open there is open no more here."""
     model = {**PLAIN[0], "spec": {**PLAIN[0]["spec"], "hardware": {"accelerator": "cuda"}}}
     _, text = said(tmp_path, [model, PLAIN[1]])
     assert 'to keep it: spec.extraArgs: ["--ctx-size", "0"]' in text
@@ -66,7 +66,7 @@ def grouped(runtime, weights, accelerator="cuda"):
 
 
 def test_a_model_over_several_nodes_is_told_what_it_needs(tmp_path):
-    """G4: vLLM's is served once the cluster has the kind: nothing is refused, and what to install is named."""
+    """VLLM's is served once the cluster has the kind: nothing is refused, and what to install is named."""
     code, text = said(tmp_path, grouped("vllm", "safetensors"))
     assert code == 0
     assert "several nodes: a LeaderWorkerSet here" in text

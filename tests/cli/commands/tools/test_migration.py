@@ -7,7 +7,7 @@ from llmkube.cli.commands.tools.migration import KINDS_OF_THEIRS, LEFT, findings
 
 @pytest.mark.parametrize("kind", KINDS_OF_THEIRS)
 def test_a_kind_that_only_they_have_is_named_with_its_effect(kind):
-    """G4: it is left alone, and what takes its place is said."""
+    """It is left alone, and what takes its place is said."""
     body = {"apiVersion": "inference.llmkube.dev/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": {}}
     [found] = findings([body])
     assert (found.subject, found.what) == (f"{kind} default/x", LEFT)

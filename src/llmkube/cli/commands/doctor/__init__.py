@@ -1,12 +1,12 @@
 """`llmkube doctor`: what of this machine, its programs and its cluster is well, and what mends the rest.
 
-command                              the options, and which probes they ask for
+command                              the options; which probes they ask for, side by side with a deadline each
 installation                         which of our programs is here, and with which settings
-probes                               look at the machine, our programs, an Ollama, an oMLX and the cluster, side by side
-facts                                what the probes find; values
-ollama, omlx                         what an Ollama or an oMLX beside our engines has in memory, and what that means
-judge                                facts to findings: by machine_verdicts, program_verdicts, cluster_verdicts; pure
-findings, report                     pass, warn or fail with its fix; for people and for programs
+machine, mac                         the machine: system, memory, disk, power, what macOS allows
+programs                             ours: engine, job, ports, listeners, how engines ended
+ollama, omlx                         an Ollama, an oMLX beside our engines: what they have in memory
+cluster, from_pod                    the API server as this host sees it, and this host as a pod sees it
+findings                             pass, warn or fail with its fix; for people and for programs
 
 Nothing is changed by it, nothing is asked of a cluster that was not named, and no secret is printed.
 """

@@ -1,32 +1,23 @@
 """`llmkube doctor`."""
 
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+import attrs
 import click
+import psutil
 import trio
 
 from llmkube.apiserver.server import utcnow_real
-from llmkube.base.errors import UserError
+from llmkube.base.errors import LLMKubeError, UserError, innermost
 from llmkube.base.log import configure_logging
-from llmkube.cli.commands.doctor.facts import Fact
-from llmkube.cli.commands.doctor.findings import exit_code
+from llmkube.cli.commands.doctor import cluster, from_pod, mac, machine, ollama, omlx, programs
+from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
-from llmkube.cli.commands.doctor.judge import judge
-from llmkube.cli.commands.doctor.probes import (
-    cluster_probes,
-    mac_probes,
-    machine_probes,
-    ollama_probe,
-    omlx_probe,
-    pod_probe,
-    program_probes,
-)
-from llmkube.cli.commands.doctor.probes.probing import Probe, run_probes
-from llmkube.cli.commands.doctor.program_facts import NoJob
-from llmkube.cli.commands.doctor.report import as_json, as_text
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Origin, Where, find_config
 from llmkube.k8s.auth.config import ClusterConfig
@@ -34,8 +25,29 @@ from llmkube.k8s.client import open_client
 from llmkube.programs.options import HELP, guarded
 from llmkube.supervisor.engine.launcher import HELP_SECONDS
 
+SECONDS: Final = 8.0
+"""What one probe may take unless it says otherwise."""
+
+_EXPECTED: Final = (LLMKubeError, OSError, ValueError, KeyError, psutil.Error, subprocess.SubprocessError)
+"""What a machine that is not as it should be raises; anything else is a bug, and shows as one."""
+
 ENGINE_SECONDS = 2.5 * HELP_SECONDS
 """It is asked twice, and for its GPUs."""
+
+
+@attrs.frozen
+class Probe:
+    """One look.
+
+    Attributes:
+        name: What it looks at, for the line that tells of its failure.
+        look: Looks, and says how that is.
+        seconds: What it may take.
+    """
+
+    name: str
+    look: Callable[[], Awaitable[Finding | Iterable[Finding]]]
+    seconds: float = SECONDS
 
 
 @click.command("doctor", context_settings=HELP)
@@ -59,63 +71,58 @@ def doctor(*, as_data: bool, state_dir: Path | None, from_cluster: bool, image: 
         raise UserError("--image is for --from-cluster")
     here = find_installation(state_dir)
     named = _named_cluster(here, where) if from_cluster else None
-    findings = judge(trio.run(examined, here, where, named, image))
+    findings = trio.run(examined, here, where, named, image)
     click.echo(as_json(findings) if as_data else as_text(findings))
     sys.exit(exit_code(findings))
 
 
 async def examined(
     here: Installation, where: Where, named: ClusterConfig | None = None, image: str | None = None
-) -> Sequence[Fact]:
-    """Return all facts, in the order of the report."""
+) -> Sequence[Finding]:
+    """Return all findings, in the order of the report."""
     probes = probes_of(here, where)
     if named is not None:
         look = partial(_from_cluster, here, where, named, image)
-        probes = [*probes, Probe("from a pod", look, pod_probe.WAIT_SECONDS + 3 * pod_probe.DELETE_SECONDS)]
-    return (program_probes.settings(here), *await run_probes(probes))
+        probes = [*probes, Probe("from a pod", look, from_pod.WAIT_SECONDS + 3 * from_pod.DELETE_SECONDS)]
+    return (programs.settings(here), *await run_probes(probes))
 
 
 def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
     """Return what is looked at on this machine, with these programs."""
     about_mac = [
-        Probe("system", partial(mac_probes.system, here)),
-        Probe("GPU limit", partial(mac_probes.gpu_limit, here)),
+        Probe("system", partial(mac.system, here)),
+        Probe("GPU limit", partial(mac.gpu_limit, here)),
     ]
     power = [
-        Probe("sleep", partial(mac_probes.power, here)),
-        Probe("FileVault", mac_probes.file_vault),
-        Probe("firewall", partial(mac_probes.firewall, here)),
-        Probe("Full Disk Access", partial(mac_probes.guarded_folders, here)),
-        Probe("local network", partial(cluster_probes.lan_access, here)),
+        Probe("sleep", partial(mac.power, here)),
+        Probe("FileVault", mac.file_vault),
+        Probe("firewall", partial(mac.firewall, here)),
+        Probe("Full Disk Access", partial(mac.guarded_folders, here)),
+        Probe("local network", partial(cluster.lan_access, here)),
     ]
     return [
-        *(about_mac if here.mac else [Probe("system", machine_probes.linux_system)]),
-        Probe("engine", partial(program_probes.engine, here), ENGINE_SECONDS),
-        Probe("Ollama", ollama_probe.look),
-        *([Probe("oMLX", omlx_probe.look)] if here.mac else []),
-        Probe("memory", partial(machine_probes.memory, here)),
-        Probe("disk", partial(machine_probes.disk, here)),
-        *(power if here.mac else [Probe("power", machine_probes.linux_power)]),
+        *(about_mac if here.mac else [Probe("system", machine.linux_system)]),
+        Probe("engine", partial(programs.engine, here), ENGINE_SECONDS),
+        Probe("Ollama", ollama.look),
+        *([Probe("oMLX", omlx.look)] if here.mac else []),
+        Probe("memory", partial(machine.memory, here)),
+        Probe("disk", partial(machine.disk, here)),
+        *(power if here.mac else [Probe("power", machine.linux_power)]),
         _job_probe(here),
-        Probe("ports", partial(program_probes.ports, here)),
-        Probe("keys", partial(program_probes.listeners, here)),
-        Probe("last end", partial(program_probes.last_ends, here)),
-        Probe("API server", partial(cluster_probes.api_server, here, where, utcnow_real), cluster_probes.API_SECONDS),
-        *([Probe("address", partial(cluster_probes.advertised, here, where))] if here.serves_a_cluster else []),
+        Probe("ports", partial(programs.ports, here)),
+        Probe("keys", partial(programs.listeners, here)),
+        Probe("last end", partial(programs.last_ends, here)),
+        Probe("API server", partial(cluster.api_server, here, where, utcnow_real), cluster.API_SECONDS),
+        *([Probe("address", partial(cluster.advertised, here, where))] if here.serves_a_cluster else []),
     ]
 
 
 def _job_probe(here: Installation) -> Probe:
     if here.job is not None:
-        return Probe("launchd", partial(program_probes.launchd_job, here))
+        return Probe("launchd", partial(programs.launchd_job, here))
     if here.unit is not None:
-        return Probe("systemd", partial(program_probes.systemd_unit, here))
-    return Probe("background", _no_job)
-
-
-async def _no_job() -> NoJob:
-    await trio.lowlevel.checkpoint()
-    return NoJob()
+        return Probe("systemd", partial(programs.systemd_unit, here))
+    return Probe("background", programs.no_job)
 
 
 def _named_cluster(here: Installation, where: Where) -> ClusterConfig:
@@ -127,15 +134,45 @@ def _named_cluster(here: Installation, where: Where) -> ClusterConfig:
     config, origin = find_config(where.kubeconfig_path, where.context, here.folder)
     if origin is not Origin.NAMED:
         raise UserError("--from-cluster makes a Job: name the cluster, with --kubeconfig or --context")
-    pod_probe.refuse_host_identity(config, here.folder)
+    from_pod.refuse_host_identity(config, here.folder)
     return config
 
 
-async def _from_cluster(here: Installation, where: Where, config: ClusterConfig, image: str | None) -> Fact:
-    found = await cluster_probes.advertised(here, where)
-    if not found.address:
+async def _from_cluster(here: Installation, where: Where, config: ClusterConfig, image: str | None) -> Finding:
+    address = await cluster.advertised_address(here, where)
+    if not address:
         raise UserError("this host has no address that pods could reach; --host-ip of the agent names one")
     async with open_client(config) as client:
-        lease_namespace = cluster_probes.agent_config(here).lease_namespace
-        chosen = image or await pod_probe.find_image(client, lease_namespace)
-        return await pod_probe.try_from_pod(client, where.namespace or config.namespace, chosen, found.address)
+        lease_namespace = cluster.agent_config(here).lease_namespace
+        chosen = image or await from_pod.find_image(client, lease_namespace)
+        return await from_pod.try_from_pod(client, where.namespace or config.namespace, chosen, address)
+
+
+async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
+    """Return what each probe has found, in their order; one that hangs or fails becomes a line that says so."""
+    found: dict[int, Finding | Iterable[Finding]] = {}
+
+    async def run(index: int, probe: Probe) -> None:
+        with trio.move_on_after(probe.seconds):
+            try:
+                found[index] = await probe.look()
+            except _EXPECTED as exc:
+                found[index] = _unknown(probe.name, str(exc) or type(exc).__name__)
+            except ExceptionGroup as group:
+                expected, bugs = group.split(_EXPECTED)
+                if bugs is not None or expected is None:
+                    raise
+                found[index] = _unknown(probe.name, str(innermost(expected)))
+            return
+        found[index] = _unknown(probe.name, f"no answer within {probe.seconds:g} s")
+
+    async with trio.open_nursery() as nursery:
+        for index, probe in enumerate(probes):
+            nursery.start_soon(run, index, probe)
+    ordered = (found[index] for index in range(len(probes)))
+    return tuple(line for each in ordered for line in ((each,) if isinstance(each, Finding) else each))
+
+
+def _unknown(name: str, problem: str) -> Finding:
+    """What could not be looked at is told, and is no failure of what it looks at."""
+    return warned(name, f"cannot be told: {problem}", why="it may be well or not", fix="repeat; --json has all lines")

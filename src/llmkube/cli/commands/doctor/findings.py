@@ -1,11 +1,20 @@
-"""One line of the report: what is, whether that is well, why it matters, and what mends it."""
+"""One line of the report: what is, whether that is well, why it matters, and what mends it; for people and programs."""
 
 import enum
-from collections.abc import Iterable
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import attrs
+import click
 
+from llmkube import __version__
+from llmkube.cli.view.output import line_width, printable
 from llmkube.programs.failures import ExitCode
+from llmkube.programs.program_name import runnable
 
 
 class Verdict(enum.Enum):
@@ -14,6 +23,9 @@ class Verdict(enum.Enum):
     PASS = "pass"  # noqa: S105 (not a password)
     WARN = "warn"
     FAIL = "fail"
+
+
+_COLORS: Final = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
 
 
 @attrs.frozen
@@ -53,3 +65,57 @@ def failed(name: str, found: str, *, why: str, fix: str) -> Finding:
 def exit_code(findings: Iterable[Finding]) -> ExitCode:
     """Return 1 when something fails; a warning ends no script."""
     return ExitCode.FAILED if any(each.verdict is Verdict.FAIL for each in findings) else ExitCode.DONE
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return one line per finding, with why it matters and what mends it below; the last line counts them."""
+    width = max(len(each.name) for each in findings)
+    return "\n".join([*(_lines(each, width) for each in findings), "", summary(findings)])
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """Return the same for programs."""
+    lines: list[dict[str, Any]] = [
+        {
+            "name": each.name,
+            "verdict": each.verdict.value,
+            "found": each.found,
+            "why": each.why,
+            "fix": runnable(each.fix),
+        }
+        for each in findings
+    ]
+    return json.dumps({"llmkube": __version__, **_counts(findings), "findings": lines}, indent=2, ensure_ascii=False)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Return `1 fail, 2 warn, 14 pass. Nothing was changed here.`."""
+    counts = _counts(findings)
+    parts = [f"{counts['fail']} fail", f"{counts['warn']} warn", f"{counts['pass']} pass"]
+    return f"{', '.join(parts)}. Nothing was changed here."
+
+
+def _counts(findings: Sequence[Finding]) -> dict[str, int]:
+    return {verdict.value: sum(each.verdict is verdict for each in findings) for verdict in Verdict}
+
+
+def _lines(finding: Finding, width: int) -> str:
+    verdict = finding.verdict.value
+    first, indent = f"{verdict}  {finding.name.ljust(width)}  ", " " * (width + len(verdict) + 4)
+    text = [_hung(first, indent, finding.found)]
+    text += [_hung(indent, indent, finding.why)] if finding.why else []
+    text += [_hung(indent, indent, f"fix: {finding.fix}")] if finding.fix else []
+    whole = "\n".join(text)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        whole = click.style(verdict, fg=_COLORS[finding.verdict], bold=True) + whole[len(verdict) :]
+    return whole
+
+
+def _hung(first: str, indent: str, text: str) -> str:
+    """Return the text behind `first`; on a terminal what is too long goes on below it, elsewhere it is one line."""
+    said, width = runnable(printable(text.replace("\n", " "))), line_width()
+    if width is None:
+        return first + said
+    return textwrap.fill(
+        said, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

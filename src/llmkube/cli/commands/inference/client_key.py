@@ -11,7 +11,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
-from llmkube.supervisor.client_keys import keys_in
+from llmkube.supervisor.credentials import keys_in
 from llmkube.supervisor.nouns.api_keys import parse_keys
 
 FLAG = "--api-key-file"

@@ -1,6 +1,5 @@
 """A port of this machine that answers for one model of a gateway, as the port of its engine would, and for no other."""
 
-import datetime
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Never
 
@@ -10,11 +9,13 @@ import trio
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.server import run_server
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.inference.service_route import Way
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.router.backends import Backend
-from llmkube.router.gateway import gateway_handler, refuse_foreign_pages
-from llmkube.router.origin_policy import page_grant
+from llmkube.router.front_door import passing_door
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.pass_through import PassThrough
 
 
 @attrs.define(eq=False)
@@ -59,7 +60,7 @@ async def run_one_model(
     """
     directory = OneModel(service.key.name, service.spec.aliases, way)
     async with open_http_client() as client:
-        gateway = gateway_handler(directory, client, lambda: datetime.datetime.now(datetime.UTC))
+        gateway = passing_door(PassThrough(directory, client), utcnow)
 
         async def handle(exchange: StreamExchange) -> None:
             directory.way = await find()

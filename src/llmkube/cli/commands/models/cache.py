@@ -14,6 +14,7 @@ import trio
 from rich.console import Console
 
 from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes, format_duration
 from llmkube.cli.commands.models.inspect import as_data as facts_as_data
 from llmkube.cli.commands.models.inspect import described
@@ -38,13 +39,14 @@ from llmkube.supervisor.nouns.journal import FileJournal
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.downloader import open_downloader
-from llmkube.weights.download.fetch import Progress, WeightsFile, fetch
+from llmkube.weights.download.fetch import fetch
+from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.picked_files import given_to_engine, pick
 from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
-from llmkube.weights.store.blobs import Store, open_store
+from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of
 
@@ -72,7 +74,7 @@ def list_models(*, form: str, **flags: Any) -> None:
     if not models:
         click.echo(f"No models in {store.root}.")
     else:
-        now = datetime.datetime.now(datetime.UTC)
+        now = utcnow()
         click.echo(output.table(COLUMNS, (_row(each, now) for each in models)))
     if unfinished := incomplete_bytes(store):
         click.echo(f"\nUnfinished downloads take {format_bytes(unfinished)}.")
@@ -286,7 +288,7 @@ async def _preload(
     async with open_downloader(
         store,
         limiter=limiter,
-        utcnow=partial(datetime.datetime.now, datetime.UTC),
+        utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
         endpoint=config.hub_endpoint,
         room_bytes=host_budget(total).limit_bytes if (total := host_facts().total_bytes) else None,
@@ -300,10 +302,9 @@ async def _preload(
                     sha256=sha256,
                     progress=_Line(display, 0.0 if console.is_terminal else _LINE_SECONDS),
                     limiter=limiter,
-                    downloader=downloader,
-                    token=token,
-                    access=access,
-                    policy=AddressPolicy(from_operator=True),
+                    download=partial(
+                        downloader.fetch, token=token, access=access, policy=AddressPolicy(from_operator=True)
+                    ),
                 )
         console.print(f"done in {format_duration(trio.current_time() - started)}", highlight=False)
     return found

@@ -21,8 +21,9 @@ from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
+from llmkube.weights.estimate.demand import Demand, Estimate
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
-from llmkube.weights.estimate.sizing import Demand, Estimate, default_cache_ram_bytes, estimate, largest_context
+from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from llmkube.weights.formats.shape import Shape
 
 CACHE_TYPES: Final = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")

@@ -1,6 +1,5 @@
 """`llmkube inspect`: what a GGUF file says of itself, from its header alone, here or at the other end of a URL."""
 
-import datetime
 import importlib.resources
 import os
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 import trio
 
 from llmkube.base.errors import UserError
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.deploy import absolute_source
 from llmkube.cli.options import output_option
@@ -25,7 +25,8 @@ from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.remote_header import read_remote_header
-from llmkube.weights.formats.gguf import GGUFFacts, read_header
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import BucketFile, Builtin, ImageSource, LocalFile, RemoteFile, VolumeSource, parse_source
 
@@ -129,7 +130,7 @@ async def _remote(source: RemoteFile, config: AgentConfig) -> GGUFFacts:
         return await read_remote_header(
             source,
             policy=AddressPolicy(from_operator=True),
-            utcnow=lambda: datetime.datetime.now(datetime.UTC),
+            utcnow=utcnow,
             token=token,
             access=BucketAccess.read(os.environ) if isinstance(source, BucketFile) else None,
             endpoint=config.hub_endpoint,

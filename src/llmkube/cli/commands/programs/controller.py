@@ -1,6 +1,5 @@
 """`llmkube controller`: serve Models by pods, and keep every status true, as a process of its own."""
 
-import datetime
 import random
 from collections.abc import Iterable
 from functools import partial
@@ -15,6 +14,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
+from llmkube.base.times import utcnow
 from llmkube.base.units import parse_bytes
 from llmkube.cli.target_cluster import find_config
 from llmkube.controller.followed_kinds import ControllerHealth
@@ -60,7 +60,7 @@ def controller(**flags: Any) -> None:
         # One that stands by is ready to take over: a rollout that waited for it to act would wait for its predecessor
         # to go, which waits for it.
         health = ControllerHealth()
-        run = partial(run_controller, utcnow=_utcnow, rng=rng, registry=registry, health=health)
+        run = partial(run_controller, utcnow=utcnow, rng=rng, registry=registry, health=health)
 
         async with (
             open_loop_watchdog() as loop_watchdog,
@@ -125,7 +125,3 @@ def _pairs(given: Iterable[str], flag: str) -> dict[str, str]:
         if not key or not equals:
             raise UserError(f"{flag} takes KEY=VALUE, not {key!r}")
     return {key: value for key, _, value in pairs}
-
-
-def _utcnow() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

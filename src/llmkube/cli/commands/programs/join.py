@@ -12,6 +12,7 @@ import click
 import trio
 
 from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.programs.host_identity import (
     Identity,
     account_of,
@@ -154,7 +155,7 @@ def _read_join_token(name: str) -> JoinToken:
             text = file.read(MAX_CHARS)
     except OSError as error:
         raise UserError(f"--token-file {name}: cannot be read ({error.strerror})") from error
-    return decode_join_token(text, datetime.datetime.now(datetime.UTC))
+    return decode_join_token(text, utcnow())
 
 
 def _made(state_dir: Path | None) -> Path:

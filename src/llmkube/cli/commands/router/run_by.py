@@ -1,6 +1,5 @@
 """What a router runs by, the same in a router alone, in the parent of workers and in each of these."""
 
-import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -51,11 +50,6 @@ def source_of(filename: str, settings: RouterConfig, *, tells: bool = True) -> S
         return file.config
 
     return Source(read, lambda: stamp_of(Path(filename)))
-
-
-def utcnow() -> datetime.datetime:
-    """Return the time of the wall clock."""
-    return datetime.datetime.now(datetime.UTC)
 
 
 def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:

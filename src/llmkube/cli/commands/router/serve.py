@@ -16,7 +16,8 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import LIMITS as PROBE_LIMITS
-from llmkube.cli.commands.router.run_by import source_of, utcnow
+from llmkube.base.times import utcnow
+from llmkube.cli.commands.router.run_by import source_of
 from llmkube.cli.commands.router.worker_processes import WorkerProcesses
 from llmkube.programs.config.router_config import RouterConfig
 from llmkube.programs.program import (

@@ -24,7 +24,8 @@ from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
-from llmkube.cli.commands.router.run_by import source_of, utcnow
+from llmkube.base.times import utcnow
+from llmkube.cli.commands.router.run_by import source_of
 from llmkube.programs.config.router_config import RouterConfig
 from llmkube.programs.program import Stop, open_service_nursery, raise_descriptor_limit, run_until_signal, settle_heap
 from llmkube.router.proxy.router import LIMITS, open_router

@@ -1,7 +1,6 @@
 """The wait of a command until its service is ready, on hosts and in pods: shown, bounded, and explained."""
 
 import contextlib
-import datetime
 import random
 import shlex
 from collections.abc import Collection, Iterator
@@ -10,6 +9,7 @@ import attrs
 import click
 import trio
 
+from llmkube.base.times import utcnow
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.consoles import open_console
@@ -108,5 +108,5 @@ def command(verb: str, key: Key) -> str:
 
 
 def _detail(service: InferenceService, model: Model | None, health: Health) -> str:
-    now = datetime.datetime.now(datetime.UTC)
+    now = utcnow()
     return ", ".join([health.headline, *next_retry(service, model, now)])

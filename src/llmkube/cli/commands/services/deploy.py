@@ -4,7 +4,6 @@ What is applied is exactly what the command line says, by server-side apply: say
 that is left out the next time takes its setting back.
 """
 
-import datetime
 import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +14,7 @@ import attrs
 import click
 
 from llmkube.base.errors import UserError
+from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
@@ -92,7 +92,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
 
     async def action(cluster: Cluster) -> None:
         with answering():
-            hosts = await find_hosts(cluster, _now()) if order.accelerator is None and order.source else None
+            hosts = await find_hosts(cluster, utcnow()) if order.accelerator is None and order.source else None
         served = {each for host in hosts or () for each in host.accelerators}
         manifests = order.manifests(cluster.namespace, served)
         if dry_run:
@@ -340,7 +340,3 @@ def next_step(service: InferenceService) -> str:
     if mode == "chat":
         return f"Talk to it: {command('chat', service.key)}"
     return f"It offers {mode}, by the OpenAI API: see docs/gateway.md"
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

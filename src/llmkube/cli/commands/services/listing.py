@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from llmkube.base.times import utcnow
 from llmkube.cli.credential_note import tell_credential_problem
 from llmkube.cli.full_disk_note import tell_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
@@ -94,7 +95,7 @@ def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> N
             log = page.log()
 
             async def news() -> Sequence[str]:  # noqa: ASYNC124 - see above
-                return log.news(page.held(followed), _now())
+                return log.news(page.held(followed), utcnow())
 
             await append_lines(followed.changed, news)
 
@@ -139,7 +140,7 @@ class _Page:
         if not any(objects[kind] for kind in self.kinds):
             names = " and no ".join(f"{kind.RESOURCE.kind}s" for kind in self.kinds)
             return f"No {names} in {'any namespace' if self.namespace is None else self.namespace}."
-        now = _now()
+        now = utcnow()
         return "\n\n".join(self._table(kind, self.rows(kind, objects, now).values()) for kind in self.kinds)
 
     def _table(self, kind: type[Any], rows: Iterable[tuple[str, ...]]) -> str:
@@ -221,7 +222,3 @@ class _ObjectLog:
 
 def _sorted(objects: Sequence[Object]) -> list[Any]:
     return sorted(objects, key=lambda each: each.key)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

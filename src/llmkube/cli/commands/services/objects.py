@@ -1,7 +1,6 @@
 """`llmkube status`, `scale` and `delete`: what most people need of kubectl, for our two kinds."""
 
 import contextlib
-import datetime
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 import trio
 
 from llmkube.base.errors import WorldError
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.complete import services, targets
 from llmkube.cli.credential_note import tell_credential_problem
@@ -59,10 +59,10 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         if form not in {"", "wide"}:
             return formats.render(found, form)
         if target.kind is Model:
-            return describe_model(found, _now())
+            return describe_model(found, utcnow())
         scene = await _look(cluster, found, folders)
-        text = describe_service(scene, _now())
-        return text if form != "wide" or scene.model is None else f"{text}\n\n{describe_model(scene.model, _now())}"
+        text = describe_service(scene, utcnow())
+        return text if form != "wide" or scene.model is None else f"{text}\n\n{describe_model(scene.model, utcnow())}"
 
     async def stay(cluster: Cluster) -> None:
         key = Key(cluster.namespace, target.name)
@@ -122,7 +122,7 @@ def scale(*, name: str, replicas: int, where: Where) -> None:
 async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]:
     """Say how many can serve, where that is fewer than are wanted: each host runs one process of a service."""
     service = await cluster.client.get(InferenceService, key)
-    hosts = await find_hosts(cluster, _now())
+    hosts = await find_hosts(cluster, utcnow())
     if replicas < 2 or hosts is None or not is_reported_by_host(service):
         return []
     try:
@@ -233,7 +233,7 @@ async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[P
         model = None
     engines = await find_engines(cluster, key.namespace, key.name)
     memory = await find_memory(folders, key)
-    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, _now()), memory)
+    return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
 
 
 class _StatusWatch:
@@ -257,14 +257,14 @@ class _StatusWatch:
         if found is None:
             return f"{self._target.title} is gone"
         if isinstance(found, Model):
-            return describe_model(found, _now())
+            return describe_model(found, utcnow())
         with contextlib.suppress(WorldError), trio.move_on_after(_LOOK_SECONDS):
             if self._scene is None or self._scene.service != found:
                 fresh = await self._cluster.client.get(InferenceService, self._key)
                 self._scene = await _look(self._cluster, fresh, self._folders)
         model = self._followed.model_of(found)
         scene = attrs.evolve(self._scene, service=found, model=model) if self._scene else Scene(found, model)
-        return describe_service(scene, _now())
+        return describe_service(scene, utcnow())
 
     async def news(self) -> Sequence[str]:
         """Return a line if it says something new, or the object as data."""
@@ -282,12 +282,8 @@ class _StatusWatch:
         if said == self._said:
             return []
         self._said = said
-        return [line if self._form not in {"", "wide"} else f"{_now().astimezone():%H:%M:%S}  {line}"]
+        return [line if self._form not in {"", "wide"} else f"{utcnow().astimezone():%H:%M:%S}  {line}"]
 
     def _found(self) -> Any:
         cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
         return cache.get(self._key)
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)

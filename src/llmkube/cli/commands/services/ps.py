@@ -8,6 +8,7 @@ from typing import Final
 import click
 import trio
 
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
 from llmkube.cli.options import cluster_options
@@ -47,7 +48,7 @@ def ps(*, where: Where) -> None:
         if not rows:
             where_ = "any namespace" if namespace is None else namespace
             return f"Nothing runs in {where_}."
-        now = datetime.datetime.now(datetime.UTC)
+        now = utcnow()
         cells = [
             (
                 *((service.key.namespace,) if namespace is None else ()),

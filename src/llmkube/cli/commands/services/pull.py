@@ -1,6 +1,5 @@
 """`llmkube pull`: a Model, and its file where it will be served."""
 
-import datetime
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import click
 import trio
 
+from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import the_entry
@@ -67,7 +67,7 @@ def pull(
     async def action(cluster: Cluster) -> bool:
         key = Key(cluster.namespace, name or (entry.name if entry is not None else name_for(source)))
         with answering():
-            hosts = await find_hosts(cluster, datetime.datetime.now(datetime.UTC)) or ()
+            hosts = await find_hosts(cluster, utcnow()) or ()
             served = {each for host in hosts for each in host.accelerators}
             chosen = accelerator or choose_accelerator(served, gpu=False)
             on_hosts = chosen in served

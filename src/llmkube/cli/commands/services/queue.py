@@ -6,6 +6,7 @@ from typing import Final
 
 import click
 
+from llmkube.base.times import utcnow
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against
 from llmkube.cli.view import output
@@ -45,7 +46,7 @@ def queue(*, where: Where) -> None:
         waiting = sorted((pair for pair in judged if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
         if not waiting:
             return f"Nothing waits in {'any namespace' if namespace is None else namespace}."
-        now = datetime.datetime.now(datetime.UTC)
+        now = utcnow()
         rows = [(*((each.key.namespace,) if namespace is None else ()), *row(each, how, now)) for each, how in waiting]
         columns = (*(("NAMESPACE",) if namespace is None else ()), *COLUMNS)
         return output.table(columns, rows, width=output.line_width())

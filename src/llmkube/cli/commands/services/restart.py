@@ -1,10 +1,10 @@
 """`llmkube restart`: the engine of a service starts anew, beside the one that serves where memory holds both."""
 
-import datetime
 from typing import Any
 
 import click
 
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
 from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
@@ -40,7 +40,7 @@ def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
             found = await existing_service(cluster.client, key)
             if is_stopped(found):
                 raise CommandError(f"InferenceService {key} is stopped; `{command('scale', key)} 1` starts it")
-            now = micro_timestamp(datetime.datetime.now(datetime.UTC))
+            now = micro_timestamp(utcnow())
             body: dict[str, Any] = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
             await cluster.client.patch(InferenceService, key, body, field_manager=FIELD_MANAGER)
         if wait:

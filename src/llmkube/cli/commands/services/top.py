@@ -4,7 +4,6 @@ An engine is asked in the way that this machine has to it: one of this machine a
 agent keeps, a pod through the API server, another host's at its address, where that answers without a key.
 """
 
-import datetime
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
@@ -105,7 +105,7 @@ class _Look:
         """Ask the API server for services and addresses, and each engine for what it does."""
         services = (await self.cluster.client.list(InferenceService, namespace=self.namespace)).items
         engines = await find_all_engines(self.cluster, self.namespace)
-        self._hosts = await find_hosts(self.cluster, datetime.datetime.now(datetime.UTC))
+        self._hosts = await find_hosts(self.cluster, utcnow())
         places: list[_Place] = []
         for service in services:
             behind = engines.get(Key(service.key.namespace, service_name(service.key.name)), ())

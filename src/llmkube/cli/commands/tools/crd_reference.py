@@ -25,7 +25,7 @@ from llmkube.runtimes.llama_fields import draft_of
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import plan_for
-from llmkube.weights.formats.gguf import GGUFFacts
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
 _HEAD: Final = """\

@@ -1,4 +1,4 @@
-"""What will be otherwise for objects that the Go implementation serves now, and how each of them stays as it is. Pure.
+"""What will be otherwise for objects that the Go implementation serves now, and how each of them stays as it is.
 
 Facts of its version 0.9.19 and of that version's chart.
 """

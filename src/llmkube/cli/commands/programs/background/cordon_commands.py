@@ -8,6 +8,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
+from llmkube.base.times import utcnow
 from llmkube.base.units import parse_duration
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, NumberRange, guarded
@@ -64,13 +65,13 @@ def cordon_sentence(folder: Path) -> str:
         return ""
     except (OSError, ValueError) as exc:
         return f"{cordon_path(folder)} cannot be read ({exc}): `llmkube agent uncordon` removes it"
-    return f"serves nothing {found.end}" if found.holds(datetime.datetime.now(datetime.UTC)) else ""
+    return f"serves nothing {found.end}" if found.holds(utcnow()) else ""
 
 
 def _end(seconds: float) -> datetime.datetime:
     if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
         raise UserError("it is a minute at least and a year at most; leave it out for no end", field="--for")
-    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+    return utcnow() + datetime.timedelta(seconds=seconds)
 
 
 async def _wait_free(folder: Path, seconds: float) -> None:

@@ -1,0 +1,378 @@
+"""Looks at our own programs: engine, job, ports, listeners, and how engines ended; pure functions judge."""
+
+import ipaddress
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import psutil
+import trio
+
+from llmkube.base.errors import LLMKubeError, UserError
+from llmkube.base.http.listen import PortTakenError, open_listeners
+from llmkube.base.units import format_bytes
+from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
+from llmkube.cli.commands.doctor.installation import Installation
+from llmkube.cli.commands.doctor.mac import newest_jetsam
+from llmkube.cli.commands.programs.background.agent_jobs import START_LIMIT
+from llmkube.cli.commands.programs.background.health import probed_health
+from llmkube.cli.commands.programs.background.launchctl import JobState, Launchd, caller
+from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, UP_LABEL
+from llmkube.cli.commands.programs.background.launchd_user import EXIT_SECONDS
+from llmkube.cli.commands.programs.background.start_limit import FailedStarts, read_failed_starts
+from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.host.engine_program import find_llama_server, further_programs
+from llmkube.programs.program import LOOPBACK
+from llmkube.supervisor.engine.launcher import LocalEngines
+from llmkube.supervisor.host.processes import listens, start_of
+from llmkube.supervisor.nouns.journal import Entry
+from llmkube.supervisor.nouns.settings import AgentSettings
+
+_LIST_DEVICES: Final = "--list-devices"
+_ENGINE_NAMES: Final = ("llama-server",)
+_KEY_FLAGS: Final = ("--api-key", "--api-key-file")
+_DEFAULT_PORT: Final = 8080
+
+_MANY_STARTS: Final = 3
+"""Of a job that has ended badly: one restart is a mishap, the third a loop."""
+
+_WORKING_STATES: Final = frozenset({"active", "activating", "reloading"})
+
+
+def settings(here: Installation) -> Finding:
+    """Return what runs, and with which settings. Pure."""
+    if here.problem:
+        return failed(
+            "settings",
+            here.problem,
+            why=f"no program of ours starts with them ({here.folder})",
+            fix="mend what it names; docs/config.md has every setting",
+        )
+    if here.pid is not None:
+        return passed("running", f"llmkube {here.program} (pid {here.pid}) on {here.folder}")
+    return passed("running", f"nothing of ours on {here.folder}")
+
+
+async def engine(here: Installation) -> Finding:
+    """Look for the programs that settings name; ask llama-server for its version, and on Metal for its GPUs."""
+    try:
+        further_programs(here.config)
+    except UserError as exc:
+        return failed(
+            "engine",
+            str(exc),
+            why="no program of ours starts with that setting",
+            fix="name a program that is there, or leave the setting out",
+        )
+    try:
+        program = find_llama_server(here.config.llama_server)
+        # Not `here.folder`: an engine that is only asked is not the agent's.
+        asked = AgentSettings("doctor", here.folder / "doctor", here.store, str(program))
+        info = await LocalEngines(asked).info()
+    except LLMKubeError as exc:
+        return failed(
+            "engine",
+            str(exc),
+            why="no model is served without one",
+            fix="`pip install --upgrade xllamacpp`, or `brew install llama.cpp`; --llama-server names another",
+        )
+    devices = None
+    if here.mac and "metal" in here.config.accelerator and _LIST_DEVICES in info.flags:
+        done = await trio.run_process([program, _LIST_DEVICES], check=False, capture_stdout=True, capture_stderr=True)
+        devices = listed_devices(done.stdout.decode("utf-8", "replace"))
+    return judge_engine(info.program, info.version or "of an unknown version", devices)
+
+
+def judge_engine(program: str, version: str, devices: Sequence[str] | None) -> Finding:
+    """The engine lists a GPU, where it was asked for its `devices`. Pure."""
+    if devices is not None and not devices:
+        return warned(
+            "engine",
+            f"{program}, {version}: it lists no GPU here",
+            why="this host serves Models for Metal, which want one; Metal shows none to ssh and tmux",
+            fix=f"look in a terminal of the login: `{program} --list-devices`",
+        )
+    return passed("engine", f"{program}, {version}{'; ' if devices else ''}{', '.join(devices or ())}")
+
+
+def listed_devices(text: str) -> tuple[str, ...]:
+    """Return the GPUs of a list such as `  MTL0: Apple M3 Ultra (98304 MiB, 98303 MiB free)`."""
+    return tuple(re.findall(r"^\s+(?:MTL\d+|Metal): (.+?)(?: \(\d|$)", text, re.MULTILINE))
+
+
+async def launchd_job(here: Installation) -> Finding:
+    """Ask launchd, without sudo: it tells everyone what it knows of a job."""
+    label = AGENT_LABEL if here.program == "agent" else UP_LABEL
+    domain = "system" if here.daemon else f"gui/{here.user.uid}"
+    job = Launchd(call=caller(), domain=domain, label=label, exit_seconds=EXIT_SECONDS)
+    port = _health_port(here)
+    state = await job.state()
+    healthy = here.pid is not None and (not port or bool(await probed_health(port)))
+    return judge_launchd_job(here, state, healthy, read_failed_starts(here.folder, start_of(1)))
+
+
+def judge_launchd_job(here: Installation, state: JobState | None, healthy: bool, failures: FailedStarts) -> Finding:
+    """A job that launchd starts again and again does not run, whatever `launchctl list` shows. Pure.
+
+    Args:
+        here: Has the job's file, and who holds the state directory now.
+        state: What launchd knows; None when it is not loaded.
+        healthy: Whether the program answers at its port.
+        failures: Failed starts in a row.
+    """
+    name, what, holds = "launchd", here.program, here.pid is not None
+    restart = "`llmkube agent start`" if what == "agent" else "`llmkube up install`"
+    ended = f", ended last with {state.last_exit}" if state and state.last_exit else ""
+    if failures.count >= START_LIMIT and not holds:
+        return failed(
+            name,
+            f"the {what} has failed to start {failures.count} times, and does not try again",
+            why=failures.problem or "its log says why",
+            fix=f"mend that; then: {restart}",
+        )
+    if state is None:
+        return warned(name, f"{here.job} is not loaded", why=f"llmkube {what} does not begin by itself", fix=restart)
+    logs = f"`llmkube {what} logs --tail 20` says why"
+    if not holds and state.runs >= _MANY_STARTS and state.last_exit not in {"", "0"}:
+        return failed(
+            name,
+            f"a crash loop: the {what} was started {state.runs} times{ended}",
+            why=failures.problem or "launchd starts it again and again, and shows it as loaded; it serves nothing",
+            fix=f"{logs}; mend that, then: {restart}",
+        )
+    if not holds and state.pid is None:
+        return warned(
+            name,
+            f"the {what} is loaded and does not run: {state.runs} starts{ended}",
+            why=failures.problem or "it serves nothing",
+            fix=f"{logs}; then: {restart}",
+        )
+    if not healthy:
+        return warned(
+            name,
+            f"the {what} runs (pid {state.pid}) and does not answer at /healthz",
+            why="it has just been started, or it hangs",
+            fix=f"{logs}; then: {restart}",
+        )
+    kind = "a daemon" if here.daemon else "a job of the login"
+    return passed(name, f"the {what} runs as {kind}: {state.runs} starts{ended}")
+
+
+async def systemd_unit(here: Installation) -> Finding:
+    """Ask the user's systemd."""
+    words = ("show", "--property", "ActiveState", "--value", UNIT)
+    state = await trio.to_thread.run_sync(systemctl, *words, abandon_on_cancel=True)
+    return judge_systemd_unit(state.strip())
+
+
+def judge_systemd_unit(state: str) -> Finding:
+    """The unit of `llmkube up` is active, in systemd's words. Pure."""
+    if state in _WORKING_STATES:
+        return passed("systemd", f"{UNIT} is {state}")
+    verdict = failed if state == "failed" else warned
+    return verdict(
+        "systemd",
+        f"{UNIT} is {state}",
+        why="llmkube up does not run",
+        fix=f"`llmkube up logs --tail 20` says why; then: `systemctl --user restart {UNIT}`",
+    )
+
+
+async def no_job() -> Finding:
+    """The user asked for none."""
+    await trio.lowlevel.checkpoint()
+    return passed("background", "nothing of ours starts by itself; `llmkube up install` or `agent install` has it so")
+
+
+async def ports(here: Installation) -> Sequence[Finding]:
+    """Try to listen at each port as the program would, or ask ours whether it does; each bad one is a finding."""
+    wanted, found = _wanted_ports(here), []
+    for flag, number in wanted:
+        if here.pid is not None:
+            if number == _health_port(here) and not await probed_health(number):
+                found.append(
+                    failed(
+                        "ports",
+                        f"llmkube {here.program} runs, and nothing answers at {number}",
+                        why="it hangs, or was started with another port",
+                        fix=f"`llmkube {here.program} logs --tail 20` says why",
+                    )
+                )
+            continue
+        try:
+            for listener in await open_listeners(LOOPBACK, number):
+                await trio.aclose_forcefully(listener)
+        except PortTakenError:
+            holder = await trio.to_thread.run_sync(_holder_of, number, abandon_on_cancel=True)
+            found.append(
+                failed(
+                    "ports",
+                    f"{number} is taken{f' by {holder}' if holder else ''}",
+                    why=f"llmkube {here.program} does not start without it",
+                    fix=f"end that program (`lsof -nP -iTCP:{number} -sTCP:LISTEN`), or choose another: {flag}",
+                )
+            )
+    numbers = ", ".join(str(number) for _, number in wanted) or "none"
+    return found or [passed("ports", f"{numbers}: free or ours, for llmkube {here.program}")]
+
+
+async def listeners(here: Installation) -> Sequence[Finding]:
+    """Look at our engines by the journal, and at others by their command lines."""
+    found = await trio.to_thread.run_sync(lambda: list(_without_key(here)), abandon_on_cancel=True)
+    if here.config.insecure_lan:
+        everyone = failed(
+            "keys",
+            "--insecure-lan: every request is let in at published engines, from any address",
+            why="who reaches this machine uses its models, and reads other users' prompts in shared caches",
+            fix="take insecure_lan out of config.toml and of the job, name networks with --allow-from, and restart",
+        )
+        found = [everyone, *found]
+    return found or [passed("keys", "no engine listens without a key beyond this machine")]
+
+
+async def last_ends(here: Installation) -> Sequence[Finding]:
+    """Compare the journal with the processes that there are, while nothing of ours runs to do so."""
+    entries = await trio.to_thread.run_sync(here.journal, abandon_on_cancel=True)
+    report, process = "", ""
+    if here.mac:
+        report, process = await trio.to_thread.run_sync(newest_jetsam, time.time(), abandon_on_cancel=True)
+    ends = lost_engines(entries.values() if here.pid is None else ())
+    rebooted = any(_boot_of(entry) not in {"", _boot_now()} for entry in ends)
+    return tuple(judge_last_ends(ends, rebooted=rebooted, jetsam=report, largest_process=process))
+
+
+def judge_last_ends(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, largest_process: str) -> Iterator[Finding]:
+    """Engines ended because a program or a user asked them to. Pure.
+
+    Args:
+        lost: Services whose engine is gone while no program of ours ran to end it; the largest first.
+        rebooted: Whether the machine was started anew meanwhile.
+        jetsam: The newest report of macOS on ended programs, of the last days; empty without one.
+        largest_process: The largest process by that report.
+    """
+    name = "last end"
+    less = "give models less: memory_fraction in config.toml, a smaller contextSize; `llmkube fit` says what one needs"
+    if jetsam:
+        largest = f"; the largest process was {largest_process}" if largest_process else ""
+        yield warned(
+            name,
+            f"macOS ended programs for want of memory: {jetsam}{largest}",
+            why="an engine that is ended loses its requests",
+            fix=less,
+        )
+    if lost:
+        size = _needs(lost[0])
+        how = "with this machine" if rebooted else "without a word of ours"
+        yield warned(
+            name,
+            f"{len(lost)} engine{'s' if len(lost) > 1 else ''} ended {how}; the largest was {lost[0].key}"
+            f"{f' ({format_bytes(size)})' if size else ''}",
+            why="a restart, a power cut, a kill, or want of memory",
+            fix=f"`llmkube up` or `llmkube agent start` goes on with them. If it was memory: {less}",
+        )
+    if not jetsam and not lost:
+        yield passed(name, "no engine has ended without our saying so")
+
+
+def lost_engines(entries: Iterable[Entry]) -> Sequence[Entry]:
+    """Return those whose process is gone, the one that needed most memory first."""
+    ends = [
+        entry
+        for entry in entries
+        if entry.engine is not None and entry.engine.pid and start_of(entry.engine.pid) != entry.engine.started
+    ]
+    return sorted(ends, key=_needs, reverse=True)
+
+
+def _needs(entry: Entry) -> int:
+    return entry.launch.estimate.total_bytes if entry.launch.estimate else entry.launch.weights.size_bytes
+
+
+def _boot_of(entry: Entry) -> str:
+    """Return the boot in which an engine was started, where its start names one: on Linux."""
+    boot, colon, _ = entry.engine.started.rpartition(":") if entry.engine else ("", "", "")
+    return boot if colon else ""
+
+
+def _boot_now() -> str:
+    return start_of(1).rpartition(":")[0]
+
+
+def _without_key(here: Installation) -> Iterator[Finding]:
+    ours = set()
+    for entry in here.journal().values():
+        record = entry.engine
+        if record is None or not record.pid or start_of(record.pid) != record.started:
+            continue
+        ours.add(record.pid)
+        host, port = record.address
+        if not record.api_key and not _is_loopback(host):
+            yield _open_engine(f"the engine of {entry.key}", (host, port), "`llmkube restart NAME` starts it with one")
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        argv = process.info["cmdline"] or []
+        if process.pid not in ours and (place := open_address(argv)) and listens(process.pid, place[1]):
+            what = f"llama-server (pid {process.pid})"
+            yield _open_engine(what, place, "give it --api-key-file FILE, or --host 127.0.0.1")
+
+
+def _open_engine(what: str, place: tuple[str, int], fix: str) -> Finding:
+    return failed(
+        "keys",
+        f"{what} listens at {place[0]}:{place[1]} without a key",
+        why="who reaches this machine uses it",
+        fix=fix,
+    )
+
+
+def open_address(argv: Sequence[str]) -> tuple[str, int] | None:
+    """Return where a llama-server lets everyone in, by its command line; None where it does not, or is another program.
+
+    Without `--host` it listens on this machine alone.
+    """
+    program = next((index for index, word in enumerate(argv[:2]) if word.rpartition("/")[2] in _ENGINE_NAMES), None)
+    if program is None:
+        return None
+    words = [part for word in argv[program + 1 :] for part in (word.split("=", 1) if word[:2] == "--" else [word])]
+    given = dict(pairwise([*words, ""]))
+    host, port = given.get("--host", LOOPBACK), given.get("--port", str(_DEFAULT_PORT))
+    if any(flag in given for flag in _KEY_FLAGS) or _is_loopback(host) or not port.isdecimal():
+        return None
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in {"localhost", ""} or host.endswith(".sock")
+
+
+def _wanted_ports(here: Installation) -> list[tuple[str, int]]:
+    config = here.config
+    if isinstance(config, AgentConfig):
+        wanted = [("--port", config.port)]
+    else:
+        wanted = [
+            ("--api-port", config.api_port),
+            ("--gateway-port", config.gateway_port),
+            ("--probe-port", config.probe_port),
+        ]
+    return [(flag, number) for flag, number in wanted if number]
+
+
+def _health_port(here: Installation) -> int:
+    return here.config.port if isinstance(here.config, AgentConfig) else here.config.probe_port
+
+
+def _holder_of(port: int) -> str:
+    """Return the program that listens at a port: its name and pid; "" where only root is told."""
+    try:
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return f"{psutil.Process(each.pid).name()} (pid {each.pid})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""

@@ -1,0 +1,160 @@
+"""The default route, at the address of `llmkube up`: every service is a backend, and there is no policy.
+
+Any field of a request passes to the user's own engine. What engines do not speak is answered by listed fields: by a
+router whose backends are the services, and in which a model's name is its route.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Final, Never
+
+import attrs
+import trio
+from prometheus_client import CollectorRegistry
+
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.connection import StreamHandler
+from llmkube.base.http.dial import Connect
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.router.backends import ModelDirectory, engine_of
+from llmkube.router.config.compile_backend import ResolvedService
+from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
+from llmkube.router.dialects.inbound import DIALECTS
+from llmkube.router.front_door import passing_door
+from llmkube.router.model_field import BodyError, read_model
+from llmkube.router.pass_through import PassThrough
+from llmkube.router.proxy.live_config import Source
+from llmkube.router.proxy.router import Router, open_router
+from llmkube.router.queue.turns import Turns
+
+NAME: Final = "gateway"
+CIRCUIT_SECONDS: Final = 1.0
+"""Behind a model's name is no other backend: one that failed is asked again soon."""
+
+
+@attrs.frozen(kw_only=True)
+class Services:
+    """What there is to serve.
+
+    Attributes:
+        directory: Says which ids lead to which service, and where its engine is.
+        all: Returns the services that there are.
+        model_of: Returns what a service serves; None while that is not there.
+        url: Where clients reach them.
+        turns: The queues in front of their engines, of all routes.
+    """
+
+    directory: ModelDirectory
+    all: Callable[[], Iterable[InferenceService]]
+    model_of: Callable[[InferenceService], Model | None]
+    url: str
+    turns: Turns
+
+
+async def run_default_route(
+    services: Services,
+    client: HttpClient,
+    *,
+    connect: Connect,
+    utcnow: Callable[[], datetime],
+    rng: random.Random,
+    task_status: trio.TaskStatus[StreamHandler] = trio.TASK_STATUS_IGNORED,
+) -> Never:
+    """Hold the default route until cancelled.
+
+    Args:
+        services: What there is to serve.
+        client: Passes requests on to engines.
+        connect: Opens connections to them for requests of listed fields.
+        utcnow: The wall clock.
+        rng: Draws names of requests and pauses.
+        task_status: Started with the `StreamHandler`.
+    """
+    latest = _Latest(services)
+    async with open_router(
+        Source(lambda: latest.config, latest.stamp),
+        registry=CollectorRegistry(),  # of translated requests alone; no endpoint shows it
+        utcnow=utcnow,
+        rng=rng,
+        connect=connect,
+        write=_write_nothing,
+        directory=services.directory,
+        turns=services.turns,
+    ) as router:
+        passes = PassThrough(services.directory, client, router.under_way)
+        task_status.started(passing_door(passes, utcnow, _listed_fields(services, router)))
+        await trio.sleep_forever()
+
+
+def _listed_fields(services: Services, router: Router) -> StreamHandler:
+    async def answer(exchange: StreamExchange) -> None:
+        head = exchange.head
+        path = head.path.rstrip("/")
+        if path in DIALECTS and head.method == "POST":
+            with contextlib.suppress(BodyError):  # the router says what is wrong with it
+                named, _ = await read_model(exchange.body)
+                engine_of(services.directory, named, path)  # one that loads is not waited for
+        await router.live.look()  # a model that the directory knows is known here
+        await router.listed_fields(exchange)
+
+    return answer
+
+
+@attrs.define(eq=False)
+class _Latest:
+    """The config of the services that there are now."""
+
+    services: Services
+    config: RoutingConfig = attrs.field(init=False)
+    changes: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        self.config = default_config(self.services)
+
+    def stamp(self) -> tuple[int, int, int]:
+        config = default_config(self.services)
+        if config != self.config:
+            self.config, self.changes = config, self.changes + 1
+        return self.changes, 0, 0
+
+
+def default_config(services: Services) -> RoutingConfig:
+    """Return by what the services are routed: every id that the directory knows leads to its service."""
+    backends, rules, lookup = [], [], services.directory.lookup
+    for service in services.all():
+        name = str(service.key)
+        found = lookup(name)
+        if found is None:
+            continue
+        way = ResolvedService.of(service, services.model_of(service), base_url=f"{services.url}/v1", model=name)
+        backends.append(
+            Backend(
+                name=name,
+                model_id=name,
+                base_url=way.base_url,
+                local=True,
+                model=way.model,
+                slots=way.slots,
+                splits_cache=way.splits_cache,
+                is_replicated=way.is_replicated,
+                model_digest=way.model_digest,
+            )
+        )
+        ids = (service.key.name, name, *service.spec.aliases)
+        match = Match(models=tuple(one for one in ids if lookup(one) is found))
+        rules.append(Rule(name=name, match=match, backends=(name,)))
+    return RoutingConfig(
+        name=NAME,
+        backends={each.name: each for each in backends},
+        rules=tuple(rules),
+        first_byte_extends=True,
+        circuit_seconds=CIRCUIT_SECONDS,
+    )
+
+
+async def _write_nothing(_lines: object) -> None:
+    """Keep no audit log: there is no policy of which it could tell."""

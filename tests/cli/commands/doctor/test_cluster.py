@@ -1,0 +1,269 @@
+"""What the API server is asked, which one, and what its answers mean."""
+
+import random
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import attrs
+import httpx  # noqa: ASYNC127 (the project's settled choice)
+import pytest
+
+from cli.commands.doctor.limited_api import allowed_by
+from cli.commands.doctor.places import check_finding, installation
+from k8s.scripted import status_object
+from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.memory_transport import open_transport
+from llmkube.apiserver.storage.revisions import Store
+from llmkube.cli.commands.doctor import cluster
+from llmkube.cli.commands.doctor.cluster import (
+    REVIEWS,
+    Answer,
+    api_server,
+    attributes_of,
+    find_target,
+    judge_advertised,
+    judge_answer,
+    judge_lan_access,
+    lacking_rights,
+    not_asked,
+    rights_command,
+    skew_of,
+    unanswered,
+)
+from llmkube.cli.target_cluster import Where
+from llmkube.k8s.client import Client
+from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.http_sender import TransportSender
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.state_lock import SERVER, held
+from llmkube.supervisor import rights
+
+NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+EVERYTHING = [(need, verb) for need in rights.PROGRAM.needs if not need.opt_in for verb in sorted(need.verbs)]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "took", "skew"),
+    [
+        (0, 0, 0),
+        (0.9, 2, 0),  # somewhere between question and answer
+        (-0.9, 0, 0),  # within the second that is not told
+        (30, 0, 30),
+        (-30, 0, -29),
+        (30, 10, 20),  # at least
+    ],
+)
+def test_a_clock_is_wrong_by_what_neither_rounding_nor_waiting_explains(ahead, took, skew):
+    """A date has whole seconds, and an answer has taken some time."""
+    date = format_datetime((NOON + timedelta(seconds=ahead)).replace(microsecond=0), usegmt=True)
+    assert skew_of(date, NOON, NOON + timedelta(seconds=took)) == timedelta(seconds=skew)
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Thu, 99 Jan 2026 12:00:00 GMT"])
+def test_a_server_that_tells_no_time_has_no_wrong_one(date):
+    """The line is then left out."""
+    assert skew_of(date, NOON, NOON) is None
+
+
+class Reviews(httpx.AsyncBaseTransport):
+    """The embedded API server, whose reviews are those of a limited token."""
+
+    def __init__(self, server, refused):
+        self.server, self.review, self.asked = server, allowed_by(refused), []
+
+    async def handle_async_request(self, request):
+        if request.url.path != REVIEWS:
+            return await self.server.handle_async_request(request)
+        body = httpx.Response(200, content=await request.aread()).json()
+        if self.review is None:
+            return httpx.Response(403, json=status_object(403, "Forbidden"))
+        self.asked.append(body["spec"]["resourceAttributes"])
+        return httpx.Response(201, json=self.review(body))
+
+
+async def lacking(refused, config=None, *, silent=False):
+    server = ApiServer(Store(), workloads=True, utcnow=lambda: NOON, rng=random.Random(7))
+    async with open_transport(server.handle) as transport:
+        reviews = Reviews(transport, refused)
+        if silent:
+            reviews.review = None
+        client = Client(TransportSender(reviews, "http://apiserver"))
+        return await lacking_rights(client, config or AgentConfig()), reviews.asked
+
+
+async def test_each_verb_of_each_need_is_asked_where_it_is_needed():
+    """As the agent's role has it: what an administrator may grant besides is not asked."""
+    found, asked = await lacking(frozenset(), AgentConfig(namespace="ml", lease_namespace="sys"))
+    assert found == ()
+    assert len(asked) == len(EVERYTHING)
+    leases = {each["namespace"] for each in asked if each["resource"] == "leases"}
+    assert "sys" in leases
+    assert {each["namespace"] for each in asked if each["resource"] == "models"} == {"ml"}
+    assert not any(each["resource"] == "secrets" for each in asked)
+    assert {each.get("subresource") for each in asked if each["verb"] == "patch" and each["resource"] == "models"} == {
+        "status"
+    }
+
+
+@pytest.mark.parametrize(("need", "verb"), [EVERYTHING[0], EVERYTHING[5], EVERYTHING[-1]])
+async def test_any_verb_that_is_missing_is_named(need, verb):
+    """Alone, with its kind and its place."""
+    found, _ = await lacking(frozenset({(verb, need.plural)}))
+    assert any(each.startswith(f"{verb} {need.plural}") for each in found)
+
+
+async def test_verbs_of_one_kind_are_one_item():
+    """One screen."""
+    found, _ = await lacking(frozenset({("patch", "leases"), ("create", "leases")}))
+    assert "create, patch leases in llmkube-system" in found
+
+
+async def test_a_server_that_answers_no_reviews_is_no_list_of_everything():
+    """What is not known is not told as missing."""
+    with pytest.RaisesGroup(ForbiddenError):  # by the nursery of the transport
+        await lacking(frozenset(), silent=True)
+
+
+def test_a_review_of_one_namespace_names_it_and_creates_by_no_name():
+    """`create` knows no names."""
+    cluster_wide = [(need, verb) for need, verb in EVERYTHING if not need.resource.namespaced]
+    for need, verb in cluster_wide:
+        asked = attributes_of(need, verb, AgentConfig(lease_namespace="sys"))
+        assert ("name" in asked) is (verb != "create")
+        assert "namespace" not in asked
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        (AgentConfig(), "`llmkube rbac agent --all-namespaces | kubectl apply --server-side -f -`"),
+        (
+            AgentConfig(namespace="ml", lease_namespace="sys"),
+            "`llmkube rbac agent --namespace ml --lease-namespace sys | kubectl apply --server-side -f -`",
+        ),
+    ],
+)
+def test_the_command_gives_what_these_settings_need(config, command):
+    """It can be pasted."""
+    assert rights_command(config) == command
+
+
+CONFIG = """{apiVersion: v1, kind: Config, current-context: NAME, contexts: [{name: NAME, context: {cluster: c}}],
+clusters: [{name: c, cluster: {server: "https://NAME:6443"}}]}"""
+
+
+def kubeconfig(path, name):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(CONFIG.replace("NAME", name))
+    return path
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home in which kubectl has a file of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    kubeconfig(tmp_path / ".kube" / "config", "home")
+    return tmp_path
+
+
+def test_no_cluster_is_asked_that_nobody_named(home, monkeypatch):
+    """Kubectl's own file names none; a flag, KUBECONFIG and an agent do, and a running `up` is our own."""
+    here = installation(home / "state", config=UpConfig())
+    found = find_target(here, Where())
+    assert (found.config, found.home) == (None, "home")
+    assert find_target(here, Where(context="home")).config.server == "https://home:6443"
+    other = kubeconfig(home / "other", "other")
+    assert find_target(here, Where(kubeconfig=str(other))).config.server == "https://other:6443"
+    agents = installation(home / "state", program="agent", config=AgentConfig(kubeconfig=other))
+    assert find_target(agents, Where()).config.server == "https://other:6443"
+    kubeconfig(home / "state" / "kubeconfig", "own")
+    with held(home / "state" / SERVER):
+        own = find_target(attrs.evolve(here, pid=1), Where())
+    assert (own.config.server, own.own) == ("https://own:6443", True)
+    monkeypatch.setenv("KUBECONFIG", str(other))
+    assert find_target(here, Where()).config.server == "https://other:6443"
+
+
+def test_without_any_file_there_is_nothing_to_ask(home):
+    """Nor to name."""
+    (home / ".kube" / "config").unlink()
+    found = find_target(installation(home / "state", config=UpConfig()), Where())
+    assert (found.config, found.home) == (None, "")
+
+
+async def test_an_api_server_that_says_nothing_is_away(home, monkeypatch):
+    """It accepts connections, and answers none: that is a failure, and not a look that took too long."""
+    monkeypatch.setattr(cluster, "ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file = home / "silent"
+        server = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        file.write_text(CONFIG.replace("NAME", "lab").replace("https://lab:6443", server))
+        (found,) = await api_server(installation(home / "state"), Where(kubeconfig=str(file)), lambda: NOON)
+    check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
+
+
+PLACE = 'https://c:6443 (context "lab")'
+ANSWER = Answer(version="Kubernetes v1.34.1")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (not_asked(""), "pass", "no cluster is named"),
+        (not_asked("lab"), "pass", '--context "lab"'),
+        (*judge_answer("https://c", ANSWER, "", agent=True), "pass", "v1.34.1"),
+        (unanswered(PLACE, "connection refused"), "fail", f"{PLACE}: connection refused"),
+        (unanswered(PLACE, "Unauthorized", 401), "fail", "`llmkube agent join`"),
+        (judge_lan_access("refused", job=True, daemon=False), "fail", "errno 65"),
+        (judge_lan_access("refused", job=True, daemon=False), "fail", "Local Network Privacy"),
+        (judge_lan_access("reached", job=True, daemon=False), "pass", "the job reaches"),
+        (judge_lan_access("unknown", job=True, daemon=False), "warn", "`llmkube agent restart`"),
+        (judge_lan_access("", job=True, daemon=False), "warn", "only the job can tell"),
+        (judge_lan_access("", job=True, daemon=True), "pass", "exempt"),
+        (judge_lan_access("", job=False, daemon=False), "pass", "no job"),
+        (judge_advertised("192.168.1.5", given=False), "pass", "192.168.1.5, as it talks"),
+        (judge_advertised("192.168.1.5", given=True), "pass", "by --host-ip"),
+        (judge_advertised("", given=False), "fail", "--host-ip ADDRESS"),
+    ],
+)
+def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
+    """And one that is well has nothing to mend."""
+    check_finding(found, verdict, words)
+
+
+def judged(*, agent=True, **changes):
+    return list(judge_answer(PLACE, attrs.evolve(ANSWER, **changes), "`llmkube rbac agent`", agent=agent))
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdicts"),
+    [
+        ({}, {"API server": "pass", "rights": "pass"}),
+        ({"installed": False}, {"API server": "pass", "kinds": "fail", "rights": "pass"}),
+        ({"lacking": ("create leases",)}, {"API server": "pass", "rights": "fail"}),
+        ({"lacking": ("create leases",), "agent": False}, {"API server": "pass", "rights": "warn"}),
+        ({"skew": timedelta(seconds=4)}, {"API server": "pass", "rights": "pass", "clock": "pass"}),
+        ({"skew": timedelta(seconds=-5)}, {"API server": "pass", "rights": "pass", "clock": "warn"}),
+        ({"skew": timedelta(seconds=60)}, {"API server": "pass", "rights": "pass", "clock": "fail"}),
+    ],
+)
+def test_one_server_is_several_lines(changes, verdicts):
+    """That it answers, that it serves our kinds, what the agent may do, and what time it has."""
+    assert {each.name: each.verdict.value for each in judged(**changes)} == verdicts
+
+
+def test_a_long_list_of_rights_is_cut_and_counted():
+    """One screen: four are named, and how many there are besides."""
+    found = judged(lacking=tuple(f"create kind{number}" for number in range(9)))[1]
+    assert found.found.endswith("create kind3; and 5 more")
+    assert found.fix == "`llmkube rbac agent`"
+
+
+@pytest.mark.parametrize(("skew", "words"), [(300, "300 s behind the"), (-300, "300 s ahead of the")])
+def test_a_clock_is_said_from_this_machine_s_side(skew, words):
+    """The API server's being ahead is ours being behind."""
+    assert words in judged(skew=timedelta(seconds=skew))[-1].found

@@ -1,0 +1,232 @@
+"""What is read and said of our programs: engine, job, ports, listeners and ends."""
+
+import os
+import socket
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+
+from cli.commands.doctor.places import check_finding, installation
+from free_ports import free_port
+from llmkube.cli.commands.doctor.programs import (
+    engine,
+    judge_engine,
+    judge_last_ends,
+    judge_launchd_job,
+    judge_systemd_unit,
+    last_ends,
+    listed_devices,
+    listeners,
+    lost_engines,
+    no_job,
+    open_address,
+    ports,
+    settings,
+    systemd_unit,
+)
+from llmkube.cli.commands.programs.background.launchctl import JobState
+from llmkube.cli.commands.programs.background.start_limit import FailedStarts
+from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.up_config import UpConfig
+from llmkube.supervisor.host.processes import start_of
+from llmkube.supervisor.nouns.journal import FileJournal
+from supervisor.nouns.entries import ENGINE, entry
+
+ALIVE = attrs.evolve(ENGINE, pid=os.getpid(), started=start_of(os.getpid()))
+LOST = entry(ENGINE)
+GONE = attrs.evolve(ENGINE, pid=os.getpid(), started="another boot:1")
+
+FOLDER = Path("/state")
+NO_FAILURES = FailedStarts("boot")
+NO_ENDS = {"rebooted": False, "jetsam": "", "largest_process": ""}
+
+
+def job(state, *, holds, healthy=False, failures=NO_FAILURES, **changes):
+    """What is said of a job of launchd."""
+    facts = {"program": "agent", "job": Path("/Users/ada/Library/LaunchAgents/com.llmkube.metal-agent.plist")}
+    here = installation(FOLDER, pid=4711 if holds else None, **{**facts, **changes})
+    return judge_launchd_job(here, state, healthy, failures)
+
+
+UP = {"holds": True, "healthy": True}
+DOWN = {"holds": False}
+NO_ENGINE = FailedStarts("boot", 5, "no engine")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (settings(installation(FOLDER)), "pass", "nothing of ours on /state"),
+        (settings(installation(FOLDER, program="agent", pid=7)), "pass", "llmkube agent (pid 7)"),
+        (settings(installation(FOLDER, pid=7, problem="port = x")), "fail", "docs/config.md"),
+        (judge_engine("/e", "6900", None), "pass", "/e, 6900"),
+        (judge_engine("/e", "6900", ("Apple M3", "M4")), "pass", "/e, 6900; Apple M3, M4"),
+        (judge_engine("/e", "6900", ()), "warn", "`/e --list-devices`"),
+        (job(JobState(4711, 1, ""), **UP), "pass", "a job of the login"),
+        (job(JobState(4711, 1, ""), **UP, daemon=True), "pass", "a daemon"),
+        (job(JobState(4711, 9, "1"), **UP), "pass", "9 starts, ended last with 1"),  # and runs now
+        (job(JobState(4711, 1, ""), holds=True), "warn", "does not answer at /healthz"),
+        (job(None, **DOWN), "warn", "com.llmkube.metal-agent.plist is not loaded"),
+        (job(JobState(None, 1, "1"), **DOWN), "warn", "does not run"),
+        (job(JobState(None, 3, "1"), **DOWN), "fail", "a crash loop"),
+        (job(JobState(4712, 30, "78"), **DOWN), "fail", "started 30 times, ended last with 78"),
+        (job(JobState(None, 3, "0"), **DOWN), "warn", "`llmkube agent start`"),
+        (job(JobState(4711, 1, ""), **DOWN, failures=NO_ENGINE), "fail", "no engine"),
+        (job(JobState(4711, 1, ""), **UP, failures=NO_ENGINE), "pass", ""),
+        (job(None, **DOWN, program="up"), "warn", "`llmkube up install`"),
+        (judge_systemd_unit("active"), "pass", "active"),
+        (judge_systemd_unit("inactive"), "warn", "`systemctl --user restart llmkube-up.service`"),
+        (judge_systemd_unit("failed"), "fail", "`llmkube up logs --tail 20`"),
+        (*judge_last_ends([], **NO_ENDS), "pass", "no engine has ended"),
+        (*judge_last_ends([LOST, LOST], **NO_ENDS), "warn", "2 engines ended without a word"),
+        (*judge_last_ends([LOST], **{**NO_ENDS, "rebooted": True}), "warn", "1 engine ended with this machine"),
+        (
+            *judge_last_ends([], rebooted=False, jetsam="JetsamEvent-1.ips", largest_process="llama-server"),
+            "warn",
+            "was llama-server",
+        ),
+    ],
+)
+def test_each_look_is_one_finding_with_its_fix(found, verdict, words):
+    """And one that is well has nothing to mend."""
+    check_finding(found, verdict, words)
+
+
+async def test_what_the_settings_name_and_is_not_there_is_told(tmp_path):
+    """Another program, with which ours would not start; and no llama-server."""
+    config = UpConfig(ollama=tmp_path / "o")
+    check_finding(await engine(installation(tmp_path, config=config)), "fail", "leave the setting out")
+    config = UpConfig(llama_server=tmp_path / "l")
+    check_finding(await engine(installation(tmp_path, config=config)), "fail", "`brew install llama.cpp`")
+
+
+async def test_a_machine_without_a_job_is_well():
+    """The user asked for none."""
+    check_finding(await no_job(), "pass", "nothing of ours starts by itself")
+
+
+def test_the_gpus_that_an_engine_lists_are_read():
+    """Old and new words of llama.cpp; the processor is no GPU."""
+    text = "load_backend: x\nAvailable devices:\n  MTL0: Apple M3 Ultra (98304 MiB, 1 MiB free)\n  BLAS: Accelerate\n"
+    assert listed_devices(text) == ("Apple M3 Ultra",)
+    assert listed_devices("Available devices:\n  Metal: Apple M1 (10922 MiB, 10922 MiB free)\n") == ("Apple M1",)
+    assert listed_devices("Available devices:\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "address"),
+    [
+        ("llama-server --host 0.0.0.0 --port 8081", ("0.0.0.0", 8081)),
+        ("/opt/bin/llama-server --host=192.168.1.5", ("192.168.1.5", 8080)),
+        ("sh /opt/bin/llama-server --host ::", ("::", 8080)),
+        ("llama-server --host 0.0.0.0 --api-key secret", None),
+        ("llama-server --host 0.0.0.0 --api-key-file=/k", None),
+        ("llama-server", None),  # of this machine alone
+        ("llama-server --host localhost", None),
+        ("llama-server --host /run/llama.sock", None),
+        ("llama-server --host 0.0.0.0 --port eighty", None),
+        ("vim notes about llama-server --host 0.0.0.0", None),
+        ("", None),
+    ],
+)
+def test_an_open_llama_server_is_known_by_its_command_line(words, address):
+    """One with a key, or for this machine alone, is none."""
+    assert open_address(words.split()) == address
+
+
+async def write(folder, *entries):
+    journal = FileJournal(folder / "journal", trio.CapacityLimiter(1))
+    for each in entries:
+        await journal.write(each)
+
+
+async def test_engines_without_a_key_are_found_by_the_journal(tmp_path):
+    """Ours that lives, at an address that others reach; not one with a key, one that has gone, one of this machine."""
+    open_one = attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")
+    for record, count in (
+        (open_one, 1),
+        (attrs.evolve(open_one, api_key="k"), 0),
+        (attrs.evolve(open_one, started="another boot:1"), 0),
+        (attrs.evolve(ALIVE, host="127.0.0.1", public_host="", api_key=""), 0),
+    ):
+        await write(tmp_path, entry(record))
+        found = await listeners(installation(tmp_path))
+        assert [each.found for each in found if "the engine of" in each.found] == [
+            f"the engine of {entry().key} listens at 192.168.1.5:40001 without a key"
+        ] * count
+        if count:
+            check_finding(found[0], "fail", "`llmkube restart NAME`")
+
+
+async def test_a_setting_that_lets_everyone_in_is_told_beside_open_engines(tmp_path):
+    """One that is mended must not hide the next."""
+    await write(tmp_path, entry(attrs.evolve(ALIVE, public_host="192.168.1.5", public_port=40001, api_key="")))
+    everyone, ours, *_ = await listeners(installation(tmp_path, config=UpConfig(insecure_lan=True)))
+    check_finding(everyone, "fail", "--allow-from")
+    check_finding(ours, "fail", "`llmkube restart NAME`")
+
+
+async def test_an_end_is_unclean_when_nothing_of_ours_runs_that_could_have_told(tmp_path):
+    """An agent that runs has looked itself."""
+    await write(tmp_path, entry(GONE))
+    (found,) = await last_ends(installation(tmp_path))
+    check_finding(found, "warn", f"1 engine ended with this machine; the largest was {entry().key}")
+    (found,) = await last_ends(installation(tmp_path, pid=1))
+    check_finding(found, "pass", "no engine has ended")
+    await write(tmp_path, entry(ALIVE))
+    (found,) = await last_ends(installation(tmp_path))
+    check_finding(found, "pass", "no engine has ended")
+
+
+def test_the_largest_is_first():
+    """By what was promised, else by the size of its file."""
+    small = entry(GONE)
+    weights = attrs.evolve(small.launch.weights, size_bytes=small.launch.weights.size_bytes + 1)
+    large = attrs.evolve(small, launch=attrs.evolve(small.launch, weights=weights, estimate=None))
+    small = attrs.evolve(small, launch=attrs.evolve(small.launch, estimate=None))
+    assert list(lost_engines([small, large, entry(None), entry(ALIVE)])) == [large, small]
+
+
+async def test_ports_of_zero_are_not_wanted(tmp_path):
+    """A program that takes a free one cannot be kept from it."""
+    config = UpConfig(api_port=0, gateway_port=0, probe_port=0)
+    for here in (
+        installation(tmp_path, config=config),
+        installation(tmp_path, program="agent", config=AgentConfig(port=0)),
+    ):
+        (found,) = await ports(here)
+        check_finding(found, "pass", f"none: free or ours, for llmkube {here.program}")
+
+
+async def test_a_program_that_runs_and_does_not_answer_is_silent(tmp_path):
+    """The port is then no other program's to take."""
+    port = free_port()
+    (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port), pid=1))
+    check_finding(found, "fail", f"nothing answers at {port}")
+    (found,) = await ports(installation(tmp_path, program="agent", config=AgentConfig(port=port)))
+    check_finding(found, "pass", f"{port}: free or ours")
+
+
+async def test_each_port_that_is_taken_is_a_line_of_its_own(tmp_path):
+    """One that is mended must not hide the next; who has it is named, and the flag that chooses another."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        numbers = [each.getsockname()[1] for each in (one, two)]
+        config = UpConfig(api_port=numbers[0], gateway_port=numbers[1], probe_port=0)
+        found = await ports(installation(tmp_path, config=config))
+    for line, number, flag in zip(found, numbers, ("--api-port", "--gateway-port"), strict=True):
+        check_finding(line, "fail", f"{number} is taken by ")
+        assert f"(pid {os.getpid()})" in line.found
+        assert f"-iTCP:{number}" in line.fix
+        assert line.fix.endswith(flag)
+
+
+async def test_a_unit_s_state_is_systemd_s_word(tmp_path, monkeypatch):
+    """`is-active` would answer with an exit code for anything but `active`."""
+    program = tmp_path / "systemctl"
+    asked = "--user show --property ActiveState --value llmkube-up.service"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "{asked}" ] && echo failed\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    check_finding(await systemd_unit(installation(tmp_path)), "fail", "llmkube-up.service is failed")

@@ -1,0 +1,378 @@
+"""What engines do not speak, at the default route: a router answers it, and asks the engine itself."""
+
+import json
+import random
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+import pytest
+import trio
+
+from controller.cluster import utcnow
+from http_lab import MemoryListener
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.proxy.default_route import Services, default_config, run_default_route
+from llmkube.router.proxy.router import LIMITS
+from llmkube.router.queue.turns import Turns
+from router.continuation import llama_script
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "chat", "messages": [{"role": "user", "content": "hi"}]}
+MESSAGE = HELLO | {"max_tokens": 9}
+MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml", "uid": "u"}, "spec": {"source": "hf://a/b"}})
+
+
+@attrs.frozen
+class View:
+    """What the agent knows of a service."""
+
+    port: int = 1
+    ready: bool = True
+    reason: str = ""
+    message: str = ""
+    host: str = "engine"
+    alias: str = "engine-alias"
+    api_key: str = "engine-key"
+    mode: str = "chat"
+    aliases: tuple[str, ...] = ()
+
+
+def service(name, namespace="ml", **spec):
+    meta = {"name": name, "namespace": namespace}
+    return decode(InferenceService, {"metadata": meta, "spec": {"modelRef": "phi"} | spec})
+
+
+def completion(text):
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    return {"id": "x", "object": "chat.completion", "model": "engine-alias", "choices": [choice], "usage": usage}
+
+
+def pieces(*texts):
+    """A stream of a chat, as an engine writes it."""
+    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None} for text in texts]
+    choices[-1]["finish_reason"] = "stop"
+    said = [json.dumps({"object": "chat.completion.chunk", "choices": [each]}).encode() for each in choices]
+    return b"".join(b"data: %b\n\n" % each for each in (*said, b"[DONE]"))
+
+
+class Engine:
+    """An engine that has chat completions, and what `more` says; what it has not is 404."""
+
+    def __init__(self, **more):
+        self.listener = MemoryListener()
+        self.asked = []
+        self.more = more
+        self.at_once = self.most_at_once = 0
+        self.pause = 0.0
+
+    async def handle(self, exchange):
+        request = exchange.request
+        self.asked.append((request.path, request.headers.get("authorization"), exchange.body))
+        if request.path == CHAT:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            await trio.sleep(self.pause)
+            self.at_once -= 1
+        if request.path == CHAT and json.loads(exchange.body).get("stream"):
+            async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
+                await send(pieces("yes", " indeed"))
+        elif request.path == CHAT:
+            await exchange.respond(Response.json(200, completion("yes")))
+        else:
+            said = self.more.get(request.path.rpartition("/")[2])
+            await exchange.respond(Response.json(200 if said else 404, said or {"detail": "Not Found"}))
+
+
+class Mortal(Engine):
+    """An engine of llama.cpp's words, which dies after so many events of its first answer."""
+
+    def __init__(self, events):
+        super().__init__()
+        self.events = events
+
+    async def handle(self, exchange):
+        self.asked.append((exchange.request.path, None, exchange.body))
+        if exchange.request.path != CHAT:
+            await exchange.respond(Response.json(200, {}))
+            return
+        events = list(llama_script.answer(llama_script.CHAT, json.loads(exchange.body)))
+        lives = self.events is None
+        said, self.events = events if lives else events[: self.events], None
+        framing = b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in said)
+        await exchange.send(exchange.begin(200, framing) + chunks + (b"0\r\n\r\n" if lives else b""))
+        exchange.complete = exchange.keep_alive = lives
+
+
+class World:
+    """A gateway over services, and somebody to ask it."""
+
+    def __init__(self, engines):
+        self.engines = dict(enumerate(engines, 1))
+        self.services = {}
+        self.views = {}
+        self.version = 0
+        self.front = MemoryListener()
+        self.turns = Turns()
+        self.directory = AgentDirectory(lambda: self.views, lambda: self.version)
+
+    def serve(self, name, namespace="ml", spec=None, **view):
+        """Let there be a service, or another one of its name."""
+        found = service(name, namespace, **spec or {})
+        self.services[found.key] = found
+        self.views[found.key] = View(aliases=found.spec.aliases, **view)
+        self.version += 1
+
+    @property
+    def there(self):
+        return Services(
+            directory=self.directory,
+            all=self.services.values,
+            model_of=lambda _: MODEL,
+            url="http://gw",
+            turns=self.turns,
+        )
+
+    async def connect(self, host, port):  # and to nothing else: no request comes back to the gateway
+        assert host == "engine"
+        return await self.engines[port].listener.connect(host, port)
+
+    async def ask(self, path, body=None, method="POST", **headers):
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        async with open_http_client(self.front.connect) as client:
+            return await client.request(method, f"http://gw{path}", headers=Headers.of(headers), body=data)
+
+    async def said(self, path, body=None, method="POST"):
+        answer = await self.ask(path, body, method)
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body)
+
+
+@asynccontextmanager
+async def open_world(*engines):
+    """Hold a gateway with its router; the service `chat` is there."""
+    world = World(engines or (Engine(),))
+    world.serve("chat")
+    async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
+        route = partial(run_default_route, connect=world.connect, utcnow=utcnow, rng=random.Random(1))
+        handler = await nursery.start(route, world.there, client)
+        for engine in world.engines.values():
+            await nursery.start(run_server, engine.handle, [engine.listener])
+        await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant))
+        yield world
+        nursery.cancel_scope.cancel()
+
+
+async def test_ollama_s_clients_are_answered_whatever_the_engine():
+    """It is asked for a chat completion by its own id, with its own key; the client reads lines of Ollama's."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        answer = await world.ask("/api/chat", HELLO, authorization="Bearer client")
+        lines = [json.loads(line) for line in answer.body.splitlines()]
+        assert answer.headers.get("content-type") == "application/x-ndjson"
+        assert [line["message"]["content"] for line in lines[:2]] == ["yes", " indeed"]
+        assert (lines[-1]["done"], lines[-1]["model"]) == (True, "chat")
+        assert (await world.said("/api/generate", {"model": "chat", "prompt": "hi", "stream": False}))[
+            "response"
+        ] == "yes"
+    assert [(path, key) for path, key, _ in engine.asked] == [(CHAT, "Bearer engine-key")] * 2
+    assert {json.loads(body)["model"] for _, _, body in engine.asked} == {"engine-alias"}
+
+
+async def test_what_an_engine_speaks_itself_passes_as_it_is():
+    """Not a byte of such a request or of its answer is another one, and fields that no list knows are in it."""
+    engine = Engine(messages={"by": "the engine"}, responses={"by": "the engine"})
+    written = b'{"model":  "engine-alias", "odd": [1.0], "max_tokens": "many"}'
+    async with open_world(engine) as world:
+        world.serve("engine-alias", alias="engine-alias")
+        for path in ("/v1/messages", "/v1/responses", CHAT):
+            answer = await world.ask(path, written)
+            assert answer.status == 200
+            assert path == CHAT or answer.body == b'{"by":"the engine"}'
+    assert engine.asked == [(path, "Bearer engine-key", written) for path in ("/v1/messages", "/v1/responses", CHAT)]
+
+
+async def test_messages_are_there_where_the_engine_has_none():
+    """It says that there is nothing, and is asked for a chat completion; errors have the shape of the dialect."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        said = await world.said("/v1/messages", MESSAGE)
+        assert (said["type"], said["content"][0]["text"]) == ("message", "yes")
+        assert [path for path, _, _ in engine.asked] == ["/v1/messages", CHAT]
+        missing = await world.ask("/v1/messages", MESSAGE | {"model": "none"})
+    assert missing.status == 404
+    assert json.loads(missing.body)["type"] == "error"
+    assert "no model 'none'; there is 'chat'" in missing.body.decode()
+
+
+async def test_responses_are_kept_where_the_engine_has_none():
+    """The next one continues it, and it can be read and deleted."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        first = await world.said("/v1/responses", {"model": "chat", "input": "one"})
+        await world.said("/v1/responses", {"model": "chat", "input": "two", "previous_response_id": first["id"]})
+        asked = [turn["content"] for turn in json.loads(engine.asked[-1][2])["messages"]]
+        assert len(asked) == 3
+        path = f"/v1/responses/{first['id']}"
+        assert (await world.said(path, method="GET"))["id"] == first["id"]
+        assert (await world.ask(path, method="DELETE")).status == 200
+        assert (await world.ask(path, method="GET")).status == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/messages/count_tokens", "/v1/audio/speech"])
+async def test_what_an_engine_alone_can_do_comes_back_once(path):
+    """Its router asks engines for that, too: its 404 is the answer, and no request goes round."""
+    engine = Engine()
+    async with open_world(engine) as world:
+        with trio.fail_after(60):
+            assert (await world.ask(path, MESSAGE)).status == 404
+    assert [asked for asked, _, _ in engine.asked] == [path]
+
+
+@pytest.mark.parametrize(
+    ("view", "header"),
+    [
+        ({"reason": "Loading", "message": "it loads"}, ("retry-after", "2")),
+        ({"reason": "ScaledToZero", "message": "it was stopped"}, ("x-should-retry", "false")),
+    ],
+)
+async def test_a_model_that_is_not_ready_is_said_at_once(autojump_clock, view, header):
+    """As for the other paths, in the words of the directory; nobody waits for a model that a person has stopped."""
+    async with open_world() as world:
+        world.serve("chat", ready=False, **view)
+        began = trio.current_time()
+        answer = await world.ask("/api/chat", HELLO)
+        assert trio.current_time() == began
+    assert answer.status == 503
+    assert view["message"] in json.loads(answer.body)["error"]
+    assert answer.headers.get(header[0]) == header[1]
+
+
+async def test_a_model_is_known_as_soon_as_the_gateway_knows_it():
+    """No look of the router at its config has to pass: the requests that come together all find it."""
+    async with open_world() as world:
+        world.serve("new", spec={"aliases": ["org/new"]})
+        answers = []
+
+        async def ask(model):
+            answers.append((await world.ask("/api/chat", HELLO | {"model": model})).status)
+
+        async with trio.open_nursery() as nursery:
+            for model in ("new", "org/new", "ml/new"):
+                nursery.start_soon(ask, model)
+        assert answers == [200, 200, 200]
+
+
+async def test_the_lists_are_what_the_directory_knows():
+    """`/api/tags` has the ids of `/v1/models`; `/api/ps` those with an engine; one is shown by what it is for."""
+    async with open_world() as world:
+        world.serve("emb", mode="embedding", spec={"aliases": ["org/emb"]})
+        world.serve("off", ready=False, reason="ScaledToZero")
+        ids = [each["id"] for each in (await world.said("/v1/models", method="GET"))["data"]]
+        assert [each["name"] for each in (await world.said("/api/tags", method="GET"))["models"]] == ids
+        assert ids == ["chat", "emb", "off", "org/emb"]
+        assert [each["name"] for each in (await world.said("/api/ps", method="GET"))["models"]] == [
+            "chat", "emb", "org/emb",
+        ]  # fmt: skip
+        assert (await world.said("/api/show", {"model": "emb"}))["capabilities"] == ["embedding"]
+        assert (await world.ask("/api/tags", {})).status == 405
+        wrong = await world.ask("/api/embed", {"model": "chat", "input": "x"})
+        assert (wrong.status, "spec.mode: embedding" in wrong.body.decode()) == (501, True)
+
+
+async def test_two_services_of_one_name_are_two_models():
+    """Each id leads where it leads at the gateway: what is of two is of none, and a name wins over an alias."""
+    async with open_world(Engine(), Engine()) as world:
+        world.serve("chat", "other", port=2)
+        assert (await world.ask("/api/chat", HELLO)).status == 404
+        assert (await world.ask("/api/chat", HELLO | {"model": "other/chat"})).status == 200
+        world.serve("alias", spec={"aliases": ["named"]})
+        world.serve("named", port=2)
+        assert (await world.ask("/api/chat", HELLO | {"model": "named"})).status == 200
+        assert [len(engine.asked) for engine in world.engines.values()] == [0, 2]
+
+
+async def test_requests_wait_for_a_slot(autojump_clock):
+    """An engine with one slot gets one after the other."""
+    engine = Engine()
+    engine.pause = 1.0
+    async with open_world(engine) as world:
+        world.serve("chat", spec={"parallelSlots": 1})
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(world.ask, "/api/chat", HELLO)
+    assert ([path for path, _, _ in engine.asked].count(CHAT), engine.most_at_once) == (3, 1)
+
+
+async def test_what_passes_takes_a_slot(autojump_clock):
+    """What is translated waits for it, and comes before what passes later, which waits at the engine, if at all."""
+    engine, ended = Engine(), []
+    engine.pause = 1.0
+    async with open_world(engine) as world, trio.open_nursery() as nursery:
+        world.serve("chat", spec={"parallelSlots": 1})
+        assert (await world.ask("/api/tags", method="GET")).status == 200
+
+        async def ask(name, path, seconds):
+            await trio.sleep(seconds)
+            await world.ask(path, HELLO)
+            ended.append(name)
+
+        nursery.start_soon(ask, "first", CHAT, 0.0)
+        nursery.start_soon(ask, "second", CHAT, 0.1)
+        nursery.start_soon(ask, "translated", "/api/chat", 0.2)
+        nursery.start_soon(ask, "third", CHAT, 1.05)
+    assert ended == ["first", "second", "translated", "third"]
+    assert engine.most_at_once == 3  # without a bound of ours, as ever
+
+
+async def test_an_answer_survives_its_engine(autojump_clock):
+    """A client of Ollama's reads one stream, whose end is clean, and the same text as of an engine that lives."""
+    engine = Mortal(4)
+    async with open_world(engine) as world:
+        answer = await world.ask("/api/chat", HELLO | {"options": {"temperature": 0}})
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert "".join(line["message"]["content"] for line in lines) == llama_script.TEXT
+    assert (lines[-1]["done"], [path for path, _, _ in engine.asked].count(CHAT)) == (True, 2)
+
+
+async def test_pages_are_judged_as_elsewhere_at_the_gateway():
+    """A page of this machine reads the answer, and asks before; one from elsewhere is refused."""
+    async with open_world() as world:
+        near, far = {"origin": "http://localhost:3000"}, {"origin": "https://evil.example"}
+        assert (await world.ask("/api/chat", HELLO, **far)).status == 403
+        answer = await world.ask("/api/chat", HELLO, **near)
+        assert (answer.status, answer.headers.get("access-control-allow-origin")) == (200, near["origin"])
+        wish = near | {"access-control-request-method": "POST"}
+        assert (await world.ask("/api/tags", method="OPTIONS", **wish)).status == 204
+
+
+async def test_a_body_that_would_be_parsed_for_too_long_is_refused():
+    """The gateway holds longer ones; this one is refused in the words of its dialect."""
+    async with open_world() as world:
+        long = json.dumps(HELLO).encode() + b" " * LIMITS.max_body_bytes
+        answer = await world.ask("/v1/messages", long[1:])  # no JSON: what is too long is not read
+        assert answer.status == 400
+        padded = b'{"model": "chat", "pad": "%b"}' % (b"x" * LIMITS.max_body_bytes)
+        answer = await world.ask("/api/chat", padded)
+    assert answer.status == 413
+    assert str(LIMITS.max_body_bytes) in json.loads(answer.body)["error"]
+
+
+def test_the_config_has_what_continues_an_answer():
+    """Slots, digest and cache are those of a ModelRouter's backend of the same service."""
+    world = World([])
+    world.serve("chat", spec={"parallelSlots": 3})
+    config = default_config(world.there)
+    backend = config.backends["ml/chat"]
+    assert (backend.slots, backend.local, backend.model, backend.base_url) == (3, True, "ml/chat", "http://gw/v1")
+    assert backend.model_digest
+    assert config.first_byte_extends

@@ -1,0 +1,496 @@
+"""The gateway: which engine gets a request, and what a client sees when none can."""
+
+import datetime
+import json
+from functools import partial
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from http_lab import MemoryListener, always, converse, receive_until, serve_connection
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import BrokenOffError
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+from llmkube.router.backends import Backend, State, UnavailableModel
+from llmkube.router.front_door import passing_door
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+from llmkube.router.pass_through import PassThrough
+
+BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+GATEWAY = "http://gateway:8080"
+CHAT = "/v1/chat/completions"
+
+
+class Models:
+    """A directory from a dict."""
+
+    def __init__(self, **entries):
+        self.entries = entries
+
+    def aliases(self):
+        return ()
+
+    def model_ids(self):
+        return list(self.entries)
+
+    def lookup(self, model_id):
+        return self.entries.get(model_id)
+
+
+class Engine:
+    """An engine at one port that notes what it is asked and answers through `handler`."""
+
+    def __init__(self, handler=None):
+        self.listener = MemoryListener()
+        self.requests = []
+        self._handler = handler
+
+    async def handle(self, exchange):
+        self.requests.append(exchange.request)
+        if self._handler is not None:
+            await self._handler(exchange)
+        else:
+            headers = Headers.of({"X-Engine": "yes", "Keep-Alive": "timeout=5"})
+            await exchange.respond(Response.json(200, {"answer": 42}, headers=headers))
+
+
+class World:
+    """A gateway in memory, and somebody to ask it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.front = MemoryListener()
+
+    async def ask(self, method, path, body=None, headers=None):
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        async with open_http_client(self.front.connect) as client:
+            return await client.request(method, GATEWAY + path, headers=Headers.of(headers or {}), body=data)
+
+
+@pytest.fixture
+async def world(nursery):
+    """Start a gateway over the given engines."""
+    by_port = {}
+
+    async def dial(host, port):
+        if port not in by_port:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await by_port[port].listener.connect(host, port)
+
+    async with open_http_client(dial) as upstream:
+
+        async def make(directory=None, **engines):
+            by_port.update({int(name.removeprefix("port")): engine for name, engine in engines.items()})
+            world = World(directory or TWO)
+            for engine in by_port.values():
+                await nursery.start(run_server, engine.handle, [engine.listener])
+            handler = passing_door(PassThrough(world.directory, upstream), lambda: BORN)
+            serve = partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant)
+            await nursery.start(serve)
+            return world
+
+        yield make
+
+
+TWO = Models(
+    chat=Backend("127.0.0.1", 1, "chat"),
+    embed=Backend("::1", 2, "embed-alias"),
+    slow=UnavailableModel("Loading", "the engine loads its weights", retry_after_seconds=7),
+)
+OFF = UnavailableModel("ScaledToZero", "it was stopped", None, State.UNLOADED)
+TWO.entries |= {"talk": Backend("127.0.0.1", 3, "talk", mode="chat"), "off": OFF}
+ONE = Models(only=Backend("127.0.0.1", 1, "only"))
+NONE = Models()
+
+
+@pytest.mark.parametrize(
+    ("directory", "body", "port", "forwarded"),
+    [
+        (TWO, b'{"model": "chat" , "x":1}', 1, b'{"model": "chat" , "x":1}'),
+        (TWO, b'{"model": "embed", "x": 1}', 2, b'{"model": "embed-alias", "x": 1}'),
+        (ONE, b'{"model": "only"}', 1, b'{"model": "only"}'),
+        (ONE, b'{"x": 1.5}', 1, b'{"model":"only","x": 1.5}'),
+        (ONE, b'{"model": null}', 1, b'{"model": "only"}'),
+    ],
+)
+async def test_model_chooses_the_engine(world, directory, body, port, forwarded):
+    """A request reaches the engine that its model names, untouched unless the engine goes by another name."""
+    engines = {"port1": Engine(), "port2": Engine()}
+    gateway = await world(directory, **engines)
+    answer = await gateway.ask("POST", CHAT, body)
+    assert (answer.status, json.loads(answer.body)) == (200, {"answer": 42})
+    asked = {name: [request.body for request in engine.requests] for name, engine in engines.items()}
+    assert asked == {"port1": [], "port2": [], f"port{port}": [forwarded]}
+
+
+@pytest.mark.parametrize(
+    ("directory", "method", "path", "body", "status", "code", "words"),
+    [
+        (
+            TWO,
+            "POST",
+            CHAT,
+            {"model": "gone"},
+            404,
+            "model_not_found",
+            "'gone'; there is 'chat', 'embed', 'slow', 'talk'",
+        ),
+        (NONE, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "no model is served yet"),
+        (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "there is 'chat', 'embed', 'slow'"),
+        (NONE, "POST", CHAT, {"messages": []}, 400, "model_required", "no model is served yet"),
+        (TWO, "POST", CHAT, {"model": 7}, 400, "invalid_model", "must be a string"),
+        (TWO, "POST", CHAT, b"", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"{", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"\xff", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"[1]", 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, b"[" * 100_000, 400, "invalid_json", "JSON object"),
+        (TWO, "POST", CHAT, {"model": "slow"}, 503, "model_not_ready", "(Loading): the engine loads its weights"),
+        (TWO, "POST", CHAT, {"model": "chat"}, 502, "engine_failed", "127.0.0.1:1"),
+        (TWO, "GET", CHAT, None, 405, "method_not_allowed", "GET"),
+        (TWO, "POST", "/v1/models", {}, 405, "method_not_allowed", "POST"),
+        (TWO, "GET", "/v1/models/gone", None, 404, "model_not_found", "'chat'"),
+        (TWO, "POST", "/chat/completions", {"model": "chat"}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/health", {}, 404, "not_found", "/v1"),
+        (TWO, "POST", "/", {}, 404, "not_found", "/v1"),
+        (TWO, "POST", "/v1", {}, 404, "not_found", "/v1/chat/completions"),
+        (TWO, "POST", "/v1/embeddings", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: embedding"),
+        (TWO, "POST", "/v1/rerank", {"model": "talk"}, 501, "mode_not_served", "needs spec.mode: rerank"),
+        (TWO, "POST", CHAT, {"model": "off"}, 503, "model_not_ready", "(ScaledToZero): it was stopped"),
+        (TWO, "GET", "/favicon.ico", None, 404, "not_found", "/v1"),
+    ],
+)
+async def test_refusals_are_shaped_like_openai(  # noqa: PLR0917 (a table's columns, not an interface)
+    world, directory, method, path, body, status, code, words
+):
+    """What cannot be served gets a status, a code and a sentence that helps, in the shape that clients parse."""
+    gateway = await world(directory)
+    answer = await gateway.ask(method, path, body)
+    error = json.loads(answer.body)["error"]
+    assert (answer.status, error["code"]) == (status, code)
+    assert words in error["message"]
+    assert set(error) == {"message", "type", "code"} | ({"reason"} if code == "model_not_ready" else set())
+    assert (error["type"] == "invalid_request_error") is (status < 500)
+    stopped = "ScaledToZero" in error["message"]
+    assert answer.headers.get("retry-after") == ("7" if status == 503 and not stopped else None)
+    assert answer.headers.get("x-should-retry") == ("false" if stopped else None)  # U4: no client waits for a person
+    assert ("allow" in answer.headers) is (status == 405)
+
+
+async def test_models_are_listed_from_the_directory(world):
+    """`/v1/models` shows every model, ready or not, and one by its id, namespace and all."""
+    directory = Models(**{"a": Backend("h", 1, "a"), "ns/b": UnavailableModel("Loading", "")})
+    gateway = await world(directory)
+    listed = json.loads((await gateway.ask("GET", "/v1/models")).body)
+    assert listed["object"] == "list"
+    assert [model["id"] for model in listed["data"]] == ["a", "ns/b"]
+    status = {"value": "loading", "reason": "Loading", "message": ""}
+    made = {"object": "model", "created": int(BORN.timestamp()), "owned_by": "llmkube"}
+    one = {"id": "ns/b", **made, "status": status}
+    assert json.loads((await gateway.ask("GET", "/v1/models/ns/b")).body) == one
+    assert json.loads((await gateway.ask("GET", "/v1/models/ns%2Fb")).body) == one
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        (None, "evil.example:8080", 200),  # a program behind a tunnel
+        ("http://localhost:3000", "127.0.0.1:8080", 200),
+        ("http://127.0.0.1:8080", "127.0.0.1:8080", 200),
+        ("http://[::1]:3000", "localhost:8080", 200),
+        ("http://192.168.1.5", "192.168.1.5", 200),
+        ("http://mac-studio:8080", "mac-studio:8080", 200),
+        ("http://mac-studio.local", "127.0.0.1:8080", 200),
+        ("http://host.docker.internal:3000", "host.docker.internal:8080", 200),
+        ("https://ai.example:8443", "ai.example", 200),
+        ("app://obsidian.md", "127.0.0.1:8080", 200),
+        ("vscode-webview://x", "127.0.0.1:8080", 200),
+        ("https://evil.example", "127.0.0.1:8080", 403),
+        ("http://evil.example:8080", "evil.example:8080", 403),  # its name was moved to 127.0.0.1
+        ("http://localhost.evil.example", "127.0.0.1:8080", 403),
+        ("http://100.64.0.9:3000", "100.64.0.9:8080", 200),  # over a VPN
+        ("http://[fd00::5]", "[fd00::5]:8080", 200),
+        ("http://8.8.8.8", "127.0.0.1:8080", 403),
+        ("http://198.18.0.1", "127.0.0.1:8080", 403),  # special by its registry, and yet no network around us
+        ("http://[2001::1]", "127.0.0.1:8080", 403),  # Teredo
+        ("http://[2606:4700::1111]", "127.0.0.1:8080", 403),
+        ("null", "127.0.0.1:8080", 403),
+        ("http://[", "127.0.0.1:8080", 403),
+        ("", "127.0.0.1:8080", 403),
+    ],
+)
+async def test_web_pages_from_elsewhere_are_refused(world, origin, host, status):
+    """A page of the internet gets through to no engine, even by a name that leads here; near pages and programs do."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    headers = {"Host": host, "Content-Type": "application/json"} | ({} if origin is None else {"Origin": origin})
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, headers)
+    assert (answer.status, len(engine.requests)) == (status, 1 if status == 200 else 0)
+    if status == 403:
+        assert json.loads(answer.body)["error"]["code"] == "origin_refused"
+
+
+FORM = (
+    '--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--c\r\n'
+    '--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%s\r\n--b--\r\n'
+)
+
+
+async def test_a_form_with_a_file_reaches_the_engine_that_its_model_names(world):
+    """OpenAI's clients send audio as a form: `model` is read and replaced in it, and every other byte stays."""
+    engine = Engine()
+    gateway = await world(TWO, port2=engine)
+    kind = {"Content-Type": 'multipart/form-data; boundary="b"'}
+    path = "/v1/audio/transcriptions"
+    assert (await gateway.ask("POST", path, (FORM % "embed").encode(), kind)).status == 200
+    assert engine.requests[0].body == (FORM % "embed-alias").encode()
+    assert engine.requests[0].headers.get("content-type") == kind["Content-Type"]
+    refused = await gateway.ask("POST", path, (FORM % "gone").encode(), kind)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (404, "model_not_found")
+    refused = await gateway.ask("POST", path, b"--b\r\n", kind)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (400, "invalid_form")
+
+
+@pytest.mark.parametrize("path", ["/infill", "/tokenize", "/detokenize", "/apply-template"])
+async def test_what_editors_ask_of_llama_cpp_goes_through(world, path):
+    """The paths that llama.cpp's server has outside /v1 reach the only model without naming it, and by its name."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    assert (await gateway.ask("POST", path, {"content": "x"})).status == 200
+    assert (await gateway.ask("POST", path, {"model": "only"})).status == 200
+    assert [request.target for request in engine.requests] == [path, path]
+    assert (await gateway.ask("GET", path)).status == 405
+
+
+GRANT = "access-control-allow-origin"
+PAGES = ("http://localhost:3977", "app://obsidian.md", "vscode-webview://0cd1", "tauri://localhost")
+ASKED = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,x-stainless-os"}
+
+
+@pytest.mark.parametrize("origin", PAGES)
+async def test_a_page_reads_every_answer_and_every_refusal(world, origin):
+    """An engine's answer, in whatever framing, and each refusal of ours grant a near page its own origin, once."""
+
+    async def handler(exchange):
+        loose = Headers.of({"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"})
+        if exchange.request.headers.get("x-stream"):
+            async with exchange.stream(200, loose) as send:
+                await send(b"x")
+        else:
+            await exchange.respond(Response.json(200, {}, headers=loose))
+
+    gateway = await world(ONE, port1=Engine(handler))
+    page = {"Origin": origin}
+    answers = {
+        200: await gateway.ask("POST", CHAT, {"model": "only"}, page),
+        404: await gateway.ask("POST", CHAT, {"model": "gone"}, page),
+        405: await gateway.ask("PUT", CHAT, {"model": "only"}, page),
+        417: await gateway.ask("POST", CHAT, {"model": "only"}, page | {"Expect": "miracles"}),
+    }
+    streamed = await gateway.ask("POST", CHAT, {"model": "only"}, page | {"X-Stream": "1"})
+    for status, answer in [*answers.items(), (200, streamed)]:
+        assert (answer.status, answer.headers.get_all(GRANT)) == (status, (origin,))
+        assert (answer.headers.get("vary"), "access-control-allow-credentials" in answer.headers) == ("Origin", False)
+    assert GRANT not in (await gateway.ask("POST", CHAT, {"model": "gone"})).headers
+
+
+async def test_an_engine_that_has_gone_is_told_to_a_page(world):
+    """The 502 in the place of an engine's answer is readable for the page that asked."""
+    gateway = await world(ONE)
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, {"Origin": PAGES[0]})
+    assert (answer.status, answer.headers.get(GRANT)) == (502, PAGES[0])
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/health", "/nothing"])
+async def test_a_preflight_allows_what_the_page_will_send(world, path):
+    """OPTIONS with a near Origin needs no engine: the answer has methods and the headers asked for, no more."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    answer = await gateway.ask("OPTIONS", path, None, ASKED | {"Origin": PAGES[0]})
+    assert (answer.status, answer.headers.get(GRANT), engine.requests) == (204, PAGES[0], [])
+    assert answer.headers.get("access-control-allow-methods") == "GET, HEAD, POST"
+    assert answer.headers.get("access-control-allow-headers") == "authorization,x-stainless-os"
+    assert "access-control-allow-private-network" not in answer.headers
+    wishes = ASKED | {"Origin": PAGES[1], "Access-Control-Request-Private-Network": "true"}
+    answer = await gateway.ask("OPTIONS", path, None, wishes | {"Access-Control-Request-Headers": "a b; c"})
+    assert answer.headers.get("access-control-allow-private-network") == "true"
+    assert "access-control-allow-headers" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "ftp://evil.example", "", "wss://evil.example"])
+async def test_a_page_from_elsewhere_is_granted_nothing(world, origin):
+    """A foreign page's preflight gets 403, as its request does, and no line that a browser would take for a grant."""
+    gateway = await world(ONE, port1=Engine())
+    for method, headers in (("OPTIONS", ASKED), ("POST", {}), ("GET", {})):
+        answer = await gateway.ask(method, CHAT, None, headers | {"Origin": origin})
+        assert (answer.status, [name for name, _ in answer.headers if name.lower().startswith("access")]) == (403, [])
+
+
+@pytest.mark.parametrize("path", ["/", "/v1"])
+async def test_the_root_says_what_this_is(world, path):
+    """A person who opens the gateway's address in a browser, or its base URL, is told where to go."""
+    answer = await (await world()).ask("GET", path)
+    assert answer.status == 200
+    assert b"/v1/chat/completions" in answer.body
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank?x=%20y", "/v1/responses"])
+async def test_every_v1_path_goes_through(world, path):
+    """The gateway keeps no list of the engine's paths: target and query arrive as sent."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    assert (await gateway.ask("POST", path, {"model": "only"})).status == 200
+    assert engine.requests[0].target == path
+
+
+async def test_a_clients_credentials_reach_no_engine(world):
+    """Also one without a key of its own: what a client shows is for the gateway, or for another service."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    await gateway.ask("POST", CHAT, {"model": "only"}, {"Authorization": "Bearer k", "X-Api-Key": "k"})
+    seen = engine.requests[0].headers
+    assert (seen.get("authorization"), seen.get("x-api-key")) == (None, None)
+
+
+async def test_hop_by_hop_headers_stay_on_their_hop(world):
+    """Headers of one connection are passed on in neither direction; all others are."""
+    engine = Engine()
+    gateway = await world(ONE, port1=engine)
+    headers = {"TE": "trailers", "X-Id": "7"}
+    answer = await gateway.ask("POST", CHAT, {"model": "only"}, headers)
+    seen = engine.requests[0].headers
+    assert (seen.get("x-id"), seen.get("host")) == ("7", "127.0.0.1:1")
+    assert (answer.headers.get("x-engine"), answer.headers.get("keep-alive")) == ("yes", None)
+    # our test client drops `Connection` itself, so this one is written by hand
+    body = b'{"model": "only"}'
+    wire = (
+        b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close, X-Private\r\nX-Private: 1\r\n"
+        b"Content-Length: %d\r\n\r\n%b"
+    )
+    client = await gateway.front.connect("g", 1)
+    await client.send_all(wire % (len(body), body))
+    await receive_until(client, b'{"answer":42}')
+    assert "x-private" not in engine.requests[1].headers
+    assert "connection" not in engine.requests[1].headers
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 500, 503])
+async def test_the_engines_own_words_pass_unchanged(world, status):
+    """Status and body of an engine's answer are the client's, errors too."""
+
+    async def handler(exchange):
+        await exchange.respond(Response.json(status, {"error": {"message": "own words"}}))
+
+    gateway = await world(ONE, port1=Engine(handler))
+    answer = await gateway.ask("POST", CHAT, {"model": "only"})
+    assert (answer.status, json.loads(answer.body)) == (status, {"error": {"message": "own words"}})
+
+
+async def test_streams_pass_unbuffered(world):
+    """The client has the first event before the engine has made the second."""
+    first_seen = trio.Event()
+
+    async def handler(exchange):
+        async with exchange.stream(200, Headers.of({"Content-Type": "text/event-stream"})) as send:
+            await send(b"data: one\n\n")
+            await first_seen.wait()
+            await send(b"data: [DONE]\n\n")
+
+    gateway = await world(ONE, port1=Engine(handler))
+    with trio.fail_after(60):
+        async with (
+            open_http_client(gateway.front.connect) as client,
+            client.open_stream("POST", GATEWAY + CHAT, body=b'{"stream": true}') as answer,
+        ):
+            assert answer.headers.get("content-type") == "text/event-stream"
+            assert await answer.receive_some() == b"data: one\n\n"
+            first_seen.set()
+            assert await answer.receive_some() == b"data: [DONE]\n\n"
+            assert await answer.receive_some() == b""
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_leaves_stops_its_generation(world, begun):
+    """When the client goes away the engine's connection is closed, before as well as during the answer."""
+    asked, cancelled = trio.Event(), trio.Event()
+
+    async def handler(exchange):
+        try:
+            if begun:
+                async with exchange.stream(200, Headers()) as send:
+                    await send(b"x")
+                    asked.set()
+                    await trio.sleep_forever()
+            asked.set()
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    gateway = await world(ONE, port1=Engine(handler))
+    with trio.fail_after(60):
+        client = await gateway.front.connect("g", 1)
+        await client.send_all(b"POST /v1/x HTTP/1.1\r\nHost: g\r\nContent-Length: 2\r\n\r\n{}")
+        await asked.wait()
+        await client.aclose()
+        await cancelled.wait()
+
+
+async def dying(stream, answer):
+    """An engine that dies after these bytes."""
+    await receive_until(stream, b"}")
+    await stream.send_all(answer)
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nContent-Le", b"what?\r\n\r\n"])
+async def test_an_engine_that_dies_before_its_answer_is_a_502(nursery, answer):
+    """An engine that breaks off before its head is complete costs the client a 502 that says so."""
+    listener = MemoryListener()
+
+    async def accept():
+        await dying(await listener.accept(), answer)
+
+    nursery.start_soon(accept)
+    body = b'{"model": "only"}'
+    wire = b"POST /v1/x HTTP/1.1\r\nHost: g\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with structlog.testing.capture_logs() as logs:
+        async with open_http_client(listener.connect) as upstream:
+            received = await converse(passing_door(PassThrough(ONE, upstream), lambda: BORN), wire)
+    assert received.startswith(b"HTTP/1.1 502 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "engine_failed"
+    assert [log["event"] for log in logs] == ["engine did not answer"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\none",
+    ],
+)
+async def test_half_an_answer_is_never_passed_on_as_a_whole(nursery, answer):
+    """An engine that dies in mid-answer breaks the client's connection off too, and that is one warning."""
+    listener = MemoryListener()
+
+    async def accept():
+        await dying(await listener.accept(), answer)
+
+    nursery.start_soon(accept)
+    with structlog.testing.capture_logs() as logs:
+        async with open_http_client(listener.connect) as upstream:
+            front, back = trio.testing.memory_stream_pair()
+            nursery.start_soon(serve_connection, passing_door(PassThrough(ONE, upstream), lambda: BORN), back)
+            async with open_http_client(always(front)) as client:
+                with pytest.raises(BrokenOffError):
+                    await client.request("POST", GATEWAY + CHAT, body=b'{"model": "only"}')
+            await trio.testing.wait_all_tasks_blocked()
+    assert [(log["event"], log["log_level"]) for log in logs] == [("request failed", "warning")]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_probe_is_told_that_the_gateway_is_there(world, method):
+    """`/health` answers 200 as an engine's does, also where no model is served."""
+    answer = await (await world(NONE)).ask(method, "/health")
+    assert (answer.status, answer.body) == (200, b'{"status":"ok"}' if method == "GET" else b"")

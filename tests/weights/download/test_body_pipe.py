@@ -1,0 +1,325 @@
+"""The three sides of a ring, under a virtual clock and in real threads."""
+
+import errno
+import hashlib
+import os
+import random
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from llmkube.weights.download.body_pipe import DiskWriter, RingBuffer
+from llmkube.weights.download.guarded_transport import open_transport_with
+from llmkube.weights.download.retry import Dependencies, DownloadLimits
+from llmkube.weights.errors import FetchError, NoSpaceError
+from llmkube.weights.http_responses import Validator
+from llmkube.weights.store import partial as partial_module
+from llmkube.weights.store.blobs import open_store
+from llmkube.weights.store.disk import FreeSpace, in_threads
+from llmkube.weights.store.partial import PartialInfo, open_partial
+from weights.hostile import NOW, inline
+
+
+async def fill(ring, data, step=lambda room: room):
+    """Play the network."""
+    at = 0
+    while at < len(data):
+        room = await ring.room()
+        assert room
+        count = min(step(len(room)), len(room), len(data) - at)
+        await trio.lowlevel.checkpoint()
+        room[:count] = data[at : at + count]
+        ring.filling.move(count)
+        at += count
+    ring.filling.end()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
+async def test_both_sides_see_everything_in_order(size, autojump_clock):
+    """Whatever the pace of each, what is hashed is what was written is what came."""
+    rng, ring = random.Random(size), RingBuffer(size)
+    data, written, hashed = rng.randbytes(3000), bytearray(), bytearray()
+
+    async def work(side, seen):
+        while await ring.wait_for_work(side):
+            while piece := ring.next_piece(side, rng.randint(1, size)):
+                assert ring.hashing.position <= ring.writing.position <= ring.filling.position
+                await trio.sleep(rng.choice([0, 0, 0.1]))
+                seen += piece
+                side.move(len(piece))
+        side.end()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fill, ring, data, lambda room: rng.randint(1, room))
+        nursery.start_soon(work, ring.writing, written)
+        nursery.start_soon(work, ring.hashing, hashed)
+    assert written == hashed == data
+
+
+@pytest.mark.parametrize("size", [3, 64, 4096])
+async def test_in_threads_no_wake_up_is_lost(size):
+    """Threads move their sides while tasks fall asleep; all the same everything comes through."""
+    rng, ring = random.Random(size), RingBuffer(size)
+    data, seen = rng.randbytes(100 * size), {"writing": bytearray(), "hashing": bytearray()}
+
+    async def work(name):
+        side = getattr(ring, name)
+
+        def drain():
+            while piece := ring.next_piece(side, size // 3):
+                seen[name] += piece
+                side.move(len(piece))
+
+        while await ring.wait_for_work(side):
+            await trio.to_thread.run_sync(drain)
+        side.end()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill, ring, data)
+            nursery.start_soon(work, "writing")
+            nursery.start_soon(work, "hashing")
+    assert seen == {"writing": data, "hashing": data}
+
+
+async def test_only_what_is_hashed_is_overwritten(autojump_clock):
+    """What is written but not hashed keeps its place, and who receives waits."""
+    ring = RingBuffer(8)
+    (await ring.room())[:] = b"aaaabbbb"
+    ring.filling.move(8)
+    ring.writing.move(8)
+    with trio.move_on_after(1) as waiting:
+        await ring.room()
+    assert waiting.cancelled_caught
+    assert ring.next_piece(ring.hashing, 4) == b"aaaa"
+    ring.hashing.move(4)
+    room = await ring.room()
+    room[:] = b"cccc"
+    ring.filling.move(4)
+    assert ring.next_piece(ring.hashing, 8) == b"bbbb"
+    assert ring.next_piece(ring.writing, 8) == b"cccc"
+
+
+async def test_a_little_waits_for_more_but_not_for_long(autojump_clock):
+    """A thread is not woken for every packet: a quarter of the ring wakes it at once, less after a moment."""
+    ring = RingBuffer(8)
+    started = trio.current_time()
+    ring.filling.move(1)
+    assert await ring.wait_for_work(ring.writing)
+    assert 0 < trio.current_time() - started < 0.1
+    started = trio.current_time()
+    ring.filling.move(1)
+    assert await ring.wait_for_work(ring.writing)
+    assert trio.current_time() == started
+    ring.writing.move(2)
+    ring.filling.end()
+    assert not await ring.wait_for_work(ring.writing)
+
+
+@pytest.mark.parametrize("from_thread", [False, True])
+async def test_a_side_that_is_stopped_is_told(from_thread):
+    """Whoever waits for room is told at once, so is whoever asks later, and no thread gets another piece."""
+    ring = RingBuffer(2)
+    (await ring.room())[:] = b"ab"
+    ring.filling.move(2)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+
+            async def wait():
+                with pytest.raises(trio.BrokenResourceError):
+                    await ring.room()
+
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            assert ring.next_piece(ring.writing, 2) == b"ab"
+            if from_thread:
+                await trio.to_thread.run_sync(ring.stop)
+            else:
+                ring.stop()
+        with pytest.raises(trio.BrokenResourceError):
+            await ring.room()
+        assert not ring.next_piece(ring.writing, 2)
+        assert not await ring.wait_for_work(ring.hashing)
+
+
+KEY = "ab" * 32
+DATA = random.Random(1).randbytes(1_000_000)
+RING_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def partial(tmp_path):
+    found = open_partial(open_store(tmp_path / "store"), KEY)
+    found.begin(PartialInfo(Validator('"v1"'), len(DATA)))
+    yield found
+    found.close()
+
+
+def writer_of(partial, ring, *, counted=lambda _: None, run_sync=None):
+    run_sync = run_sync or in_threads(trio.CapacityLimiter(4))
+    limits, space = DownloadLimits(checkpoint_bytes=300_000), FreeSpace(partial.path.parent)
+    dependencies = Dependencies(
+        open_transport_with(), lambda: NOW, random.Random(1), limits, run_sync=run_sync, space=space
+    )
+    return DiskWriter(dependencies, partial, ring, counted)
+
+
+async def fill_wanted(ring, data=DATA):
+    """Play the network; return whether the writing side wanted everything."""
+    try:
+        for at in range(0, len(data), 10_000):
+            left = memoryview(data)[at : at + 10_000]
+            while left:
+                room = await ring.room()
+                count = min(len(room), len(left))
+                room[:count] = left[:count]
+                ring.filling.move(count)
+                left = left[count:]
+    except trio.BrokenResourceError:
+        return False
+    finally:
+        ring.filling.end()
+    return True
+
+
+def digest_of_file(partial):
+    data = partial.path.read_bytes()
+    return hashlib.sha256(data[: partial.size_bytes]).hexdigest()
+
+
+@pytest.mark.parametrize("run_sync", [in_threads(trio.CapacityLimiter(4)), in_threads(trio.CapacityLimiter(1)), inline])
+async def test_what_comes_is_written_and_hashed(partial, run_sync):
+    """In threads, in one for all, or in none: file, digest and the sum of what was counted are those of what came."""
+    ring, counts = RingBuffer(RING_BYTES), []
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill_wanted, ring)
+            assert await writer_of(partial, ring, counted=counts.append, run_sync=run_sync).run() is None
+    assert partial.path.read_bytes() == DATA
+    assert (partial.sha256, partial.size_bytes) == (hashlib.sha256(DATA).hexdigest(), sum(counts))
+
+
+async def test_a_full_disk_leaves_a_digest_that_fits(partial, monkeypatch):
+    """What was written before the disk was full is hashed, nothing else counts, and who receives is told."""
+    real, took_all = os.pwrite, []
+
+    def fill_up(fd, data, offset):
+        if fd == partial._fd and offset + len(data) > 500_000:
+            real(fd, data[: len(data) // 2], offset)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(partial_module.os, "pwrite", fill_up)
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+
+            async def receive():
+                took_all.append(await fill_wanted(ring))
+
+            nursery.start_soon(receive)
+            failure = await writer_of(partial, ring).run()
+    assert isinstance(failure, NoSpaceError)
+    assert took_all == [False]
+    assert 500_000 - 2 * RING_BYTES < partial.size_bytes <= 500_000
+    assert partial.path.stat().st_size == partial.size_bytes
+    assert partial.sha256 == digest_of_file(partial) == hashlib.sha256(DATA[: partial.size_bytes]).hexdigest()
+
+
+async def test_what_counts_may_refuse(partial):
+    """Space that cannot be promised any more ends the writing with that error."""
+
+    def counted(count):
+        raise FetchError("enough")
+
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill_wanted, ring)
+            failure = await writer_of(partial, ring, counted=counted).run()
+    assert str(failure) == "enough"
+    assert partial.sha256 == digest_of_file(partial)
+
+
+@pytest.mark.parametrize("held", ["write", "hash"])
+async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypatch, held):
+    """Cancelled while a thread is at its piece: that piece ends first, no other begins, and digest and size agree."""
+    real, entered, leave = getattr(type(partial), held), threading.Event(), threading.Event()
+    calls = []
+
+    def slow(self, data):
+        calls.append(len(data))
+        if len(calls) == 3:
+            entered.set()
+            assert leave.wait(60)
+        real(self, data)
+
+    monkeypatch.setattr(type(partial), held, slow)
+    ring, done = RingBuffer(RING_BYTES), trio.Event()
+
+    async def run(scope):
+        with scope:
+            await writer_of(partial, ring).run()
+        done.set()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            scope = trio.CancelScope()
+            nursery.start_soon(fill_wanted, ring)
+            nursery.start_soon(run, scope)
+            await trio.to_thread.run_sync(entered.wait, 30)
+            ring.stop()
+            scope.cancel()
+            await trio.sleep(0.05)
+            assert not done.is_set()
+            leave.set()
+            await done.wait()
+    assert len(calls) == 3
+    assert partial.sha256 == digest_of_file(partial)
+    partial.drop_unhashed()
+    assert partial.path.stat().st_size == partial.size_bytes == partial.written_bytes
+
+
+async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial, monkeypatch):
+    """Every so many bytes the file is synced while the next ones are written, and the note says no more than that."""
+    synced, real = [], type(partial).checkpoint
+
+    def checkpoint(self):
+        synced.append(self.size_bytes)
+        real(self)
+
+    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill_wanted, ring)
+            await writer_of(partial, ring).run()
+    assert synced
+    assert all(size <= len(DATA) for size in synced)
+    assert synced[0] >= 300_000
+
+
+async def test_what_has_come_before_a_stall_survives_a_power_cut(partial, monkeypatch, autojump_clock):
+    """A server that sends a little at once and then nothing: the note is written without one more byte, and once."""
+    synced, real = [], type(partial).checkpoint
+
+    def checkpoint(self):
+        synced.append(self.size_bytes)
+        real(self)
+
+    async def at_once(step):
+        await trio.lowlevel.checkpoint()
+        return step()
+
+    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
+    ring = RingBuffer(RING_BYTES)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(writer_of(partial, ring, run_sync=at_once).run)
+        room = await ring.room()
+        room[:9000] = DATA[:9000]
+        ring.filling.move(9000)
+        await trio.sleep(60)
+        assert synced == [9000]
+        nursery.cancel_scope.cancel()
