@@ -50,7 +50,8 @@ from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_err
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
-from llmkube.weights.estimate.demand import Component, Place, default_cache_ram_bytes
+from llmkube.weights.estimate.demand import Component, Place
+from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
 
