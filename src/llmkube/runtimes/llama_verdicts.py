@@ -43,6 +43,8 @@ class Verdict:
     in_pods: bool = False
 
 
+# Each table has flags by what is said of them: `a|b` are names of one flag.
+
 # -- what only tunes the engine, or sets what a request could ask for anyway ------------------------------------------
 
 _SWITCHES: Final = """

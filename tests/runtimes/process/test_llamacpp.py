@@ -7,9 +7,9 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
-from llmkube.runtimes.llama_fields import draft_of
+from llmkube.runtimes.llama_fields import draft_of, mode_of
 from llmkube.runtimes.plan import EngineInfo, PlanError
-from llmkube.runtimes.process.llamacpp import check, mode_of, parse_buffer, plan, reported
+from llmkube.runtimes.process.llamacpp import check, parse_buffer, plan, reported
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.weights.estimate.demand import Component, Place
 from llmkube.weights.formats.shape import GGUFFacts

@@ -13,10 +13,9 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.arguments import CommandLine, flag_of
+from llmkube.runtimes.arguments import CommandLine, flag_of, flag_words
 from llmkube.runtimes.llama_fields import (
     ALIAS_FLAGS,
-    DEFAULT_CONTEXT,
     DRAFT_FLAGS,
     WRITTEN_FLAGS,
     add_answers,
@@ -31,7 +30,6 @@ from llmkube.runtimes.llama_fields import (
     draft_of,
     further_ids,
     layers_of,
-    mode_of,
     vain_context,
 )
 from llmkube.runtimes.llama_flags import (
@@ -47,7 +45,7 @@ from llmkube.runtimes.llama_flags import (
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
-from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.host_runtime import LLAMA_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import Component, Place
@@ -102,8 +100,6 @@ def reported(lines: Iterable[str]) -> tuple[Component, ...]:
     return tuple(Component(name, place, size) for (name, place), size in sizes.items())
 
 
-__all__ = ["DEFAULT_CONTEXT", "check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
-
 RUNTIME: Final = "llamacpp"
 VERBOSITY: Final = 4
 """llama.cpp's level 4 prints buffer sizes at start; 5 would print what users ask."""
@@ -148,17 +144,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
     names, unheard = _names(inputs.alias, spec, engine)
-    line.argv += [
-        Placeholder.PROGRAM,
-        "--model",
-        Placeholder.MODEL,
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--alias",
-        names,
-    ]
+    decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
+    line.argv += [Placeholder.PROGRAM, *flag_words(decided)]
     if inputs.keys_digest:  # who has a key of the service may not see what others ask
         if not line.knows("--no-slots"):
             raise PlanError("this llama-server cannot keep /slots from clients with a key: install a newer one",
@@ -278,13 +265,6 @@ SERVER: Final = HostRuntime(
     ),
     check=check,
     plan=plan,
-    questions=Questions(
-        metrics_path="/metrics",
-        metric=re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
-        work=frozenset({"requests_processing", "requests_deferred"}),
-        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
-        slots_path="/slots",
-        names_path="/v1/models",
-    ),
+    questions=LLAMA_QUESTIONS,
     log=LogWords(LLAMA_RULES, loading_phase, reported, device_limit, metal_error),
 )

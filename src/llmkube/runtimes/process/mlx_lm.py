@@ -13,10 +13,11 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
+from llmkube.runtimes.process.exits import python_rules
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import Demand
@@ -30,32 +31,14 @@ _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSi
 _OFFLINE: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"))
 """The folder is whole: a server that fetches has been asked for something else."""
 
-_RULES: Final = (
-    rule(
-        ExitCause.MISSING_LIBRARY,
-        r"ModuleNotFoundError|ImportError|is not the mlx_lm that llmkube knows",
-        "its Python lacks what it needs: {said}",
-        "install mlx-lm again, or give another one with --mlx-server",
-    ),
-    *GENERAL_RULES,
-    rule(
-        ExitCause.OUT_OF_MEMORY,
-        r"attempting to allocate|insufficient memory|out of memory|MemoryError|\[metal::malloc\]",
-        "there was not enough memory: {said}",
-        "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
-    ),
-    rule(
-        ExitCause.BAD_FLAG,
-        r"error: unrecognized arguments|: error: argument ",
-        "it does not accept its command line: {said}",
-        "install a newer mlx-lm",
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        r"^(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|JSONDecode|Safetensor)Error: |generation thread died: ",
-        "it cannot load or compute the model: {said}",
-        "check the Model's spec.source and spec.format",
-    ),
+_RULES: Final = python_rules(
+    NAME,
+    "--mlx-server",
+    missing="is not the mlx_lm that llmkube knows",
+    memory=r"attempting to allocate|\[metal::malloc\]",
+    model=r"^(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|JSONDecode|Safetensor)Error: "
+    r"|generation thread died: ",
+    cannot="load or compute",
 )
 
 
@@ -98,22 +81,18 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         Placeholder.PROGRAM,
         Placeholder.WRAPPER,
         *(("--llmkube-keys", Placeholder.KEYS) if inputs.takes_keys else ()),
-        "--llmkube-alias",
-        inputs.alias,
-        "--model",
-        Placeholder.MODEL,
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--allowed-origins",
-        "http://localhost",
-        "--decode-concurrency",
-        str(slots),
-        "--prompt-concurrency",
-        "1",
-        "--prompt-cache-size",
-        str(PROMPT_CACHES),
+        *flag_words(
+            {
+                "--llmkube-alias": inputs.alias,
+                "--model": Placeholder.MODEL,
+                "--host": Placeholder.HOST,
+                "--port": Placeholder.PORT,
+                "--allowed-origins": "http://localhost",
+                "--decode-concurrency": str(slots),
+                "--prompt-concurrency": "1",
+                "--prompt-cache-size": str(PROMPT_CACHES),
+            }
+        ),
     ]
     return inputs.launch_plan(
         argv,

@@ -11,6 +11,7 @@ from llmkube.k8s.crd.pairing import MLX_RUNTIME
 from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
+from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT, mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError, front_words
 from llmkube.weights.estimate.demand import Demand
@@ -169,18 +170,16 @@ def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: 
     """
     return [
         *front_words(runtime),
-        program_flag,
-        Placeholder.PROGRAM,
-        "--model",
-        model,
-        "--service",
-        f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--alias",
-        inputs.alias,
+        *flag_words(
+            {
+                program_flag: Placeholder.PROGRAM,
+                "--model": model,
+                "--service": f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
+                "--host": Placeholder.HOST,
+                "--port": Placeholder.PORT,
+                "--alias": inputs.alias,
+            }
+        ),
         *(("--api-key-file", Placeholder.KEYS) if inputs.takes_keys else ()),
         *(("--embedding",) if mode_of(inputs.spec) == "embedding" else ()),
     ]
