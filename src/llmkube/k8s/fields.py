@@ -126,6 +126,11 @@ class Wired:
     wire: WireForm = attrs.field(default=_BLANK, repr=False)
 
 
+def received() -> Any:
+    """Declare the same attribute in a class that does not derive from `Wired`, as those of plug-ins do."""
+    return attrs.field(default=_BLANK, repr=False)
+
+
 def field(description: str = "", default: Any = None, /, *, repr: bool = True, **facts: Any) -> Any:  # noqa: A002 (attrs' word)
     """Declare one JSON field.
 
