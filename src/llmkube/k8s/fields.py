@@ -172,11 +172,11 @@ def wire_fields(cls: type) -> tuple[WireField, ...]:
     """Every JSON field of a wire class, in the order of the source.
 
     Raises:
-        TypeError: The class is not `Wired`, so it could not keep unknown fields.
+        TypeError: The class has no `wire`, so it could not keep unknown fields.
     """
-    if not issubclass(cls, Wired):
-        raise TypeError(f"{cls.__name__} must derive from Wired")
     attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
+    if all(attribute.name != "wire" for attribute in attributes):
+        raise TypeError(f"{cls.__name__} must derive from Wired")
     return tuple(_slot(attribute) for attribute in attributes if attribute.name != "wire")
 
 
