@@ -119,7 +119,7 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
     async with playing(fake) as client:
-        outside = Outside(client, fake, starter, locks)
+        outside = Outside(client, fake, starter, open_lock=locks)
 
         async def unloads():
             return await serve(options, frozenset(), outside, Stop())
