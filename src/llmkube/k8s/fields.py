@@ -128,6 +128,11 @@ class Wired:
     wire: WireForm = attrs.field(default=_BLANK, repr=False)
 
 
+def received() -> Any:
+    """Declare the same attribute in a class that does not derive from `Wired`, as those of plug-ins do."""
+    return attrs.field(default=_BLANK, repr=False)
+
+
 def field(description: str = "", default: Any = None, /, *, repr: bool = True, **facts: Any) -> Any:  # noqa: A002 (attrs' word)
     """Declare one JSON field.
 
@@ -169,11 +174,11 @@ def wire_fields(cls: type) -> tuple[WireField, ...]:
     """Every JSON field of a wire class, in the order of the source.
 
     Raises:
-        TypeError: The class is not `Wired`, so it could not keep unknown fields.
+        TypeError: The class has no `wire`, so it could not keep unknown fields.
     """
-    if not issubclass(cls, Wired):
-        raise TypeError(f"{cls.__name__} must derive from Wired")
     attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
+    if all(attribute.name != "wire" for attribute in attributes):
+        raise TypeError(f"{cls.__name__} must derive from Wired")
     return tuple(_slot(attribute) for attribute in attributes if attribute.name != "wire")
 
 

@@ -7,6 +7,7 @@ api_server                       the embedded API server, with a client of it
 daemon_engine, bundled_engine    one model of a shared daemon as an engine; llama-server over xllamacpp
 ollama_library                   `ollama://…`, pulled by an Ollama
 engine_proxy                     runs in front of a published engine
+mlx_entry                        runs before mlx_lm.server, in its own Python
 engine_pod                       programs beside an engine in its pod
 fetch_job                        the program of the pods that fetch weights
 config, options                  settings of each program, their flags

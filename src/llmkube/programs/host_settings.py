@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from llmkube.base.errors import UserError
-from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, OMLX, mlx_runtime_of
-from llmkube.programs import engine_proxy
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
+from llmkube.programs import engine_proxy, mlx_entry
 from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine import ollama_program, omlx_program
 from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
@@ -117,6 +117,7 @@ def engine_settings(config: HostConfig, *, search_path: str | None = None) -> di
     return {
         "programs": programs,
         "fronts": {name: (sys.executable, "-m", module.__name__) for name, module in _FRONTS.items()},
+        "wrappers": {MLX_RUNTIME: mlx_entry.__file__},
         "variables": variables,
         "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx),
     }

@@ -171,15 +171,17 @@ class LocalEngines:
         return self._known[identity]
 
     async def _ask(self, path: str, runtime: HostRuntime) -> EngineInfo:
-        program, front = runtime.program, self.settings.fronts.get(runtime.name, ())
+        program = runtime.program
         try:
             runs = path
             if program.runs_by is not None:
                 runs = program.runs_by(await trio.to_thread.run_sync(read_head, path))
             asked = [[word.replace("{program}", runs) for word in words] for words in program.questions]
-            return attrs.evolve(program.describe(runs, [await self._output(*words) for words in asked]), front=front)
+            found = program.describe(runs, [await self._output(*words) for words in asked])
         except ProgramError as error:
             raise EngineNotFoundError(f"{path}: {error}") from error
+        fronts, wrappers = self.settings.fronts, self.settings.wrappers
+        return attrs.evolve(found, front=fronts.get(runtime.name, ()), wrapper=wrappers.get(runtime.name, ""))
 
     async def _output(self, program: str, *flags: str) -> str:
         asked = " ".join((program, *flags))

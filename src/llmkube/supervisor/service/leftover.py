@@ -12,7 +12,7 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError, innermost
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 from llmkube.runtimes.process.host_runtimes import holds_elsewhere
 from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.lifecycle import Exit

@@ -16,7 +16,7 @@ from llmkube.cli.commands.services.deploy import absolute_source
 from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
 from llmkube.programs.options import command
-from llmkube.runtimes.process.llamacpp import DEFAULT_CONTEXT
+from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget

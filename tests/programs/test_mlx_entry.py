@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmkube.runtimes.process.mlx_entry import DEAD, NEEDED, State, guard, missing
+from llmkube.programs.mlx_entry import DEAD, NEEDED, State, guard, missing
 
 
 class Provider:
