@@ -11,7 +11,7 @@ from docs.pages import ROOT
 
 SOURCE = ROOT / "src" / "llmkube"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-MOST_FILES = (20, 15, 8)  # watch to exec, watch to Deployment, request to engine
+MOST_FILES = (20, 15, 9)  # watch to exec, watch to Deployment, request to engine
 WALKS = {
     title: re.findall(r"`([\w/]+\.py)`", files)
     for title, files in re.findall(r"^### (From [^\n]+)\n.*?^\d+ files: (.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
