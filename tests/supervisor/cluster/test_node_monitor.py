@@ -119,7 +119,7 @@ async def test_a_disk_that_takes_nothing_is_told(autojump_clock):
         await trio.lowlevel.checkpoint()
         raise OSError(28, "No space left on device")
 
-    _, logs, _, _ = await follow(listing(10, node_at("a", 1, "10.0.0.1")), watching(None), until=5, publish=full)
+    _, logs, _, _ = await follow(listing(10, node("a", 1, "10.0.0.1")), watching(None), until=5, publish=full)
     assert [each["log_level"] for each in logs] == ["info", "warning"]
 
 
