@@ -24,7 +24,7 @@ from llmkube.k8s.wire.names import (
     service_name,
     slice_name,
 )
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.service.facts import Facts
 
 

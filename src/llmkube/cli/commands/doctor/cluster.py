@@ -27,7 +27,7 @@ from llmkube.k8s.crd.meta import GROUP, VERSION
 from llmkube.k8s.errors import ApiError, TransportError
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.rbac import Permission
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.supervisor import rights
 from llmkube.supervisor.network import LocalNetwork
 
