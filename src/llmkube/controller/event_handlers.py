@@ -40,6 +40,17 @@ from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 
+USERS_SETTLE_SECONDS: Final = 0.2
+"""How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
+
+SECONDS_PER_USER: Final = 0.001
+"""How much longer for each that it has: counting them takes 10 µs each, which stays below a hundredth of the time."""
+
+HOST_STARTS_SECONDS: Final = 0.05
+"""How long a new service waits where there are only hosts: one in this process starts its engine now, and writes."""
+
+log = structlog.get_logger()
+
 
 class Change(enum.IntEnum):
     """How much of an object is another: nothing that matters here, its state only, or all of it."""
@@ -69,18 +80,6 @@ def _identity(obj: Model | InferenceService) -> tuple[str, int]:
 
 def _state(obj: Model | InferenceService) -> tuple[object, ...]:
     return obj.status, obj.metadata.deletion_timestamp, obj.metadata.finalizers
-
-
-USERS_SETTLE_SECONDS: Final = 0.2
-"""How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
-
-SECONDS_PER_USER: Final = 0.001
-"""How much longer for each that it has: counting them takes 10 µs each, which stays below a hundredth of the time."""
-
-HOST_STARTS_SECONDS: Final = 0.05
-"""How long a new service waits where there are only hosts: one in this process starts its engine now, and writes."""
-
-log = structlog.get_logger()
 
 
 @attrs.frozen(eq=False)
@@ -132,31 +131,25 @@ class EventHandlers:
         """Reconcile the service that a host claims, or has claimed."""
         if event.now is not None and not claimed_service(event.now):
             log.warning("claim names no service", lease=str(event.key))
-        for service in self.informers.host_claims_by_service.values(event):
-            self.queues.services.add_nowait(service)
+        self.queues.services.add_all(self.informers.host_claims_by_service.values(event))
 
     def wake_all(self) -> None:
         """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
-        for model in self.informers.models.values():
-            self.queues.models.add_nowait(model.key)
+        self.queues.models.add_all(model.key for model in self.informers.models.values())
         self.wake_services()
-        for piece in self.informers.slices.values():
-            self.queues.slices.add_nowait(piece.key)
+        self.queues.slices.add_all(piece.key for piece in self.informers.slices.values())
 
     def _wake_routers(self, service: Key) -> None:
-        for router in self.informers.routers_by_service.keys(service):
-            self.queues.routers.add_nowait(router)
+        self.queues.routers.add_all(self.informers.routers_by_service.keys(service))
 
     def wake_owners(self) -> None:
         """Reconcile every service and router: a kind that they may use has been installed or uninstalled."""
         self.wake_services()
-        for router in self.informers.routers.values():
-            self.queues.routers.add_nowait(router.key)
+        self.queues.routers.add_all(router.key for router in self.informers.routers.values())
 
     def wake_services(self) -> None:
         """Reconcile every service: what all of them go by has changed."""
-        for service in self.informers.services.values():
-            self.queues.services.add_nowait(service.key)
+        self.queues.services.add_all(service.key for service in self.informers.services.values())
 
 
 @attrs.frozen(eq=False)
@@ -172,13 +165,11 @@ class PodEventHandlers:
         if event.now is not None and any(one.is_own(event.now) for one in writers):
             return
         self._wake_services_of(event)
-        for router in owners_of(ModelRouter, event.before, event.now):
-            self.queues.routers.add_nowait(router)
+        self.queues.routers.add_all(owners_of(ModelRouter, event.before, event.now))
 
     def on_job(self, event: Event[Job]) -> None:
         """Reconcile the Model of a Job."""
-        for model in self.pods.jobs_by_model.values(event):
-            self.queues.models.add_nowait(model)
+        self.queues.models.add_all(self.pods.jobs_by_model.values(event))
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
         """Reconcile the service whose claim for weights has come, changed or gone, or the Models of its namespace."""
@@ -196,15 +187,12 @@ class PodEventHandlers:
                 self.queues.services.add_nowait(service)
                 self._wake_uninspected(service)
         for job_key in self.pods.pods_by_job.values(event):
-            for model in owners_of(Model, self.pods.jobs.get(job_key)):
-                self.queues.models.add_nowait(model)
+            self.queues.models.add_all(owners_of(Model, self.pods.jobs.get(job_key)))
         for label in self.pods.pods_by_router.values(event):
-            for router in self.informers.routers_by_label.keys(label):
-                self.queues.routers.add_nowait(router)
+            self.queues.routers.add_all(self.informers.routers_by_label.keys(label))
 
     def _wake_services_of(self, event: Event[Any]) -> None:
-        for service in owners_of(InferenceService, event.before, event.now):
-            self.queues.services.add_nowait(service)
+        self.queues.services.add_all(owners_of(InferenceService, event.before, event.now))
 
     def _wake_uninspected(self, key: Key) -> None:
         """Reconcile those Models of a service whose header is read once a pod of it runs."""

@@ -15,8 +15,13 @@ from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workqueue import WorkQueue, run_each
 
+log = structlog.get_logger()
+
 RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
 """Pauses after failures in a row; the cap is also how late a status may be once the API server is back."""
+
+RECONCILE_SECONDS: Final = 30.0
+"""A reconcile that takes longer is given up and retried: a server that says nothing must not hold a worker."""
 
 
 @attrs.frozen(eq=False)
@@ -37,12 +42,6 @@ class Queues:
 def new_queue(rng: random.Random) -> WorkQueue[Key]:
     """Return an empty queue whose failed keys come back after `RETRY`."""
     return WorkQueue(rng, RETRY)
-
-
-log = structlog.get_logger()
-
-RECONCILE_SECONDS: Final = 30.0
-"""A reconcile that takes longer is given up and retried: a server that says nothing must not hold a worker."""
 
 
 @attrs.define(eq=False)

@@ -1,7 +1,7 @@
 """A queue of keys, not of events: a key is worked on by one task at a time, and once for any number of additions."""
 
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable
 from contextlib import asynccontextmanager
 from typing import Final, Generic, Never, TypeVar
 
@@ -51,6 +51,11 @@ class WorkQueue(Generic[K]):
         elif key not in (ready := self._urgent if self._is_urgent(key) else self._ready):
             ready[key] = None
             self._idle.unpark()
+
+    def add_all(self, keys: Iterable[K]) -> None:
+        """Ask for several keys."""
+        for key in keys:
+            self.add_nowait(key)
 
     def add_after(self, key: K, seconds: float) -> None:
         """Ask for a key to be worked on in so many seconds; of several such wishes the earliest counts."""

@@ -1,6 +1,5 @@
 """A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -77,7 +76,7 @@ class PodServices:
 
     def forget(self, key: Key) -> None:
         """Drop the records of a service that is gone; others move up in the queue for GPUs."""
-        self._wake(self.gpu_queue.put(key, None))
+        self.context.queues.services.add_all(self.gpu_queue.put(key, None))
         self.context.records.pop(key, None)
         for owned, name in self._owned(key):
             owned.forget(Key(key.namespace, name))
@@ -216,8 +215,4 @@ class PodServices:
             weight = weight_of(service)
             since = service.metadata.creation_timestamp or ""
             waiting = Waiting(service.key, weight, since, wanted_gpus(facts.plan))
-        self._wake(self.gpu_queue.put(service.key, waiting))
-
-    def _wake(self, services: Iterable[Key]) -> None:
-        for key in services:
-            self.context.queues.services.add_nowait(key)
+        self.context.queues.services.add_all(self.gpu_queue.put(service.key, waiting))

@@ -33,11 +33,16 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import PROGRESSING
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
+log = structlog.get_logger()
+
 T = TypeVar("T", Model, InferenceService, ModelRouter)
 
 PERMISSIONS: Final = tuple(
     Permission(kind, frozenset({"patch"}), subresource="status") for kind in (Model, InferenceService, ModelRouter)
 )
+
+EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
+"""The phases whose coming is an Event: those that users wait for, and those that they have to look at."""
 
 _Fields = dict[str, Any]
 _Status = ModelStatus | InferenceServiceStatus | ModelRouterStatus
@@ -138,12 +143,6 @@ class StatusWriter(Generic[T]):
         fields = {slot.key: getattr(typed, slot.attribute) for slot in wire_fields(kind) if slot.key in asked}
         found = {condition.type: condition for condition in typed.conditions}
         return {**fields, "conditions": [found.get(condition["type"]) for condition in asked["conditions"]]}
-
-
-EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
-"""The phases whose coming is an Event: those that users wait for, and those that they have to look at."""
-
-log = structlog.get_logger()
 
 
 @attrs.frozen(eq=False)
