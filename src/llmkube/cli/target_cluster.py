@@ -17,7 +17,7 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.auth.config import ClusterConfig
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
 from llmkube.programs.failures import CommandError, ExitCode

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.main import cli
-from llmkube.controller.reconcile.job_progress import read_percent
+from llmkube.controller.reconcile.pod_answers import read_percent
 from llmkube.controller.status.job_result import read_fetched
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Pod

@@ -14,9 +14,8 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, controller_key
 from llmkube.k8s.wire.names import HOST_LABEL, host_id
-from llmkube.k8s.wire.owners import controller_key
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.nouns.slot import Slot

@@ -24,7 +24,7 @@ from llmkube.cli.view import formats, output
 from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.k8s.auth.config import ClusterConfig
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.config.host_config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE

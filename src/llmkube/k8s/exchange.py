@@ -1,4 +1,9 @@
-"""Reads answers of an API server: what is of another kind, breaks off or never ends is an `ApiError`.
+"""Send requests and read answers: what is of another kind, breaks off or never ends is an `ApiError`.
+
+What a client needs of HTTP is little: an address, headers that go with every request, and a transport.
+
+`httpx.AsyncClient` offers that, and does more: it merges defaults, keeps cookies, follows redirects, runs hooks. API
+servers use none of it, and it took a sixth of the processor time of a request. A `TransportSender` leaves it out.
 
 A body is closed in every case, and by the task that has opened it: httpx nests generators, which the garbage collector
 must not be left with.
@@ -10,13 +15,47 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import httpx  # noqa: ASYNC127 (the project's settled choice)
+import attrs
+import httpx  # noqa: ASYNC127 (the project's settled choice)  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from llmkube.k8s.errors import ApiError, TransportError, error_from_response, root_words
 from llmkube.k8s.request import JSON, ApiRequest
+
+
+class HttpSender(Protocol):
+    """Sends requests; an `httpx.AsyncClient` is one."""
+
+    @property
+    def base_url(self) -> httpx.URL:
+        """The server's address; its path comes before that of every request."""
+
+    @property
+    def headers(self) -> httpx.Headers:
+        """Headers that every request has."""
+
+    async def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
+        """Send a request that is complete, and return the answer; with `stream` its body is still to be read."""
+
+
+@attrs.frozen
+class TransportSender:
+    """A transport with an address, and nothing between the two; the opener of the transport closes it."""
+
+    transport: httpx.AsyncBaseTransport
+    base_url: httpx.URL = attrs.field(converter=httpx.URL)
+    headers: httpx.Headers = attrs.field(factory=httpx.Headers, converter=httpx.Headers)
+
+    async def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
+        """Send a request as it is."""
+        response = await self.transport.handle_async_request(request)
+        response.request = request
+        if not stream:
+            await response.aread()
+        return response
+
 
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 """A page of 500 objects of kube-apiserver's largest practical size; more is not an API server."""
