@@ -1,4 +1,4 @@
-"""What is wrong with the credential of this host's agent is said before what a command shows, which may be old then."""
+"""What makes old what a command shows is said before it: a credential of this host's agent, a full disk."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +13,9 @@ from llmkube.programs.state_location import check_state_dir
 from llmkube.supervisor.nouns.host_credential import note_path
 
 _MAX_CHARS: Final = 4096
+
+_LEAST_BYTES: Final = 64 << 10
+"""With less the embedded API server's database takes no change, and no journal of an engine is written."""
 
 
 def tell_credential_problem(folders: Iterable[Path]) -> None:
@@ -29,10 +32,6 @@ def _noted_in(folder: Path) -> str:
             return file.readline(_MAX_CHARS).strip()
     except (OSError, UserError):
         return ""
-
-
-_LEAST_BYTES: Final = 64 << 10
-"""With less the embedded API server's database takes no change, and no journal of an engine is written."""
 
 
 def tell_full_disk(folders: Iterable[Path]) -> None:

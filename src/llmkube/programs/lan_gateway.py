@@ -1,4 +1,7 @@
-"""Serve at one address of this machine for as long as the machine has it: a laptop changes networks, and comes back."""
+"""`llmkube up --listen`: the gateway at an address of this machine that others reach, and the keys that they show.
+
+Serve at one address of this machine for as long as the machine has it: a laptop changes networks, and comes back.
+"""
 
 import ipaddress
 import re
@@ -34,6 +37,18 @@ _FILE_FLAG: Final = "--listen-key-file"
 
 _KEY_FILE: Final = "listen-key"
 """In the state directory."""
+
+LOOK_SECONDS: Final = 10.0
+"""How long until a change of network is noticed."""
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+Serve = Callable[[Sequence[trio.SocketListener]], Awaitable[object]]
+"""Serves on listeners, which it closes, until it is cancelled."""
+
+_MOST_BYTES: Final = (MOST_CHARS + 1) * MOST_KEYS
+_FORM: Final = re.compile(
+    r"(?:\[(?P<six>[^][]*)]|(?P<four>[^][:]*))(?::(?P<port>[0-9]{1,5}))?|(?P<bare>[^][]*)", re.ASCII
+)
 
 
 @attrs.frozen
@@ -82,15 +97,6 @@ class ListenKeys:
     keys: tuple[str, ...] = attrs.field(repr=False)
     drawn: bool
     exposed: bool = False
-
-
-LOOK_SECONDS: Final = 10.0
-"""How long until a change of network is noticed."""
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-Serve = Callable[[Sequence[trio.SocketListener]], Awaitable[object]]
-"""Serves on listeners, which it closes, until it is cancelled."""
 
 
 @attrs.frozen(eq=False)
@@ -186,13 +192,6 @@ async def _wait_for(address: str, own_addresses: Callable[[], Collection[str]], 
                 return
         except OSError:
             continue  # nothing is known: what was true stays so
-
-
-_MOST_BYTES: Final = (MOST_CHARS + 1) * MOST_KEYS
-
-_FORM: Final = re.compile(
-    r"(?:\[(?P<six>[^][]*)]|(?P<four>[^][:]*))(?::(?P<port>[0-9]{1,5}))?|(?P<bare>[^][]*)", re.ASCII
-)
 
 
 def listen_settings(config: UpConfig, own: Callable[[], Collection[str]]) -> Listen | None:

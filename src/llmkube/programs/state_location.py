@@ -1,4 +1,7 @@
-"""Where the state directory is, and that it is this user's alone: what it holds decides which programs run."""
+"""Where the state directory is, and that it is this user's alone: what it holds decides which programs run.
+
+A program that works on it holds lock files there, which fall when it ends, however it ends.
+"""
 
 import contextlib
 import fcntl
@@ -20,6 +23,13 @@ _INNER = ("ca", "journal", "strays")
 """What is in a state directory that is believed file by file."""
 
 STATE_DIR = setting(None, help="Folder for everything that is kept.", in_file=False)
+
+POLL_SECONDS: Final = 0.1
+ENGINES: Final = "lock"
+"""Held by the program that runs engines: an agent, or `llmkube up`."""
+
+SERVER: Final = "apiserver.lock"
+"""Held by the program that runs the API server: `llmkube apiserver`, or `llmkube up`."""
 
 
 @attrs.frozen
@@ -69,15 +79,6 @@ def state_dir_of(chosen: Path | None) -> Path:
     # XDG base directory specification 0.8: a relative path in the variable is to be ignored.
     data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
     return (data_home if data_home.is_absolute() else Path.home() / ".local" / "share") / "llmkube"
-
-
-POLL_SECONDS: Final = 0.1
-
-ENGINES: Final = "lock"
-"""Held by the program that runs engines: an agent, or `llmkube up`."""
-
-SERVER: Final = "apiserver.lock"
-"""Held by the program that runs the API server: `llmkube apiserver`, or `llmkube up`."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""How far `llmkube fetch` is, for its log and for a controller that asks: a container's log is no terminal."""
+"""How far `llmkube fetch` is, for its log and for a controller that asks: a container's log is no terminal.
+
+What a fetch leaves as its container's termination message: the facts of the file, or why it failed.
+"""
 
 import contextlib
 from collections.abc import Mapping
@@ -25,6 +28,9 @@ _LINE_SECONDS: Final = 10.0
 _LIMITS: Final = Limits(
     max_head_bytes=4096, max_headers=32, max_body_bytes=1024, max_connections=8, idle_seconds=5.0, drain_seconds=1.0
 )
+
+_TEXT_BYTES: Final = 256  # of each text of the header
+_SENTENCE_BYTES: Final = 3000
 
 
 @attrs.define(eq=False)
@@ -77,10 +83,6 @@ async def run_gauge(gauge: Gauge, port: int, *, task_status: trio.TaskStatus[int
         await trio.sleep_forever()
     task_status.started(listeners[0].socket.getsockname()[1])
     await run_server(gauge.handle, listeners, limits=_LIMITS)
-
-
-_TEXT_BYTES: Final = 256  # of each text of the header
-_SENTENCE_BYTES: Final = 3000
 
 
 def told_gguf(facts: GGUFFacts) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 A folder's files are hard links to what the store has, so removing one frees nothing as long as the store keeps its
 records: those go with the folder, unless another folder shows the same files.
+
+What an earlier program has put on a volume is taken into the store: its bytes are linked, and not fetched again. The Go
+implementation keeps the weights of a source in a folder of their own, named after the source; files of a repository by
+their paths there, a single file by a name of its own choice.
 """
 
 import errno
@@ -31,6 +35,8 @@ from llmkube.weights.store.local_files import take_snapshot
 _KEY: Final = re.compile(r"[0-9a-f]{16}")
 
 Inode = tuple[int, int]  # device and number
+
+_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP}
 
 
 def inspect_file(path: Path) -> dict[str, Any]:
@@ -98,9 +104,6 @@ def _unshown(store: Store, shown: set[Inode]) -> set[str]:
 def _inode(path: Path) -> Inode:
     seen = path.stat()
     return seen.st_dev, seen.st_ino
-
-
-_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOTSUP}
 
 
 def files_in(folder: Path, source: Remote) -> tuple[Path, ...]:

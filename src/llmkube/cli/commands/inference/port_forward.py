@@ -46,6 +46,15 @@ from llmkube.router.backends import Backend
 from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
 
+_ASK_SECONDS: Final = 2.0
+_PORTS: Final = "[LOCAL][:REMOTE]"
+MAX_CONNECTIONS: Final = 128
+DIAL_SECONDS: Final = 10.0
+WAIT_SECONDS: Final = 30.0
+"""How long a new connection is held while the engine restarts."""
+
+_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+
 
 @attrs.frozen
 class Destination:
@@ -59,10 +68,6 @@ class Destination:
         if self.pod is not None:
             return f"port {self.port} of pod {self.pod}"
         return netloc((self.host, self.port))
-
-
-_ASK_SECONDS: Final = 2.0
-_PORTS: Final = "[LOCAL][:REMOTE]"
 
 
 @attrs.frozen
@@ -217,14 +222,6 @@ async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[Cur
 
 def _tell(line: str) -> None:
     click.echo(line, err=True)
-
-
-MAX_CONNECTIONS: Final = 128
-DIAL_SECONDS: Final = 10.0
-WAIT_SECONDS: Final = 30.0
-"""How long a new connection is held while the engine restarts."""
-
-_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 FindDestination = Callable[[], Awaitable[Destination]]

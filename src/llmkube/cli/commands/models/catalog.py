@@ -27,6 +27,22 @@ MEMORY is what it takes at {CATALOG_CONTEXT} tokens of context, as computed; FIT
 whether this machine gives it. PIN is what a download is held to. No file of
 the catalog was fetched when the list was made."""
 
+_BYTES = {"Q4_K": 144 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32, "MXFP4": 17 / 32}
+"""Of one element, by ggml's block sizes."""
+
+_NORMS = {
+    "gpt-oss": ("post_attention_norm",),
+    "qwen35": ("post_attention_norm",),
+    "gemma3": ("ffn_norm", "post_attention_norm", "post_ffw_norm"),
+}
+"""What a block has beside the norm before its attention."""
+
+_SSM_STATE = 128  # of qwen3.5's recurrent layers, as are the three below
+_SSM_INNER = 4096
+_SSM_RANK = 32
+_SSM_GROUPS = 16
+_FULL_ATTENTION_EVERY = 4
+
 
 @click.group("catalog", context_settings=HELP)
 def catalog() -> None:
@@ -150,23 +166,6 @@ def _fits(size_bytes: int, budget: Budget | None) -> str:
 def _budget() -> Budget | None:
     total_bytes = host_facts().total_bytes
     return host_budget(total_bytes) if total_bytes else None
-
-
-_BYTES = {"Q4_K": 144 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32, "MXFP4": 17 / 32}
-"""Of one element, by ggml's block sizes."""
-
-_NORMS = {
-    "gpt-oss": ("post_attention_norm",),
-    "qwen35": ("post_attention_norm",),
-    "gemma3": ("ffn_norm", "post_attention_norm", "post_ffw_norm"),
-}
-"""What a block has beside the norm before its attention."""
-
-_SSM_STATE = 128  # of qwen3.5's recurrent layers, as are the three below
-_SSM_INNER = 4096
-_SSM_RANK = 32
-_SSM_GROUPS = 16
-_FULL_ATTENTION_EVERY = 4
 
 
 def shape_of(entry: Entry) -> Shape:

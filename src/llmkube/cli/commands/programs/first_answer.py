@@ -33,6 +33,9 @@ from llmkube.programs.server_side_apply import Applied
 
 _EXAMPLE_QUESTION = "What is LLMKube?"
 
+_NOT_YET = frozenset({404, 502, 503})  # the gateway does not know the model yet, has lost it, or knows that it loads
+_PAUSE_SECONDS = 0.25
+
 
 @attrs.frozen
 class Outcome:
@@ -246,10 +249,6 @@ def times(watch: Stopwatch) -> str:
     """Return how long each step took, and all of them together: since this program was started."""
     rows = [(step, format_duration(seconds)) for step, seconds in watch.laps.items()]
     return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(watch.laps.values())))])
-
-
-_NOT_YET = frozenset({404, 502, 503})  # the gateway does not know the model yet, has lost it, or knows that it loads
-_PAUSE_SECONDS = 0.25
 
 
 class GivenUpError(Exception):

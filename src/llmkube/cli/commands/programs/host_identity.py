@@ -1,4 +1,7 @@
-"""The identity of one host: made in a cluster with an administrator's rights, kept in a state directory."""
+"""The identity of one host: made in a cluster with an administrator's rights, kept in a state directory.
+
+What an administrator grants to it is what `llmkube agent join` and `join-token` are told.
+"""
 
 import base64
 import contextlib
@@ -49,6 +52,48 @@ _BINDINGS: Final = (
 
 LOOK_SECONDS: Final = 1.0
 """How often to look whether another machine renews its Lease."""
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_GRANTS: Final[tuple[Decorator, ...]] = (
+    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of an administrator."),
+    click.option("--context", help="Its context."),
+    click.option(
+        "--server", metavar="URL", help="Address of the API server as the host reaches it. Default: the context's."
+    ),
+    click.option(
+        "--network",
+        "networks",
+        multiple=True,
+        metavar="CIDR",
+        help="Network in which this host's engines may be, such as 192.168.1.20/32; repeatable. Required.",
+    ),
+    click.option("-n", "--namespace", help="The only namespace that it serves. Default: the context's."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="It serves all namespaces."),
+    click.option(
+        "--secret",
+        "secrets",
+        multiple=True,
+        metavar="NAME",
+        help="Secret that it may read there, for Models and services that name it; repeatable. "
+        "'*' is any of the one namespace.",
+    ),
+    click.option(
+        "--lease-namespace",
+        default=DEFAULT_LEASE_NAMESPACE,
+        show_default=True,
+        help="Where its account and Lease are.",
+    ),
+    click.option(
+        "--allow-from",
+        "allow_from",
+        multiple=True,
+        metavar="CIDR",
+        help="Network whose requests reach the host's engines without a key; repeatable. Added to allow_from in the "
+        "host's config.toml, with those of the cluster's nodes as they are now for a host of one namespace: it may not "
+        "list nodes.",
+    ),
+    click.option("--overwrite", is_flag=True, help="Take the name although a living host of another machine has it."),
+)
 
 
 def account_of(host: str) -> str:
@@ -244,50 +289,6 @@ def _token_named_in(file: Path) -> str:
         return str(json.loads(file.read_text("utf-8"))["users"][0]["user"]["tokenFile"])
     except (OSError, ValueError, TypeError, LookupError):
         return ""
-
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-_GRANTS: Final[tuple[Decorator, ...]] = (
-    click.option("--kubeconfig", type=click.Path(path_type=Path), help="Kubeconfig of an administrator."),
-    click.option("--context", help="Its context."),
-    click.option(
-        "--server", metavar="URL", help="Address of the API server as the host reaches it. Default: the context's."
-    ),
-    click.option(
-        "--network",
-        "networks",
-        multiple=True,
-        metavar="CIDR",
-        help="Network in which this host's engines may be, such as 192.168.1.20/32; repeatable. Required.",
-    ),
-    click.option("-n", "--namespace", help="The only namespace that it serves. Default: the context's."),
-    click.option("-A", "--all-namespaces", is_flag=True, help="It serves all namespaces."),
-    click.option(
-        "--secret",
-        "secrets",
-        multiple=True,
-        metavar="NAME",
-        help="Secret that it may read there, for Models and services that name it; repeatable. "
-        "'*' is any of the one namespace.",
-    ),
-    click.option(
-        "--lease-namespace",
-        default=DEFAULT_LEASE_NAMESPACE,
-        show_default=True,
-        help="Where its account and Lease are.",
-    ),
-    click.option(
-        "--allow-from",
-        "allow_from",
-        multiple=True,
-        metavar="CIDR",
-        help="Network whose requests reach the host's engines without a key; repeatable. Added to allow_from in the "
-        "host's config.toml, with those of the cluster's nodes as they are now for a host of one namespace: it may not "
-        "list nodes.",
-    ),
-    click.option("--overwrite", is_flag=True, help="Take the name although a living host of another machine has it."),
-)
 
 
 def grant_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,6 +37,8 @@ from llmkube.programs.options import HELP, NumberRange, command
 _LOOK_SECONDS = 5.0
 _MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
 
+FIELD_MANAGER = "llmkube-restart"
+
 
 @command("status")
 @click.argument("name", shell_complete=targets)
@@ -282,9 +284,6 @@ class _StatusWatch:
     def _found(self) -> Any:
         cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
         return cache.get(self._key)
-
-
-FIELD_MANAGER = "llmkube-restart"
 
 
 @command("restart")

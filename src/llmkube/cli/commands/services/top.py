@@ -35,6 +35,39 @@ from llmkube.k8s.wire.names import host_id, service_name
 from llmkube.programs.host_name import host_name_in
 from llmkube.programs.options import NumberRange, command
 
+COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
+HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")
+ENGINE_SECONDS: Final = 2.0
+"""How long one engine may take to say what it does."""
+
+GENERATED: Final = "generated"
+PROMPT: Final = "prompt"
+RUNNING: Final = "running"
+WAITING: Final = "waiting"
+NAMES: Final[Mapping[str, str]] = {
+    # llama.cpp (tools/server/README.md)
+    "llamacpp:tokens_predicted_total": GENERATED,
+    "llamacpp:prompt_tokens_total": PROMPT,
+    "llamacpp:requests_processing": RUNNING,
+    "llamacpp:requests_deferred": WAITING,
+    # vLLM (docs/usage/metrics.md)
+    "vllm:generation_tokens_total": GENERATED,
+    "vllm:prompt_tokens_total": PROMPT,
+    "vllm:num_requests_running": RUNNING,
+    "vllm:num_requests_waiting": WAITING,
+    # SGLang (docs/references/production_metrics.md)
+    "sglang:generation_tokens_total": GENERATED,
+    "sglang:prompt_tokens_total": PROMPT,
+    "sglang:num_running_reqs": RUNNING,
+    "sglang:num_queue_reqs": WAITING,
+    # TGI (docs/source/reference/metrics.md)
+    "tgi_request_generated_tokens_sum": GENERATED,
+    "tgi_request_input_length_sum": PROMPT,
+    "tgi_batch_current_size": RUNNING,
+    "tgi_queue_size": WAITING,
+}
+"""Which sample of which engine says what; several series of one name are added up."""
+
 
 @attrs.frozen
 class Work:
@@ -64,12 +97,6 @@ class Pace:
     prompt: float | None = None
     running: int | None = None
     waiting: int | None = None
-
-
-COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
-HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")
-ENGINE_SECONDS: Final = 2.0
-"""How long one engine may take to say what it does."""
 
 
 @command("top")
@@ -218,36 +245,6 @@ def _figure(value: float | None) -> str:
 def _host_row(host: Host) -> tuple[str, ...]:
     memory = ("" if each is None else format_bytes(each) for each in (host.budget_bytes, host.free_bytes))
     return (host.name, ",".join(sorted(host.accelerators)), host.services, *memory)
-
-
-GENERATED: Final = "generated"
-PROMPT: Final = "prompt"
-RUNNING: Final = "running"
-WAITING: Final = "waiting"
-
-NAMES: Final[Mapping[str, str]] = {
-    # llama.cpp (tools/server/README.md)
-    "llamacpp:tokens_predicted_total": GENERATED,
-    "llamacpp:prompt_tokens_total": PROMPT,
-    "llamacpp:requests_processing": RUNNING,
-    "llamacpp:requests_deferred": WAITING,
-    # vLLM (docs/usage/metrics.md)
-    "vllm:generation_tokens_total": GENERATED,
-    "vllm:prompt_tokens_total": PROMPT,
-    "vllm:num_requests_running": RUNNING,
-    "vllm:num_requests_waiting": WAITING,
-    # SGLang (docs/references/production_metrics.md)
-    "sglang:generation_tokens_total": GENERATED,
-    "sglang:prompt_tokens_total": PROMPT,
-    "sglang:num_running_reqs": RUNNING,
-    "sglang:num_queue_reqs": WAITING,
-    # TGI (docs/source/reference/metrics.md)
-    "tgi_request_generated_tokens_sum": GENERATED,
-    "tgi_request_input_length_sum": PROMPT,
-    "tgi_batch_current_size": RUNNING,
-    "tgi_queue_size": WAITING,
-}
-"""Which sample of which engine says what; several series of one name are added up."""
 
 
 def read_work(text: str, at: float) -> Work:

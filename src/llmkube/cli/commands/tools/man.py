@@ -1,4 +1,7 @@
-"""`llmkube man`: a manual page for each command, made from what `--help` says. `make dist` packs them."""
+"""`llmkube man`: a manual page for each command, made from what `--help` says; `make dist` packs them.
+
+`llmkube completion`: a script for the shell; it calls the program back for names that exist now.
+"""
 
 import re
 from collections.abc import Iterator
@@ -9,6 +12,10 @@ from click.shell_completion import get_completion_class
 
 from llmkube import __version__
 from llmkube.programs.options import HELP, command
+
+_PROGRAM = "llmkube"
+_VARIABLE = "_LLMKUBE_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
 
 
 @command("man")
@@ -81,11 +88,6 @@ def _text(text: str) -> str:
     """Return a text that roff prints as it stands."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\b", "")
     return f"\\&{escaped}" if escaped[:1] in {".", "'"} else escaped
-
-
-_PROGRAM = "llmkube"
-_VARIABLE = "_LLMKUBE_COMPLETE"
-_SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command("completion", context_settings=HELP)

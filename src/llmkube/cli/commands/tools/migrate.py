@@ -1,4 +1,4 @@
-"""`llmkube migrate --check`."""
+"""`llmkube migrate --check`, and `llmkube convert`: what becomes of objects of the Go implementation."""
 
 import itertools
 import sys
@@ -43,6 +43,16 @@ KINDS_OF_THEIRS: Final[Mapping[str, str]] = {
 }
 """Kinds of theirs that we lack, and what becomes of each object. The objects stay where they are."""
 
+_KINDS: Final = ("Model", "InferenceService", "ModelRouter", *KINDS_OF_THEIRS)
+REFUSED: Final = "refused"
+CHANGES: Final = "changes"
+LEFT: Final = "left alone"
+_THEIR_METAL_CONTEXT: Final = 2048
+_CONTEXT: Final = frozenset(spellings_of("--ctx-size"))
+_SLOTS: Final = frozenset(spellings_of("--parallel"))
+_SETTINGS: Final = WorkloadSettings(image="llmkube")
+Body = Mapping[str, Any]
+
 
 @attrs.frozen
 class Finding:
@@ -59,9 +69,6 @@ class Finding:
     what: str
     says: str
     keep: str = ""
-
-
-_KINDS: Final = ("Model", "InferenceService", "ModelRouter", *KINDS_OF_THEIRS)
 
 
 @command("migrate")
@@ -117,19 +124,6 @@ def _report(bodies: Sequence[Mapping[str, Any]], found: Sequence[Finding]) -> It
             if one.keep:
                 yield f"    to keep it: {one.keep}"
     yield f"{len(bodies)} objects, {len(found)} findings. Nothing was changed."
-
-
-REFUSED: Final = "refused"
-CHANGES: Final = "changes"
-LEFT: Final = "left alone"
-
-
-_THEIR_METAL_CONTEXT: Final = 2048
-_CONTEXT: Final = frozenset(spellings_of("--ctx-size"))
-_SLOTS: Final = frozenset(spellings_of("--parallel"))
-_SETTINGS: Final = WorkloadSettings(image="llmkube")
-
-Body = Mapping[str, Any]
 
 
 def findings(bodies: Sequence[Body]) -> Iterator[Finding]:

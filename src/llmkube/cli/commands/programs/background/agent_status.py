@@ -1,4 +1,7 @@
-"""`llmkube agent status`: one look, or with `--watch` in place on a terminal and a line per change elsewhere."""
+"""`llmkube agent status`: one look, or with `--watch` in place on a terminal and a line per change elsewhere.
+
+Beside it: `cordon` and `uncordon`, and what a program in the background answers at its port for probes.
+"""
 
 import datetime
 import re
@@ -51,6 +54,10 @@ _INDENT = 12
 state_dir_option = click.option(
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
 )
+
+NOT_MEASURED: Final = "not measured"
+POLL_SECONDS = 0.5
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 
 
 @command("status")
@@ -174,9 +181,6 @@ class _News:
         return _lines(changed | gone)
 
 
-NOT_MEASURED: Final = "not measured"
-
-
 def power_words(exposition: str) -> dict[str, str]:
     """Return what is to be said of power, by the word that begins its lines; nothing where it is not measured at all.
 
@@ -234,10 +238,6 @@ def _series(exposition: str) -> list[Sample]:
     except ValueError:
         return []
     return [sample for family in families for sample in family.samples]
-
-
-POLL_SECONDS = 0.5
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
 
 
 @command("cordon")

@@ -31,6 +31,9 @@ _BUSY: Final = frozenset({5, 37})
 _BUSY_SECONDS: Final = 15.0
 _MARGIN_SECONDS: Final = 30.0
 
+EXIT_SECONDS: Final = 90.0
+"""How long a job may take to end whose file is not at hand."""
+
 
 @attrs.frozen
 class Answer:
@@ -173,10 +176,6 @@ def caller(*before: str) -> Call:
 
 def _words(answer: Answer) -> str:
     return f"{answer.text.splitlines()[-1] if answer.text else 'it says nothing'} (exit code {answer.code})"
-
-
-EXIT_SECONDS: Final = 90.0
-"""How long a job may take to end whose file is not at hand."""
 
 
 @attrs.frozen(kw_only=True)

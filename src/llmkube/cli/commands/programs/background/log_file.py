@@ -15,6 +15,12 @@ from llmkube.cli.view.output import printable
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.supervisor.engine.logfile import rotate
 
+log = structlog.get_logger(__name__)
+CAP_BYTES: Final = 10 * 1024 * 1024
+LOOK_SECONDS: Final = 60.0
+GUIDE_LINK: Final = Path("/tmp/llmkube-metal-agent.log")  # noqa: S108 - a link for readers, never written through
+"""Where guides look for the agent's log; macOS removes what is old there, and the agent makes it anew."""
+
 
 def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) -> None:
     """Print a log.
@@ -44,14 +50,6 @@ def last_lines(log: Path, begin: int, count: int) -> str:
     except OSError:
         return ""
     return printable("\n".join(text.strip().splitlines()[-count:]).removeprefix("Error: "))
-
-
-log = structlog.get_logger(__name__)
-
-CAP_BYTES: Final = 10 * 1024 * 1024
-LOOK_SECONDS: Final = 60.0
-GUIDE_LINK: Final = Path("/tmp/llmkube-metal-agent.log")  # noqa: S108 - a link for readers, never written through
-"""Where guides look for the agent's log; macOS removes what is old there, and the agent makes it anew."""
 
 
 async def run_own_log(path: Path, link: Path | None) -> Never:
