@@ -13,8 +13,10 @@ from buffers import CASES, Case, Loaded, drawn, load
 from harness import Aim, Table, begin, percentile
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.weights.estimate.sizing import Estimate, estimate
-from llmkube.weights.formats.gguf import GGUFFacts, read_header
+from llmkube.weights.estimate.demand import Estimate
+from llmkube.weights.estimate.sizing import estimate
+from llmkube.weights.formats.gguf import read_header
+from llmkube.weights.formats.shape import GGUFFacts
 from shapes import SHAPES
 
 MEBIBYTE: Final = 2**20
