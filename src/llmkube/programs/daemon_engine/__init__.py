@@ -10,8 +10,8 @@ front                          what clients and the agent reach; the model's nam
 keeper                         looks, decides, acts
 keeping                        what to do next so that a model stays, or is gone, from what was seen: pure
 model_lock                     who else uses the model, and whether a killed front has left it loaded
-server                         a server that is borrowed, or ours; questions to it
-process_table, processes       what the kernel shows; which processes are a daemon's: pure
+server                         a server that is borrowed, or ours; questions to it; what the kernel shows
+processes                      which processes are a daemon's: pure
 
 A daemon that we did not start is borrowed: it is told to load and to unload our model, and never ended.
 """

@@ -10,9 +10,8 @@ from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.programs.daemon_engine.keeping import Seen, Words
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
 from llmkube.programs.daemon_engine.ollama_weights import Weights
-from llmkube.programs.daemon_engine.process_table import ProcessTable
 from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
-from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError
+from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError, ProcessTable
 
 SCAN_SECONDS: Final = 30.0
 """Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""

@@ -24,8 +24,7 @@ from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
 from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
-from llmkube.programs.daemon_engine.process_table import ThisMachine
-from llmkube.programs.daemon_engine.server import Server, ServerCommand, borrowed_or_own
+from llmkube.programs.daemon_engine.server import ProcessTable, Server, ServerCommand, borrowed_or_own
 from llmkube.programs.daemon_engine.serving import (
     FrontOptions,
     Outside,
@@ -219,7 +218,7 @@ async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OllamaProgram(options.program, DaemonApi(client, options.daemon), await free_port())
         locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        return await serve(options, keys, Outside(client, ThisMachine(), starter, open_lock=locks), stop)
+        return await serve(options, keys, Outside(client, ProcessTable(), starter, open_lock=locks), stop)
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ import trio
 from llmkube.base.http.message import Headers
 from llmkube.programs.daemon_engine.keeping import Seen, Words
 from llmkube.programs.daemon_engine.omlx_api import LOAD_SECONDS, NAME, DaemonApi, Entry
-from llmkube.programs.daemon_engine.process_table import ProcessTable
 from llmkube.programs.daemon_engine.processes import omlx_servers_in
-from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError
+from llmkube.programs.daemon_engine.server import DaemonError, DaemonLateError, ProcessTable
 
 MEASURABLE_BYTES: Final = 32 * 1024**2
 """The least model that shows: buffers of requests come and go by as much."""

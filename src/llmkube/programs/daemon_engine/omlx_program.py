@@ -22,8 +22,7 @@ from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.omlx_api import DaemonApi
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel, followed
 from llmkube.programs.daemon_engine.omlx_server import START_SECONDS, OmlxProgram, remove_abandoned
-from llmkube.programs.daemon_engine.process_table import ThisMachine
-from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, Server
+from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, ProcessTable, Server
 from llmkube.programs.daemon_engine.serving import (
     FrontOptions,
     Outside,
@@ -224,7 +223,7 @@ async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> 
             options.start_seconds,
         )
         locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        outside = OmlxOutside(client, ThisMachine(), starter, key, open_lock=locks)
+        outside = OmlxOutside(client, ProcessTable(), starter, key, open_lock=locks)
         return await serve(options, keys, outside, stop)
 
 

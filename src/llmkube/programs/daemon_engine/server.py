@@ -1,4 +1,4 @@
-"""A daemon's server: one that is borrowed, or ours; and questions to it over HTTP, with a deadline each.
+"""A daemon's server: one that is borrowed, or ours; questions to it over HTTP; what the kernel shows of processes.
 
 Ours is in a process group of its own. It ends with the front, and the models that it has loaded end with it. Should
 the front be killed, the agent finds both by the cookie that they inherit.
@@ -9,11 +9,12 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
+import psutil
 import structlog
 import trio
 
@@ -21,6 +22,9 @@ from llmkube.base.errors import WorldError
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers, Response
+from llmkube.programs.daemon_engine.processes import Process
+from llmkube.supervisor.host.processes import listens, start_of
+from llmkube.supervisor.host.this_machine import footprints_here
 
 ASK_SECONDS: Final = 2.0
 """For what a daemon knows without looking at a file."""
@@ -291,3 +295,59 @@ async def _end(process: trio.Process) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
         with trio.move_on_after(END_SECONDS, shield=True):
             await process.wait()
+
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class ProcessTable:
+    """The processes of this machine; of other users' macOS shows no command line."""
+
+    async def read(self) -> Sequence[Process]:
+        """Return all that this user may see."""
+        return await _in_thread(lambda: tuple(processes_here()))
+
+    async def starts(self, pids: Sequence[int]) -> tuple[str, ...]:
+        """Return what tells each of these processes from a later one with its number; "" of one that has ended."""
+        return await _in_thread(lambda: tuple(map(start_of, pids)))
+
+    async def listener(self, servers: Sequence[int], port: int) -> int | None:
+        """Return which of these processes listens on a port; None if none is seen to."""
+        return await _in_thread(lambda: next((pid for pid in servers if listens(pid, port)), None))
+
+    async def cpu_seconds(self, pids: Sequence[int]) -> float:
+        """Return what these processes have used of the processors."""
+        return await _in_thread(lambda: sum(map(_cpu_seconds, pids)))
+
+    async def footprints(self, pids: Sequence[int]) -> Mapping[int, int]:
+        """Return what these processes hold with all below them, in bytes by their numbers."""
+        return await _in_thread(lambda: footprints_here(pids))
+
+    async def end(self, pids: Sequence[int]) -> None:
+        """Kill these processes."""
+        await _in_thread(lambda: _kill(pids))
+
+
+async def _in_thread(look: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+
+
+def processes_here() -> Iterator[Process]:
+    """Yield what this user may see; of others macOS shows no command line. Blocks."""
+    for each in psutil.process_iter(["pid", "ppid", "cmdline"]):
+        yield Process(each.info["pid"], each.info["ppid"] or 0, tuple(each.info["cmdline"] or ()))
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except (psutil.Error, SystemError):  # SystemError: reaped while psutil 7.2 read it on macOS (psutil issue 2854)
+        return 0.0
+    return float(times.user + times.system)
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(psutil.Error, SystemError):  # it has ended
+            psutil.Process(pid).kill()

@@ -31,8 +31,7 @@ from llmkube.base.log import configure_logging
 from llmkube.programs.daemon_engine.front import handler_of, judge_of
 from llmkube.programs.daemon_engine.keeper import Adapter, Counters, Keeper
 from llmkube.programs.daemon_engine.model_lock import OpenLock, unshared
-from llmkube.programs.daemon_engine.process_table import ProcessTable
-from llmkube.programs.daemon_engine.server import NoStarter, Starter
+from llmkube.programs.daemon_engine.server import NoStarter, ProcessTable, Starter
 from llmkube.programs.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
 from llmkube.runtimes.plan import UNLOAD_LEFT
 

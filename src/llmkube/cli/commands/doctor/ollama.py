@@ -21,8 +21,8 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
 from llmkube.programs.daemon_engine.ollama_program import daemon_url
-from llmkube.programs.daemon_engine.process_table import processes_here
 from llmkube.programs.daemon_engine.processes import Runners, runners_in
+from llmkube.programs.daemon_engine.server import processes_here
 from llmkube.supervisor.host.this_machine import footprints_here
 
 NAME: Final = "Ollama"

@@ -18,9 +18,8 @@ from llmkube.base.http.message import NO_HEADERS
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, passed, warned
 from llmkube.programs.daemon_engine.omlx_program import DEFAULT_PORT, PORT_VARIABLE
-from llmkube.programs.daemon_engine.process_table import ProcessTable, ThisMachine
 from llmkube.programs.daemon_engine.processes import omlx_servers_in
-from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp
+from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp, ProcessTable
 
 NAME: Final = "oMLX"
 
@@ -53,7 +52,7 @@ class Omlx:
 async def look() -> tuple[Finding, ...]:
     """Look at this machine's."""
     async with open_http_client() as http:
-        return tuple(judge_omlx(await look_at(http, port_of(os.environ), ThisMachine())))
+        return tuple(judge_omlx(await look_at(http, port_of(os.environ), ProcessTable())))
 
 
 def port_of(environ: Mapping[str, str]) -> int:
