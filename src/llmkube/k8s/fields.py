@@ -75,6 +75,7 @@ class SchemaFacts:
     Args:
         exclusive_minimum: The value lies above `minimum`, not on it.
         items: What holds for each item of a list.
+        rendered: It takes effect in the objects that the controller makes, and not in the engine's container.
         pod_part: The part of a pod (`crd.podparts`) that a free-form map stands for; the schema spells it out.
     """
 
@@ -94,6 +95,7 @@ class SchemaFacts:
     list_map_keys: tuple[str, ...] = ()
     items: "SchemaFacts | None" = None
     pod_part: str = ""
+    rendered: bool = False
     atomic: bool = False
     apply_default: bool = False
     rules: tuple[Rule, ...] = ()
@@ -199,6 +201,16 @@ def _without_none(annotation: Any) -> Any:
 def json_name(cls: type, attribute: str) -> str:
     """The JSON spelling of an attribute: `json_name(InferenceServiceSpec, "moe_cpu_layers")` is `moeCPULayers`."""
     return next(slot.key for slot in wire_fields(cls) if slot.attribute == attribute)
+
+
+def rendered_paths(cls: type, prefix: str) -> Iterator[str]:
+    """The JSON path of every field of a class, and of its blocks, that is `rendered`."""
+    for slot in wire_fields(cls):
+        path = f"{prefix}.{slot.key}"
+        if slot.facts.rendered:
+            yield path
+        elif attrs.has(slot.type):
+            yield from rendered_paths(slot.type, path)
 
 
 def changed_paths(obj: Any, prefix: str = "") -> Iterator[str]:

@@ -16,8 +16,8 @@ The caller serves its handler, and stops serving before it closes.
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -47,13 +47,12 @@ from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
-from llmkube.router.front_door import FrontDoor
+from llmkube.router.front_door import Begin, FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.model_list import ModelList
 from llmkube.router.origin_policy import page_grant
-from llmkube.router.pass_through import UnderWay
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.decisions import Decisions
@@ -86,7 +85,7 @@ class Router:
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
         in_flight_of: Returns the same by the backend's name.
-        under_way: Counts a request of a backend that passes its handler by.
+        begin: Counts a request of a backend that passes its handler by.
         budgets: Returns how much of each budget is taken.
         live: The config that counts now.
     """
@@ -100,7 +99,7 @@ class Router:
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
     in_flight_of: Callable[[], Mapping[str, int]]
-    under_way: UnderWay
+    begin: Begin
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
     live: LiveConfig
 
@@ -223,7 +222,7 @@ async def open_router(
                 states=standing.states,
                 in_flight=observed.in_flight.total,
                 in_flight_of=lambda: dict(observed.in_flight),
-                under_way=partial(_under_way, live, observed, turns),
+                begin=partial(_begin, live, observed, turns),
                 budgets=lambda: accounts.used(live.routing.config),
                 live=live,
             )
@@ -249,16 +248,17 @@ def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     return checker_of
 
 
-@contextmanager
-def _under_way(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Iterator[None]:
+def _begin(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Callable[[], None]:
     backend = live.routing.config.backends.get(name)
-    queued = backend if takes_slot and backend is not None and backend.slots else None
+    line = turns.slot_if_free(backend) if takes_slot and backend is not None and backend.slots else None
     observed.in_flight[name] += 1
-    try:
-        with turns.slot_if_free(queued) if queued is not None else nullcontext():
-            yield
-    finally:
+
+    def end() -> None:
         observed.in_flight[name] -= 1
+        if line is not None:
+            line.return_slot()
+
+    return end
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
