@@ -9,7 +9,7 @@ import yaml
 from cryptography import x509
 
 from llmkube.apiserver import pki
-from llmkube.apiserver.token_auth import write_kubeconfig
+from llmkube.apiserver.server import write_kubeconfig
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTS = ["127.0.0.1", "localhost", "::1"]

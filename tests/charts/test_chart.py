@@ -23,7 +23,7 @@ from charts.helm_runs import (
 )
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube import __version__
-from llmkube.apiserver.values.label_requirements import Requirement
+from llmkube.apiserver.values.selectors import Requirement
 from llmkube.cli.commands.programs.controller import controller
 from llmkube.cli.commands.services.listing import list_objects
 from llmkube.cli.main import cli

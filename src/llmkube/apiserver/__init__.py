@@ -8,7 +8,7 @@
     storage                  revisions in memory, the write-ahead log, group commit
     values                   JSON, errors, names and selectors, as Kubernetes words them
     heavy_work               writes, in a thread beside the event loop
-    server, pki, token_auth  TLS on a socket
+    server, pki              TLS on a socket, one token
     memory_transport         httpx without a socket
 It runs no controllers; only garbage collection and the expiry of Events go on by themselves.
 """

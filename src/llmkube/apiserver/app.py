@@ -1,7 +1,7 @@
 """The embedded API server: a handler that answers as kube-apiserver does, from a store in memory.
 
 ```
-request ── routes ── catalog ─┬─ server_info   what the server says about itself
+request ── path ──── catalog ─┬─ server_info   what the server says about itself
                               ├─ get, list     list_query, from the store
                               ├─ watch         watch_stream, from the store's log
                               └─ the rest      rest_handlers decide ─ the log makes it durable ─ the store shows it
@@ -21,11 +21,9 @@ import trio
 
 from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
-from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo
-from llmkube.apiserver.kinds.workload_kinds import WORKLOAD_KINDS
+from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, WORKLOAD_KINDS, KindInfo
 from llmkube.apiserver.protocol import discovery, server_info
-from llmkube.apiserver.protocol.list_page import read_page
-from llmkube.apiserver.protocol.list_query import ListQuery, check_reached
+from llmkube.apiserver.protocol.list_query import ListQuery, check_reached, read_page
 from llmkube.apiserver.protocol.negotiation import negotiate
 from llmkube.apiserver.protocol.responses import (
     JSON_HEADERS,
@@ -35,12 +33,10 @@ from llmkube.apiserver.protocol.responses import (
     answer_encoded,
     with_warnings,
 )
-from llmkube.apiserver.protocol.routes import Route, parse_path
+from llmkube.apiserver.protocol.server_info import Route, parse_path
 from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
 from llmkube.apiserver.storage.committer import Committer
-from llmkube.apiserver.storage.encoding import fields_of
-from llmkube.apiserver.storage.event_expiry import EVENTS, expire, seconds_to_next
-from llmkube.apiserver.storage.revisions import Change, Ref, Store, Transaction
+from llmkube.apiserver.storage.revisions import Change, Ref, Store, Transaction, fields_of
 from llmkube.apiserver.storage.write_ahead_log import Durable
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
@@ -52,7 +48,7 @@ from llmkube.apiserver.values.api_errors import (
 )
 from llmkube.apiserver.values.json_text import write
 from llmkube.apiserver.values.selectors import Predicate, both, field_selector, label_selector, not_known
-from llmkube.apiserver.writes.garbage_collector import GarbageCollector
+from llmkube.apiserver.writes.garbage_collector import EVENTS, GarbageCollector, expire, seconds_to_next
 from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target
 from llmkube.apiserver.writes.rest_handlers import RestHandlers
 from llmkube.apiserver.writes.write_options import WriteOptions

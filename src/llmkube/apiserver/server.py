@@ -7,6 +7,8 @@ STATE_DIR/kubeconfig    how to reach it; 0600
 ```
 """
 
+import base64
+import hmac
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
@@ -19,6 +21,7 @@ import attrs
 import httpx
 import structlog
 import trio
+import yaml
 from prometheus_client import CollectorRegistry
 
 from llmkube.apiserver.app import ApiServer
@@ -34,14 +37,16 @@ from llmkube.apiserver.storage.write_ahead_log import (
     move_aside,
     open_write_ahead_log,
 )
-from llmkube.apiserver.token_auth import token_judge, write_kubeconfig
+from llmkube.apiserver.values.api_errors import unauthorized
+from llmkube.base.http.connection import Judge
 from llmkube.base.http.exchange import Handler
+from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import open_listeners
-from llmkube.base.http.message import netloc
+from llmkube.base.http.message import Response, netloc
 from llmkube.base.http.server import run_server
-from llmkube.base.private_files import ensure_token
+from llmkube.base.private_files import ensure_token, write_private
 from llmkube.base.probes import with_metrics
 
 log = structlog.get_logger()
@@ -173,3 +178,40 @@ async def _open_database(stack: AsyncExitStack, path: Path) -> tuple[WriteAheadL
         store = await trio.to_thread.run_sync(write_ahead_log.load)
         stack.push(opened.pop_all())
     return write_ahead_log, store
+
+
+OPEN_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
+"""What needs no token: whether the server is there."""
+
+CONTEXT_NAME: Final = "llmkube"
+"""The context, the cluster and the user in the kubeconfig all have this name."""
+
+
+def token_judge(token: str) -> Judge:
+    """Let in only requests with the token; others get a 401 Status, before their bodies are read."""
+    expected = token.encode("ascii")
+
+    def judge(head: RequestHead, peer: str) -> Response | None:
+        scheme, _, given = (head.headers.get("authorization") or "").partition(" ")
+        known = scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1", "replace"), expected)
+        if known or head.path in OPEN_PATHS:
+            return None
+        return Response.json(401, unauthorized().to_status())
+
+    return judge
+
+
+def write_kubeconfig(path: Path, *, url: str, ca_certificate: Path, token: str) -> None:
+    """Write a kubeconfig, mode 0600, that works on its own: certificate and token are inside it."""
+    authority = base64.b64encode(ca_certificate.read_bytes()).decode("ascii")
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CONTEXT_NAME, "cluster": {"server": url, "certificate-authority-data": authority}}],
+        "users": [{"name": CONTEXT_NAME, "user": {"token": token}}],
+        "contexts": [
+            {"name": CONTEXT_NAME, "context": {"cluster": CONTEXT_NAME, "user": CONTEXT_NAME, "namespace": "default"}}
+        ],
+        "current-context": CONTEXT_NAME,
+    }
+    write_private(path, yaml.safe_dump(config, sort_keys=False).encode("utf-8"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.apiserver.protocol.ages import human_duration
+from llmkube.apiserver.protocol.table import human_duration
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmkube.apiserver.protocol.protobuf import double, fields, flag, integer, message, text
+from llmkube.apiserver.protocol.openapi_protobuf import double, fields, flag, integer, message, text
 
 NUMBERS = st.integers(min_value=1, max_value=2**29 - 1)
 

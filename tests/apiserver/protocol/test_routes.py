@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.apiserver.protocol.routes import Route, parse_path
+from llmkube.apiserver.protocol.server_info import Route, parse_path
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ OUT_OF_BUDGET = "validation failed due to running out of cost budget, no further
 
 def test_the_rules_of_an_object_have_one_budget(monkeypatch: pytest.MonkeyPatch):
     """Loops in loops, or a modest rule over very many items, end when all of them together have taken their steps."""
-    monkeypatch.setattr("llmkube.apiserver.schema.cel_budget.MAX_UNITS", 10_000)
+    monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", 10_000)
     said = OUT_OF_BUDGET
     cubic = rules("self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))", l=LIST)
     assert errors(cubic, {"l": list(range(5))}) == []
@@ -197,7 +197,7 @@ WORST: list[str] = [
 def test_what_a_rule_may_cost_is_bounded_by_the_budget(monkeypatch: pytest.MonkeyPatch, rule: str):
     """Whatever it loops over, compares, cuts or searches, a rule ends after so many calls for each unit."""
     units = 10_000
-    monkeypatch.setattr("llmkube.apiserver.schema.cel_budget.MAX_UNITS", units)
+    monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", units)
     schema = rules(
         rule, l=LIST, a=TEXT, n={"type": "array", "items": LIST}, m={"type": "object", "additionalProperties": INTEGER}
     )

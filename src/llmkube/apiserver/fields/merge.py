@@ -15,8 +15,16 @@ import attrs
 from llmkube.apiserver.fields import fieldset
 from llmkube.apiserver.fields.fieldset import FieldSet, Path
 from llmkube.apiserver.schema.structural import ANYTHING, Schema
-from llmkube.apiserver.values import go_text
-from llmkube.apiserver.values.json_values import ABSENT, is_list, is_number, is_object, same
+from llmkube.apiserver.values.json_values import (
+    ABSENT,
+    go_literal,
+    go_plain,
+    go_type_name,
+    is_list,
+    is_number,
+    is_object,
+    same,
+)
 from llmkube.base.errors import UserError
 
 
@@ -173,11 +181,11 @@ def _misfit_items(value: Sequence[Any], schema: Schema, path: Path) -> Iterator[
 
 
 def _held(value: Any) -> str:
-    return f"&{{{go_text.plain(value)}}}"
+    return f"&{{{go_plain(value)}}}"
 
 
 def _held_literally(value: Any) -> str:
-    return f"&value.valueUnstructured{{Value:{go_text.literal(value)}}}"
+    return f"&value.valueUnstructured{{Value:{go_literal(value)}}}"
 
 
 _SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], str]]]] = {
@@ -185,8 +193,8 @@ _SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], st
     "array": ("list", is_list, _held),
     "string": ("string", lambda value: isinstance(value, str), _held_literally),
     "boolean": ("boolean", lambda value: isinstance(value, bool), _held_literally),
-    "integer": ("numeric (int or float)", is_number, go_text.type_name),
-    "number": ("numeric (int or float)", is_number, go_text.type_name),
+    "integer": ("numeric (int or float)", is_number, go_type_name),
+    "number": ("numeric (int or float)", is_number, go_type_name),
 }
 
 

@@ -3,5 +3,5 @@
 catalog, kind_info      kinds by group, version and plural; CRDs come and go
 builtin_schemas         schemas of the built-in kinds
 builtin_rules, *_rules  what kube-apiserver defaults and validates beyond a schema
-cluster_ip, scale       addresses of Services, the scale subresource
+scale                   the scale subresource
 """

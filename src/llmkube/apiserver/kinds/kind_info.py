@@ -1,4 +1,10 @@
-"""Every kind that the server knows is one `KindInfo`: built-in kinds come from a table, custom ones from a CRD."""
+"""Every kind that the server knows is one `KindInfo`: built-in kinds come from a table, custom ones from a CRD.
+
+The kinds that run things in a cluster are stored as they come: for a controller that is tried without a cluster.
+`llmkube up` does not serve them: there is no scheduler and no kubelet behind this server, and a Deployment without
+pods would be worse than none. What Kubernetes checks and fills in below `spec` is not repeated here; the controller
+is tried on a real kube-apiserver as well.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -6,11 +12,12 @@ from typing import Any, Final
 import attrs
 
 from llmkube.apiserver.kinds import builtin_schemas
-from llmkube.apiserver.kinds.crd_schema import CUSTOM_RESOURCE_DEFINITION
-from llmkube.apiserver.schema.parts import OBJECT_META
+from llmkube.apiserver.schema.parts import OBJECT_META, always, top_level
 from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values import name_rules
+from llmkube.k8s.builtins import PriorityClass
 from llmkube.k8s.resource import Resource
+from llmkube.k8s.workloads import WORKLOADS
 
 
 @attrs.frozen
@@ -46,7 +53,6 @@ class KindInfo:
     builtin: bool = False  # strategic merge patches are for built-in kinds; unknown fields are dropped either way
     served: bool = True
     storage: bool = True
-    status_subresource: bool = False
     scale: ScaleInfo | None = None
     printer_columns: tuple[PrinterColumn, ...] = ()
     selectable_fields: tuple[str, ...] = ()  # beyond metadata.name and metadata.namespace, for fieldSelector
@@ -55,50 +61,25 @@ class KindInfo:
     unconditional_update: bool = False  # an update without resourceVersion is allowed
     has_generation: bool = True  # metadata.generation is kept
 
+    @property
+    def status_subresource(self) -> bool:
+        """Whether `status` is written at an endpoint of its own."""
+        return "status" in self.resource.subresources
+
 
 def _builtin(
-    schema: JsonObject,
-    kind: str,
-    plural: str,
-    group: str = "",
-    *,
-    version: str = "v1",
-    package: str = "io.k8s.api.core.v1",
-    namespaced: bool = True,
-    short: tuple[str, ...] = (),
-    categories: tuple[str, ...] = (),
-    status: bool = False,
-    selectable: tuple[str, ...] = (),
-    name_rule: Callable[[str], str] = name_rules.subdomain,
-    columns: tuple[PrinterColumn, ...] = (),
-    unconditional: bool = False,
-    generation: bool = False,
-    deprecated: str = "",
+    schema: JsonObject, resource: Resource, package: str = "io.k8s.api.core.v1", *, generation: bool = False
 ) -> KindInfo:
-    resource = Resource(
-        group=group,
-        version=version,
-        kind=kind,
-        plural=plural,
-        namespaced=namespaced,
-        short_names=short,
-        subresources=("status",) if status else (),
-        categories=categories,
-    )
+    """Return a built-in kind that is special in nothing; rows that are evolve it."""
     return KindInfo(
         resource=resource,
         schema=Schema.parse(schema),
-        singular=kind.lower(),
-        list_kind=f"{kind}List",
-        definition=f"{package}.{kind}",
+        singular=resource.singular,
+        list_kind=resource.list_kind,
+        definition=f"{package}.{resource.kind}",
         builtin=True,
-        status_subresource=status,
-        selectable_fields=selectable,
-        name_rule=name_rule,
-        printer_columns=columns,
-        unconditional_update=unconditional,
+        unconditional_update=package == "io.k8s.api.core.v1",
         has_generation=generation,
-        deprecation_warning=deprecated,
     )
 
 
@@ -116,60 +97,62 @@ _EVENT_FIELDS: Final = (
     "type",
 )
 
+_STATUS: Final = ("status",)
+
 BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
-    _builtin(
-        builtin_schemas.NAMESPACE,
-        "Namespace",
-        "namespaces",
-        namespaced=False,
-        short=("ns",),
-        status=True,
-        selectable=("status.phase",),
+    attrs.evolve(
+        _builtin(
+            builtin_schemas.NAMESPACE,
+            Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
+        ),
+        selectable_fields=("status.phase",),
         name_rule=name_rules.label,
-        unconditional=True,
     ),
-    _builtin(builtin_schemas.CONFIG_MAP, "ConfigMap", "configmaps", short=("cm",), unconditional=True),
-    _builtin(builtin_schemas.SECRET, "Secret", "secrets", selectable=("type",), unconditional=True),
-    _builtin(builtin_schemas.SERVICE_ACCOUNT, "ServiceAccount", "serviceaccounts", short=("sa",), unconditional=True),
+    _builtin(builtin_schemas.CONFIG_MAP, Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))),
+    attrs.evolve(
+        _builtin(builtin_schemas.SECRET, Resource("", "v1", "Secret", "secrets")), selectable_fields=("type",)
+    ),
     _builtin(
-        builtin_schemas.SERVICE,
-        "Service",
-        "services",
-        short=("svc",),
-        categories=("all",),
-        status=True,
-        selectable=("spec.clusterIP", "spec.type"),
+        builtin_schemas.SERVICE_ACCOUNT, Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",))
+    ),
+    attrs.evolve(
+        _builtin(
+            builtin_schemas.SERVICE,
+            Resource("", "v1", "Service", "services", short_names=("svc",), subresources=_STATUS, categories=("all",)),
+        ),
+        selectable_fields=("spec.clusterIP", "spec.type"),
         name_rule=name_rules.label,  # an RFC 1035 label before Kubernetes 1.36
-        unconditional=True,
     ),
-    _builtin(
-        builtin_schemas.ENDPOINTS,
-        "Endpoints",
-        "endpoints",
-        short=("ep",),
-        unconditional=True,
-        deprecated="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
+    attrs.evolve(
+        _builtin(builtin_schemas.ENDPOINTS, Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))),
+        deprecation_warning="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ),
-    _builtin(builtin_schemas.EVENT, "Event", "events", short=("ev",), selectable=_EVENT_FIELDS, unconditional=True),
+    attrs.evolve(
+        _builtin(builtin_schemas.EVENT, Resource("", "v1", "Event", "events", short_names=("ev",))),
+        selectable_fields=_EVENT_FIELDS,
+    ),
     _builtin(
         builtin_schemas.ENDPOINT_SLICE,
-        "EndpointSlice",
-        "endpointslices",
-        "discovery.k8s.io",
-        package="io.k8s.api.discovery.v1",
+        Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
+        "io.k8s.api.discovery.v1",
         generation=True,
     ),
-    _builtin(builtin_schemas.LEASE, "Lease", "leases", "coordination.k8s.io", package="io.k8s.api.coordination.v1"),
     _builtin(
-        CUSTOM_RESOURCE_DEFINITION,
-        "CustomResourceDefinition",
-        "customresourcedefinitions",
-        "apiextensions.k8s.io",
-        package="io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1",
-        namespaced=False,
-        short=("crd", "crds"),
-        categories=("api-extensions",),
-        status=True,
+        builtin_schemas.LEASE, Resource("coordination.k8s.io", "v1", "Lease", "leases"), "io.k8s.api.coordination.v1"
+    ),
+    _builtin(
+        builtin_schemas.CUSTOM_RESOURCE_DEFINITION,
+        Resource(
+            "apiextensions.k8s.io",
+            "v1",
+            "CustomResourceDefinition",
+            "customresourcedefinitions",
+            namespaced=False,
+            short_names=("crd", "crds"),
+            subresources=_STATUS,
+            categories=("api-extensions",),
+        ),
+        "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1",
         generation=True,
     ),
 )
@@ -208,7 +191,6 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
         list_kind=called.get("listKind") or f"{kind}List",
         definition=".".join([*reversed(spec["group"].split(".")), version["name"], kind]),
         storage=bool(version.get("storage")),
-        status_subresource=has_status,
         scale=_scale(scale) if scale else None,
         printer_columns=tuple(_column(column) for column in version.get("additionalPrinterColumns") or ()),
         selectable_fields=tuple(field["jsonPath"].removeprefix(".") for field in version.get("selectableFields") or ()),
@@ -270,3 +252,25 @@ def _column(raw: Mapping[str, Any]) -> PrinterColumn:
         description=raw.get("description", ""),
         priority=raw.get("priority", 0),
     )
+
+
+_ANYTHING: Final[dict[str, Any]] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_SCHEMA: Final = top_level("As it came.", spec=_ANYTHING, status=always(_ANYTHING))
+_CLASS: Final = top_level(
+    "A rank.", value={"type": "integer"}, preemptionPolicy={"type": "string"}, description={"type": "string"}
+)
+
+
+WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
+    attrs.evolve(
+        _builtin(
+            _CLASS if resource == PriorityClass.RESOURCE else _SCHEMA,
+            resource,
+            f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
+            generation=True,
+        ),
+        unconditional_update=True,
+    )
+    for resource in (*WORKLOADS, PriorityClass.RESOURCE)
+)
+"""Pods, claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""

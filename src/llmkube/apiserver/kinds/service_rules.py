@@ -1,10 +1,19 @@
 """A Service gets its addresses once and keeps them.
 
 Facts: `k8s.io/kubernetes/pkg/apis/core/v1/defaults.go`, `pkg/apis/core/validation`, `pkg/registry/core/service`.
+
+A Service gets a ClusterIP so that it reads as it would in a cluster; nothing routes to that address here: clients
+on this machine reach an engine through the gateway. The address is stable for as long as the Service exists,
+unique, and from Kubernetes' usual range.
+
+The address families are settled before anything else is judged: this cluster has IPv4 alone. Facts:
+`k8s.io/kubernetes/pkg/registry/core/service/storage/alloc.go`, initIPFamilyFields; a Service without an address and
+without a selector may name families that the cluster does not have, because another program writes its endpoints.
 """
 
+import hashlib
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from llmkube.apiserver.kinds.endpoint_rules import (
@@ -227,3 +236,95 @@ def warnings(obj: Mapping[str, Any]) -> list[str]:
     if spec.get("trafficDistribution") == "PreferClose":
         said.append('spec.trafficDistribution: "PreferClose" is deprecated; use "PreferSameZone"')
     return said
+
+
+SERVICE_NETWORK: Final = ipaddress.ip_network("10.96.0.0/12")
+_RESERVED: Final = 16  # the first addresses are those of well-known services (10.96.0.1 kubernetes, 10.96.0.10 DNS)
+
+
+def allocate_cluster_ip(name: str, taken: Collection[str]) -> str:
+    """Return a free address; where possible the same one for the same name, so that a Service made anew keeps it."""
+    size = SERVICE_NETWORK.num_addresses - _RESERVED - 1  # without the broadcast address
+    start = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    for offset in range(size):
+        address = str(SERVICE_NETWORK[_RESERVED + (start + offset) % size])
+        if address not in taken:
+            return address
+    raise OverflowError("all addresses of the service network are taken")
+
+
+_CLUSTER: Final = "IPv4"
+_OTHER: Final[Mapping[str, str]] = {"IPv4": "IPv6", "IPv6": "IPv4"}
+_FAMILY_POLICIES: Final = ("PreferDualStack", "RequireDualStack", "SingleStack")
+_DUAL: Final = frozenset({"PreferDualStack", "RequireDualStack"})
+
+
+def settle_families(spec: JsonObject, before: Mapping[str, Any] | None) -> list[FieldError]:
+    """Complete the families and their policy, in place; return why the cluster cannot give what is asked for.
+
+    Args:
+        spec: The Service's, with the addresses that it has so far.
+        before: The stored Service's spec, on an update.
+    """
+    if spec.get("type") == "ExternalName":
+        return []
+    before = before or {}
+    _trim(spec, before)
+    families, policy = list(spec.get("ipFamilies") or ()), spec.get("ipFamilyPolicy")
+    released = len(before.get("ipFamilies") or ()) > 1 and len(families) == 1
+    errors = list(_check_families(families, policy, released=released)) or list(_infer(spec, families))
+    if errors:
+        return errors
+    selectorless = spec.get("clusterIP") == "None" and not spec.get("selector")
+    if not selectorless:
+        errors = list(_not_configured(families, policy))
+    families = families or [_CLUSTER]
+    if selectorless and len(families) == 1 and policy != "SingleStack":
+        families.append(_OTHER[families[0]])
+    spec["ipFamilies"] = families
+    spec["ipFamilyPolicy"] = policy or ("RequireDualStack" if selectorless else "SingleStack")
+    return errors
+
+
+def _trim(spec: JsonObject, before: Mapping[str, Any]) -> None:
+    """Give less to who asks for less than there was."""
+    if before.get("ipFamilyPolicy") in _DUAL and spec.get("ipFamilyPolicy") == "SingleStack":
+        for name in ("clusterIPs", "ipFamilies"):
+            if len(spec.get(name) or ()) > 1:
+                spec[name] = spec[name][:1]
+
+
+def _check_families(families: list[str], policy: str | None, *, released: bool) -> Iterator[FieldError]:
+    if policy is not None and policy not in _FAMILY_POLICIES:
+        yield not_supported("spec.ipFamilyPolicy", policy, _FAMILY_POLICIES)
+    for index, family in enumerate(families):
+        if family not in _OTHER:
+            yield not_supported(at_index("spec.ipFamilies", index), family, tuple(_OTHER))
+        elif family in families[:index]:
+            yield duplicate(at_index("spec.ipFamilies", index), family)
+    if released and policy in _DUAL:
+        yield invalid("spec.ipFamilyPolicy", policy, "must be 'SingleStack' to release the secondary IP family")
+    if len(families) > 1 and policy not in _DUAL:
+        why = "must be 'RequireDualStack' or 'PreferDualStack' when multiple IP families are specified"
+        yield invalid("spec.ipFamilyPolicy", policy or "SingleStack", why)
+
+
+def _infer(spec: Mapping[str, Any], families: list[str]) -> Iterator[FieldError]:
+    """Add the families that are not named from the addresses that are."""
+    listed = spec.get("clusterIPs") or ([spec["clusterIP"]] if spec.get("clusterIP") else [])
+    for index, address in enumerate(listed):
+        if index < len(families) or address == "None":
+            continue
+        family = "IPv6" if ":" in address else "IPv4"
+        if family == _CLUSTER:
+            families.append(family)
+        else:
+            yield invalid(at_index("spec.clusterIPs", index), listed, f"{family} is not configured on this cluster")
+
+
+def _not_configured(families: list[str], policy: str | None) -> Iterator[FieldError]:
+    if policy == "RequireDualStack":
+        yield invalid("spec.ipFamilyPolicy", policy, "this cluster is not configured for dual-stack services")
+    for index, family in enumerate(families):
+        if family != _CLUSTER:
+            yield invalid(at_index("spec.ipFamilies", index), family, "not configured on this cluster")

@@ -2,6 +2,8 @@
 
 A page's continue token names the revision of the first page, so all pages together show one moment, however much is
 written in between. Facts: Kubernetes API concepts, "Resource versions" and "Retrieving large results sets in chunks".
+
+A page is chosen in slices: however many objects there are, others have their turns in between.
 """
 
 import base64
@@ -13,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
+import trio
 
 from llmkube.apiserver.storage.revisions import CompactedError, Object, Store
 from llmkube.apiserver.values import json_text
@@ -26,6 +29,7 @@ from llmkube.apiserver.values.api_errors import (
     too_large_revision,
 )
 from llmkube.apiserver.values.field_errors import FieldError, forbidden, not_supported
+from llmkube.apiserver.values.selectors import Predicate
 from llmkube.k8s.resource import Key
 
 EXPIRED_PAGE: Final = (
@@ -221,3 +225,23 @@ def _revision(text: str, *, listing: bool) -> int | None:
 def parse_flag(text: str) -> bool | None:
     """Read a boolean query parameter; None when it is not given. Anything but a plain no is a yes."""
     return None if not text else text.lower() not in {"0", "false"}
+
+
+SLICE: Final = 500
+"""Objects that are looked at before other tasks have their turn: about a millisecond."""
+
+
+async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, chosen: Predicate) -> Page:
+    """Return the page that the query asks for, of objects that are chosen, by namespace and name.
+
+    Raises:
+        RequestRefusedError: 410 when the moment asked for is forgotten, 504 when it has not come yet.
+    """
+    found = candidates(store, kind, namespace, query)
+    matching: list[tuple[Key, Object]] = []
+    for start in range(0, len(found.items), SLICE):
+        matching += [(key, item) for key, item in found.items[start : start + SLICE] if chosen(item)]
+        if query.limit and len(matching) > query.limit:
+            break
+        await trio.lowlevel.checkpoint()
+    return found.page(matching, query)

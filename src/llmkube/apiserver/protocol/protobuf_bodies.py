@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.protocol.protobuf import fields
+from llmkube.apiserver.protocol.openapi_protobuf import fields
 from llmkube.apiserver.values.api_errors import bad_request, unsupported_media_type
 from llmkube.k8s.wire.times import timestamp
 

@@ -12,7 +12,7 @@ import yaml
 from llmkube.apiserver.protocol import protobuf_bodies
 from llmkube.apiserver.schema import parts as schemaparts
 from llmkube.apiserver.schema.defaults import MAX_COMPLAINTS
-from llmkube.apiserver.schema.string_formats import FORMATS
+from llmkube.apiserver.schema.patterns import FORMATS
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import bad_request, too_large

@@ -16,8 +16,7 @@ from llmkube.apiserver.kinds.scale import is_scale
 from llmkube.apiserver.protocol.list_query import Page
 from llmkube.apiserver.protocol.negotiation import Shape
 from llmkube.apiserver.protocol.table import columns_of, partial_metadata, table, table_head, table_row
-from llmkube.apiserver.storage.encoding import encoded, fields_of, type_prefix
-from llmkube.apiserver.storage.revisions import Object
+from llmkube.apiserver.storage.revisions import Object, encoded, fields_of, type_prefix
 from llmkube.apiserver.values.json_text import write
 from llmkube.base.http.message import Headers, Response
 

@@ -1,16 +1,54 @@
-"""What clients ask about the server itself: is it well, what does it serve, who may do what."""
+"""A path names a resource, or asks about the server itself: is it well, what does it serve, who may do what."""
 
+import urllib.parse
+from functools import lru_cache
 from typing import Any, Final
+
+import attrs
 
 from llmkube.apiserver.kinds.catalog import Catalog
 from llmkube.apiserver.protocol import discovery, openapi, openapi_protobuf
 from llmkube.apiserver.protocol.negotiation import JSON, OBJECT_TYPES, content_type, parse_accept
 from llmkube.apiserver.protocol.request_bodies import parse_object
 from llmkube.apiserver.protocol.responses import JSON_HEADERS, answer
-from llmkube.apiserver.protocol.routes import Route
 from llmkube.apiserver.values.api_errors import method_not_allowed, no_such_path, not_acceptable
 from llmkube.apiserver.values.json_text import write
 from llmkube.base.http.message import Request, Response
+
+
+@attrs.frozen
+class Route:
+    """What `/api/v1/…` or `/apis/GROUP/VERSION/…` points at; an empty name means the collection."""
+
+    group: str
+    version: str
+    plural: str
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+
+_OF_NAMESPACES = frozenset({"status", "finalize"})  # /namespaces/NAME/status is the namespace's own
+
+
+@lru_cache(maxsize=1024)  # clients ask for the same few again and again
+def parse_path(raw_path: str) -> Route | None:
+    """Return the route of a raw (still percent-encoded) path; None when it names no resource."""
+    parts = [urllib.parse.unquote(part) for part in raw_path.strip("/").split("/")]
+    if parts[0] == "api" and len(parts) > 2:
+        group, version, rest = "", parts[1], parts[2:]
+    elif parts[0] == "apis" and len(parts) > 3:
+        group, version, rest = parts[1], parts[2], parts[3:]
+    else:
+        return None
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2 and not (len(rest) == 3 and not group and rest[2] in _OF_NAMESPACES):
+        namespace, rest = rest[1], rest[2:]
+    if len(rest) > 3 or not all(rest):
+        return None
+    plural, name, subresource = [*rest, "", ""][:3]
+    return Route(group, version, plural, namespace, name, subresource)
+
 
 _HEALTH_PATHS: Final = frozenset({"/healthz", "/livez", "/readyz"})
 

@@ -11,8 +11,7 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.apiserver.protocol.list_page import SLICE
-from llmkube.apiserver.protocol.list_query import ListQuery
+from llmkube.apiserver.protocol.list_query import SLICE, ListQuery
 from llmkube.apiserver.storage.revisions import Change, CompactedError, Object, Store
 from llmkube.apiserver.values.api_errors import RequestRefusedError, expired
 from llmkube.apiserver.values.selectors import Predicate

@@ -4,7 +4,7 @@ structural                     a schema, parsed once
 defaults                       fill in, drop unknown fields and nulls
 validation                     the errors of an object, in kube-apiserver's words
 cel, cel_rules, cel_functions  `x-kubernetes-validations`
-cel_evaluator, cel_budget      what they say of an object, within what they may cost
-patterns                       RE2, within a bound
+cel_evaluator                  what they say of an object, within what they may cost
+patterns                       RE2, within a bound; string formats
 parts                          building blocks for the schemas of built-in kinds
 """

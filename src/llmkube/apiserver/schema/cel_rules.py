@@ -16,8 +16,7 @@ from celpy.celparser import CELParseError
 from celpy.evaluation import CELEvalError
 
 from llmkube.apiserver.schema import cel_evaluator, cel_functions
-from llmkube.apiserver.schema.cel_budget import Budget, OutOfBudgetError
-from llmkube.apiserver.schema.cel_evaluator import Tree
+from llmkube.apiserver.schema.cel_evaluator import Budget, OutOfBudgetError, Tree
 from llmkube.apiserver.schema.structural import Rule, RuleError, Schema
 from llmkube.apiserver.values.field_errors import OMITTED, ErrorType, FieldError, at, at_index, at_key
 from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object, same

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from llmkube.apiserver.schema import cel, patterns
 from llmkube.apiserver.schema.defaults import apply_defaults, prune
-from llmkube.apiserver.schema.string_formats import FORMATS
+from llmkube.apiserver.schema.patterns import FORMATS
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values.field_errors import (
     ErrorType,

@@ -16,8 +16,7 @@ from typing import Final, Protocol
 
 import trio
 
-from llmkube.apiserver.storage.encoding import StoredObject, encoded
-from llmkube.apiserver.storage.revisions import Change, Ref, Store
+from llmkube.apiserver.storage.revisions import Change, Ref, Store, StoredObject, encoded
 from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import full_disk
 from llmkube.k8s.resource import Key

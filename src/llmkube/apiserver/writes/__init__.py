@@ -3,7 +3,7 @@
 rest_handlers                 one entry for all verbs
 write_planner, apply_planner  create, update, patch; server-side apply
 preparation, strategy         decode, default, reset, validate, stamp
-preconditions                 uid, resourceVersion, namespace
-deletion, garbage_collector   finalizers, propagation, dependents
+request_objects               what was sent reads; uid, resourceVersion, namespace
+deletion, garbage_collector   finalizers, propagation, dependents; Events live for an hour
 patches                       merge patch and JSON patch
 """

@@ -14,8 +14,7 @@ import attrs
 from llmkube.apiserver.fields.ownership import record_write, same_but_for_times
 from llmkube.apiserver.kinds import crd_rules
 from llmkube.apiserver.kinds.catalog import CRDS, SERVICES
-from llmkube.apiserver.kinds.cluster_ip import allocate_cluster_ip
-from llmkube.apiserver.kinds.service_families import settle_families
+from llmkube.apiserver.kinds.service_rules import allocate_cluster_ip, settle_families
 from llmkube.apiserver.protocol.request_bodies import DecodeError, check_types
 from llmkube.apiserver.schema.defaults import unknown_fields
 from llmkube.apiserver.storage.revisions import Object, Transaction

@@ -26,9 +26,9 @@ from llmkube.apiserver.kinds.catalog import CRDS
 from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.schema import defaults, validation
 from llmkube.apiserver.schema.structural import JsonObject
-from llmkube.apiserver.values import go_text, metadata
+from llmkube.apiserver.values import metadata
 from llmkube.apiserver.values.field_errors import ErrorType, FieldError, forbidden, invalid
-from llmkube.apiserver.values.json_values import copy, is_integer, is_object, same
+from llmkube.apiserver.values.json_values import copy, go_plain, go_type_name, is_integer, is_object, same
 
 _SERVER_KEPT: Final = ("uid", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 _STATUS: Final = FieldSet(frozenset({"f:status"}))
@@ -249,7 +249,7 @@ def _check_replicas(obj: Mapping[str, Any], path: str) -> Iterator[FieldError]:
 
 
 def _as_go(value: Any) -> str:
-    return f"{go_text.plain(value)} is of the type {go_text.type_name(value)}"
+    return f"{go_plain(value)} is of the type {go_type_name(value)}"
 
 
 def next_generation(kind: KindInfo, obj: Mapping[str, Any], old: Mapping[str, Any] | None) -> int | None:

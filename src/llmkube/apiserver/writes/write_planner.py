@@ -34,17 +34,21 @@ from llmkube.apiserver.writes.patches import (
     merge_patch,
     strategic_merge_patch,
 )
-from llmkube.apiserver.writes.preconditions import (
+from llmkube.apiserver.writes.preparation import ObjectPreparation
+from llmkube.apiserver.writes.request_objects import (
     check_conditional,
     check_name,
     check_namespace,
+    check_patched,
+    check_type,
     check_uid,
     check_version,
+    decoding,
+    parse_object,
     place,
+    with_metadata,
     wrong_namespace,
 )
-from llmkube.apiserver.writes.preparation import ObjectPreparation
-from llmkube.apiserver.writes.request_objects import check_patched, check_type, decoding, parse_object, with_metadata
 from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target, outcome_of
 from llmkube.apiserver.writes.write_options import WriteOptions
 from llmkube.base.http.message import Request

@@ -10,8 +10,8 @@ from functools import partial
 import trio
 
 from llmkube.apiserver.app import ApiServer
+from llmkube.apiserver.server import token_judge
 from llmkube.apiserver.storage.revisions import Store
-from llmkube.apiserver.token_auth import token_judge
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server

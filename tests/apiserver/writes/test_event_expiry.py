@@ -12,8 +12,8 @@ import pytest
 import trio
 
 from llmkube.apiserver.server import open_memory_api_server
-from llmkube.apiserver.storage.event_expiry import BATCH, MOST_EVENTS, last_written, overdue, seconds_to_next
 from llmkube.apiserver.storage.revisions import Object, Ref, Store
+from llmkube.apiserver.writes.garbage_collector import BATCH, MOST_EVENTS, last_written, overdue, seconds_to_next
 from llmkube.k8s.resource import Key
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
