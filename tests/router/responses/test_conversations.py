@@ -52,7 +52,7 @@ async def kept(lab, headers=None, **more):
 
 
 def conversations_of(lab):
-    return lab.router.handler.conversations
+    return lab.router.listed_fields.conversations
 
 
 # -- where the data may go ---------------------------------------------------------------------------------------------
