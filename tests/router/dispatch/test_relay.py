@@ -51,7 +51,7 @@ async def test_a_stream_that_cannot_be_translated_ends_like_every_other_broken_o
     async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=parts) as lab:
         status, data, whole = await lab.read(MESSAGE | {"stream": True}, path)
         used = lab.router.budgets()[0]["tokensUsed"]
-        failures = lab.router.handler.dispatcher.circuits.of("mac").failures
+        failures = lab.router.listed_fields.dispatcher.circuits.of("mac").failures
     last = json.loads(data.splitlines()[-1]) if path == "/api/chat" else events_of(data)[-1]
     assert (status, whole, "error" in last) == (200, False, True)
     assert b"message_stop" not in data

@@ -59,7 +59,7 @@ class BackendCalls:
             self.on_try(name, unpaid.cause.value)
             return unpaid
         started_at = trio.current_time()
-        if not await self.circuits.enter(name, started_at):
+        if not self.circuits.admit(name, started_at):
             failure = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
             record.tried(name, failure, 0.0)
             self.on_try(name, failure.cause.value)

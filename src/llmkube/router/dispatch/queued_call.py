@@ -60,7 +60,7 @@ class QueuedCalls:
             is_called = await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers)
             record.queue_seconds = (record.queue_seconds or 0.0) + trio.current_time() - started_at
             if not is_called:
-                failure = await _not_called(turn, line)
+                failure = _not_called(turn, line)
                 record.tried(backend.name, failure, trio.current_time() - started_at)
                 self.on_try(backend.name, failure.cause.value)
                 return failure
@@ -85,8 +85,8 @@ async def _until_called(turn: Turn, seconds: float, client: ClientStream, commen
     return turn.admitted_at is not None
 
 
-async def _not_called(turn: Turn, line: Line) -> Failure:
+def _not_called(turn: Turn, line: Line) -> Failure:
     """Return why it never was a request's turn."""
-    again, is_own = await line.why_not_called(turn)
+    again, is_own = line.why_not_called(turn)
     why = "its queue is full" if turn.is_dropped else "no slot of it was free in time"
     return Failure(Cause.QUEUE, why, retry_after_seconds=float(again), is_own=is_own)

@@ -73,7 +73,6 @@ class Record:
         queue_seconds: How long it waited for its turn; None where it was asked without a queue.
         diverged: Where its prompt leaves an earlier one of its tenant, in characters; "" where it leaves none.
         load_seconds: How long it waited for an engine that loaded its model; None where none did.
-        continues: What tells this conversation from others that are continued now; 0 for none.
     """
 
     request_id: str
@@ -86,7 +85,6 @@ class Record:
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
     prompt: Prompt | None = None
     history_bytes: int = 0
-    continues: int = 0
     facts: RequestFacts | None = None
     decision: Decision | None = None
     tries: list[Try] = attrs.field(factory=list)
