@@ -47,7 +47,6 @@ from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits, Terms
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
-from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
 from llmkube.router.front_door import FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
@@ -180,13 +179,11 @@ async def open_router(
         )
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
-        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
+        calls = BackendCalls(attempts, turns, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         decisions = Decisions(observed, prefixes, rng)
         listed_fields = ListedFields(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(
-                QueuedCalls(calls, turns, circuits, observed, metrics.tried), circuits, metrics.continued
-            ),
+            dispatcher=Dispatcher(calls, circuits, metrics.continued),
             decisions=decisions,
             shadows=shadows,
             metrics=metrics,
