@@ -23,7 +23,7 @@ from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.programs.server_side_apply import Applier
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked

@@ -27,7 +27,7 @@ from envtest.plane import open_control_plane
 from go_programs import missing
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.codec import decode

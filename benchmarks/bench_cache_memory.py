@@ -13,9 +13,9 @@ from typing import Any
 from harness import Table, begin
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Listing
+from llmkube.k8s.codec import VersionDecoder
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.reflector import Cache
-from llmkube.k8s.versions import VersionDecoder
 from llmkube.k8s.watch import parse_event
 
 COUNT = 10_000

@@ -16,7 +16,7 @@ import psutil
 import trio
 
 from counted_server import COUNTS, READY
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 
 HERE: Final = Path(__file__).resolve().parent

@@ -29,7 +29,7 @@ from http_load.attacks import ATTACKS
 from http_load.processes import HERE, launch
 from http_load.up_program import PLAIN, open_up
 from llmkube.base.errors import LLMKubeError
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key

@@ -21,7 +21,7 @@ from adoption import no_engine_left, open_program
 from fake import write_engine
 from harness import Aim, Run, Table, begin
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.programs.server_side_apply import Applier, Manifest

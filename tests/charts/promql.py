@@ -12,7 +12,7 @@ from llmkube.router.health.cache_use import CacheUse
 from llmkube.router.proxy.metrics import BackendGauges
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.supervisor.memory.view import MemoryView
+from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.power.meter import PowerView
 from llmkube.supervisor.power.powermetrics import DOMAINS
@@ -119,5 +119,8 @@ def known_names() -> set[str]:
     controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
     controller.register(LoopWatchdog())
     controller.register(router_gauges())
-    ours = {*_exported(controller), *_exported(agent_registry(_Nothing(), memory=_some_memory, power=_some_power))}
+    ours = {
+        *_exported(controller),
+        *_exported(agent_registry(_Nothing().services, memory=_some_memory, power=_some_power)),
+    }
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

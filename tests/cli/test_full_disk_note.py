@@ -2,8 +2,8 @@
 
 import pytest
 
-from llmkube.cli import full_disk_note
-from llmkube.cli.full_disk_note import tell_full_disk
+from llmkube.cli import credential_note
+from llmkube.cli.credential_note import tell_full_disk
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def test_a_full_disk_is_said_on_standard_error(folder, tmp_path, capsys, monkeyp
     """One line names the folder and the way out; a folder that is not there, or has room, says nothing."""
     tell_full_disk([folder, tmp_path / "none"])
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(full_disk_note, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(credential_note, "free_bytes", lambda _: 0)
     monkeypatch.setattr("llmkube.base.full_disk.free_bytes", lambda _: 0)
     tell_full_disk([folder])
     seen = capsys.readouterr()

@@ -9,7 +9,7 @@ from llmkube.base.errors import UserError
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Origin, Where, find_config, kubeconfig_files
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import SERVER
+from llmkube.programs.state_location import SERVER
 
 KUBECONFIG = (
     "apiVersion: v1\nkind: Config\ncurrent-context: prod\n"

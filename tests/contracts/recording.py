@@ -15,7 +15,7 @@ import trio
 
 from contracts.chapters import CHAPTERS
 from contracts.playing import install, play
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 
 RECORDED: Final = Path(__file__).with_name("data") / "kube-apiserver.jsonl"

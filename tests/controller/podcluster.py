@@ -15,7 +15,6 @@ from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import (
@@ -23,6 +22,7 @@ from llmkube.k8s.workloads import (
     Job,
     PersistentVolumeClaim,
     Pod,
+    PodMonitor,
 )
 
 KUBE = "kube-controller-manager"

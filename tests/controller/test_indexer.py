@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmkube.controller.indexer import Event, Index
+from llmkube.controller.informer import Event, Index
 from llmkube.k8s.resource import Key
 
 CHAT = Key("ml", "chat")

@@ -10,7 +10,7 @@ from controller.objects import model, service
 from controller.podcluster import open_pods
 from controller.podobjects import cluster_model, pod_service
 from llmkube.controller.metrics import FleetCollector, source_type
-from llmkube.controller.queues import new_queue
+from llmkube.controller.reconciler import new_queue
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key

@@ -24,7 +24,6 @@ from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ConflictError
-from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.reflector import RECHECK_SECONDS, Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
@@ -33,6 +32,7 @@ from llmkube.k8s.workloads import (
     Job,
     PersistentVolumeClaim,
     PodDisruptionBudget,
+    PodMonitor,
 )
 from llmkube.k8s.workqueue import WorkQueue
 

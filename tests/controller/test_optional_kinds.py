@@ -7,11 +7,10 @@ from controller.cluster import SETTLED
 from controller.podcluster import KUBE, Hands, open_pods
 from controller.podkinds import install
 from llmkube.controller.optional_kinds import DISCOVERY_SECONDS, INSTALL_POLL_SECONDS
-from llmkube.controller.queues import RETRY
+from llmkube.controller.reconciler import RETRY
 from llmkube.k8s.builtins import CustomResourceDefinition
-from llmkube.k8s.extensions import HTTPRoute, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment
+from llmkube.k8s.workloads import Deployment, HTTPRoute, PodMonitor, ServiceLevelObjective
 
 
 async def test_pod_monitors_come_with_their_kind(autojump_clock):

@@ -8,10 +8,9 @@ import trio
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from llmkube.base.errors import UserError, WorldError
+from llmkube.base.errors import UserError, WorldError, leaves
 from llmkube.controller.metrics import ReconcileMetrics
-from llmkube.controller.queues import new_queue
-from llmkube.controller.reconciler import RECONCILE_SECONDS, Reconciler, leaves
+from llmkube.controller.reconciler import RECONCILE_SECONDS, Reconciler, new_queue
 from llmkube.k8s.resource import Key
 
 CHAT, EMBED = Key("ml", "chat"), Key("ml", "embed")

@@ -18,14 +18,17 @@ from llmkube.controller.rights import PROGRAM
 from llmkube.k8s.builtins import ConfigMap, Namespace, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.extensions import HTTPRoute, LeaderWorkerSet, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
+    HTTPRoute,
     Job,
+    LeaderWorkerSet,
     NetworkPolicy,
     PodDisruptionBudget,
+    PodMonitor,
+    ServiceLevelObjective,
 )
 
 ROUTERS = (ConfigMap, NetworkPolicy)

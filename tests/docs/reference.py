@@ -29,8 +29,8 @@ from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.supervisor.memory.view import MemoryView
-from llmkube.supervisor.metrics import PowerCollector, agent_registry
+from llmkube.supervisor.memory.capacity import MemoryView
+from llmkube.supervisor.metrics import agent_registry, power_families
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import HostCredential
 from llmkube.supervisor.power.meter import PowerView
@@ -208,12 +208,14 @@ def families() -> Iterator[tuple[Any, str]]:
     memory = MemoryView(Level.NORMAL, Sample(1 << 36, 1 << 35, Level.NORMAL), host_budget(1 << 36), 0, (), (), {}, {})
     power = PowerView(dict.fromkeys(("combined", "cpu", "gpu", "ane"), 0.0), {"cpu": 0.0})
     credential, cordon = HostCredential(expires_at=0.0), Cordon(datetime.datetime.now(datetime.UTC))
-    of_agent = agent_registry(nothing, dict, lambda: memory, lambda: power, lambda: credential, cordon=lambda: cordon)
+    of_agent = agent_registry(
+        nothing.services, dict, lambda: memory, lambda: power, lambda: credential, cordon=lambda: cordon
+    )
     for family in of_agent.collect():
         if family.name.startswith("llmkube_"):
             by = "agent" if re.search("_power_|_energy_|_per_token", family.name) else agent
             yield family, "agent on a Mac" if "_apple_" in family.name else by
-    for family in list(PowerCollector(lambda: PowerView(source="rapl")).collect())[:2]:
+    for family in list(power_families(lambda: PowerView(source="rapl")))[:2]:
         yield family, "agent on Linux"
     yield from ((family, controller) for family in FleetCollector(nothing, nothing, {}).collect())
     work, durations, watchdog = ReconcileMetrics.on(registry), Durations.on(registry), LoopWatchdog()

@@ -8,7 +8,7 @@ import attrs
 
 from e2e.separate_programs import eventually
 from e2e.up_process import DEMO, FREE_PORTS, command_line, engines_in, open_up
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition

@@ -16,7 +16,7 @@ from e2e.up_process import Program, engines_in, open_program
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from llmkube.cli.commands.tools.files import demo_manifests
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService

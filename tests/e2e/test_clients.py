@@ -19,8 +19,7 @@ from llmkube.base.http.forward import forward
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend
-from llmkube.router.front_door import passing_door
-from llmkube.router.pass_through import PassThrough
+from llmkube.router.front_door import PassThrough, passing_door
 
 pytestmark = pytest.mark.e2e
 

@@ -36,12 +36,11 @@ from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.desired import Desired, Launch
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.liveness import Limits
 from llmkube.supervisor.nouns.ports import Command, Grace, Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner

@@ -23,7 +23,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.runtimes.process import mlx_entry
+from llmkube.programs import mlx_entry
 from mlx_folder import whole_folder
 
 SERVER = os.environ.get("LLMKUBE_TEST_MLX_SERVER") or shutil.which("mlx_lm.server")

@@ -18,7 +18,7 @@ from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.programs.daemon_engine import omlx_program as front
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.supervisor.host.this_machine import footprints_here
 

@@ -14,7 +14,7 @@ import trio
 
 from envtest.build import ESSENTIAL, assets_dir
 from go_programs import missing
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.client import Client, open_client

@@ -19,7 +19,7 @@ from contracts.script_kinds import API_VERSION, manifest
 from contracts.sequences import SEQUENCES
 from contracts.session import JSON, Operation
 from lengths import DIFFERENTIAL_SEQUENCES, SOAK
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 
 pytestmark = [

@@ -9,7 +9,7 @@ import trio
 
 from envtest.plane import ControlPlane, open_control_plane
 from envtest.programs import Program, ProgramError
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import open_client
 from llmkube.k8s.codec import decode

@@ -23,7 +23,7 @@ from envtest.plane import open_control_plane
 from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.commands.tools.rbac import agent_manifests
 from llmkube.controller import rights as controller_rights
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import EndpointSlice, Lease, Namespace, Secret, Service, ServiceAccount
 from llmkube.k8s.client import open_client
 from llmkube.k8s.codec import encode

@@ -20,7 +20,7 @@ from charts.repository import served
 from e2e.up_process import open_program, run_program
 from envtest.plane import ControlPlane, open_control_plane
 from llmkube.cli.main import cli
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.programs.server_side_apply import Applier, Manifest

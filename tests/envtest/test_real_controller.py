@@ -16,7 +16,7 @@ from llmkube.controller.rights import PROGRAM
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s import client as client_room
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import ConfigMap, Event, Lease, Secret
 from llmkube.k8s.client import Client

@@ -9,7 +9,7 @@ import trio
 
 from envtest.plane import ControlPlane, open_control_plane
 from llmkube.base.backoff import Backoff
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client

@@ -13,7 +13,7 @@ import trio
 from e2e.up_process import run_program
 from envtest.test_real_controller import crds, make_model, open_impersonated, until
 from llmkube.cli.commands.tools.rbac import agent_manifests
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import EndpointSlice, Lease, Secret, Service, ServiceAccount
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.codec import encode

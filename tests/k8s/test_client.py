@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from k8s.scripted import Body, ScriptedServer, config_map, html, listing, ok, status, status_object
+from llmkube.k8s import exchange as response_module
 from llmkube.k8s import request as build
-from llmkube.k8s import response as response_module
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import DecodeError

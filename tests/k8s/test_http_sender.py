@@ -9,7 +9,7 @@ import pytest
 from k8s.scripted import Body, ScriptedServer, config_map, ok
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
-from llmkube.k8s.http_sender import HttpSender, TransportSender
+from llmkube.k8s.exchange import HttpSender, TransportSender
 from llmkube.k8s.resource import Key
 
 KEY = Key("default", "a")

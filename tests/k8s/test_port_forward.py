@@ -28,7 +28,7 @@ from llmkube.k8s.auth.config import BearerToken, ClusterConfig, ExecPlugin, Inli
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError, UnauthorizedError
-from llmkube.k8s.http_sender import TransportSender
+from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.port_forward import PROTOCOL, PortForwardError, connect_to_pod
 from llmkube.k8s.resource import Key
 

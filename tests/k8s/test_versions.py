@@ -4,8 +4,7 @@ import pytest
 
 from k8s.scripted import ScriptedServer, config_map, event, ok, watching
 from llmkube.k8s.builtins import ConfigMap, Secret
-from llmkube.k8s.codec import DecodeError, encode
-from llmkube.k8s.versions import REMEMBERED, VersionDecoder
+from llmkube.k8s.codec import REMEMBERED, DecodeError, VersionDecoder, encode
 
 UID = "0f3c"
 

@@ -9,10 +9,9 @@ import trio
 
 from k8s.scripted import ScriptedServer, bookmark, config_map, event, html, status, status_object, watching
 from llmkube.k8s.builtins import ConfigMap
-from llmkube.k8s.codec import DecodeError
+from llmkube.k8s.codec import DecodeError, VersionDecoder
 from llmkube.k8s.errors import ApiError, GoneError, ServerError, TransportError, WatchDataError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.versions import VersionDecoder
 from llmkube.k8s.watch import MAX_LINE_BYTES, READ_IDLE_SECONDS, parse_event
 
 ADDED = event("ADDED", config_map("a", 5, x="1"))

@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job
+from llmkube.cli.commands.programs.background.launchctl import User
 from llmkube.cli.commands.programs.background.launchd_job import Kept, plist_text
-from llmkube.cli.commands.programs.background.launchd_user import User
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 
 sys.executable = "/opt/llmkube/bin/python"
 ADA = User(uid=501, name="ada", home=Path("/Users/ada"))

@@ -21,4 +21,4 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 @pytest.fixture(autouse=True)
 def on_a_mac(monkeypatch, kqueue):
     monkeypatch.setattr(processes, "sys", type("Mac", (), {"platform": "darwin"}))
-    monkeypatch.setattr(processes, "exit_events", lambda: kqueue)
+    monkeypatch.setattr(processes, "Kqueue", lambda: kqueue)

@@ -20,7 +20,8 @@ HF_TOKEN = "hf_abcdefghijklmnop"
 AS_ADA = """
 import os, sys, types
 from pathlib import Path
-from llmkube.cli.commands.programs.background import launchd_job, launchd_user
+from llmkube.cli.commands.programs.background import launchctl
+from llmkube.cli.commands.programs.background import launchd_job
 
 class Os:
     geteuid = staticmethod(lambda: 501)
@@ -29,8 +30,8 @@ class Os:
 def account(uid):
     return types.SimpleNamespace(pw_uid=uid, pw_name="ada", pw_dir=os.environ["HOME"])
 
-launchd_user.os, launchd_user.pwd = Os(), types.SimpleNamespace(getpwuid=account)
-launchd_job.DAEMONS = launchd_user.DAEMONS = Path(os.environ["DAEMONS"])
+launchctl.os, launchctl.pwd = Os(), types.SimpleNamespace(getpwuid=account)
+launchd_job.DAEMONS = launchctl.DAEMONS = Path(os.environ["DAEMONS"])
 from llmkube.cli.main import main
 sys.argv[0] = "llmkube"
 sys.exit(main())

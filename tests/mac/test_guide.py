@@ -19,7 +19,7 @@ from e2e.up_process import engines_in
 from free_ports import free_port
 from llmkube.cli.commands.programs.background.agent_jobs import START_LIMIT
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import ENGINES, SERVER
+from llmkube.programs.state_location import ENGINES, SERVER
 from waiting import until
 
 pytestmark = pytest.mark.e2e

@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.supervisor.host import exit_events
 from llmkube.supervisor.host.exit_events import NOTE_EXIT, NOTE_EXIT_CSERROR, NOTE_EXIT_DETAIL, NOTE_EXITSTATUS
-from llmkube.supervisor.service import ending
+from llmkube.supervisor.service import engine_status
 from sim.machine import Script
 from sim.world import open_world
 
@@ -34,7 +34,9 @@ async def test_the_condition_says_how_to_sign_it(autojump_clock):
 @pytest.mark.soak
 async def test_mutant_the_kernels_reason_is_lost(autojump_clock, monkeypatch):
     """Without it the condition says that some program has sent SIGKILL."""
-    classify = ending.classify
-    monkeypatch.setattr(ending, "classify", lambda *args, **known: classify(*args, **known | {"for_signature": False}))
+    classify = engine_status.classify
+    monkeypatch.setattr(
+        engine_status, "classify", lambda *args, **known: classify(*args, **known | {"for_signature": False})
+    )
     async with open_world() as world:
         assert "codesign" not in await told(world)

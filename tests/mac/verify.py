@@ -21,10 +21,9 @@ from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.installation import find_installation
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, read_neighbors
-from llmkube.cli.commands.programs.background.launchctl import parse_job_state
+from llmkube.cli.commands.programs.background.launchctl import current_user, parse_job_state
 from llmkube.cli.commands.programs.background.launchd_job import Kept, plist_text
-from llmkube.cli.commands.programs.background.launchd_user import current_user
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.darwin import DarwinMemory, open_darwin_memory
@@ -176,7 +175,7 @@ def environment() -> str:
 def pressure_events() -> str:
     async def opened() -> bool:
         async with open_darwin_memory(DEFAULTS) as looked:
-            return looked.told is not trio.sleep_forever
+            return looked.wait_change is not trio.sleep_forever
 
     assert trio.run(opened), "the event was refused"
     return "registered"

@@ -14,7 +14,7 @@ import pytest
 import trio
 from xdist.scheduler import LoadScopeScheduling
 
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import Namespace
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.resource import Key

@@ -14,7 +14,7 @@ from llmkube.supervisor.service import loading
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
-from llmkube.supervisor.service.engines import Engines
+from llmkube.supervisor.service.runner import Engines
 from pressure.hosts import events, running, serve
 from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date, watched
 from sim.machine import Script

@@ -8,10 +8,8 @@ from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
 from llmkube.controller.settings import Allowance
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.config.controller_config import ALLOWANCES, ControllerConfig
-from llmkube.programs.config.tables import TABLES, load
-from llmkube.programs.config.up_config import UpConfig
+from llmkube.programs.config.host_config import AgentConfig, UpConfig
+from llmkube.programs.config.tables import ALLOWANCES, TABLES, ControllerConfig, load
 from llmkube.programs.state_location import state_dir_of
 
 

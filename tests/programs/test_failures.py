@@ -7,7 +7,7 @@ import pytest
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.settings import SettingError
 from llmkube.k8s.errors import NotFoundError
-from llmkube.programs.failures import CommandError, ExitCode, MistypedError, in_one_sentence
+from llmkube.programs.failures import CommandError, ExitCode, MistypedError, broken, in_one_sentence
 
 
 def told(error):
@@ -73,3 +73,22 @@ def test_a_mistyped_command_line_is_told_within_the_columns(monkeypatch, termina
     assert usage.startswith("Usage: llmkube port-forward")
     assert " ".join(line for line in told if line and not line.startswith("Try")) == "Error: " + "word " * 20 + "end"
     assert len([line for line in told if "word" in line]) == lines
+
+
+PATH = "/a/path/that/is/longer/than/the/line"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("one two three", None, ["one two three"]),
+        ("one two three", 80, ["one two three"]),
+        ("one two three", 8, ["one two", "three"]),
+        (f"see {PATH} there", 12, ["see", PATH, "there"]),
+        ("  phase   one two three", 16, ["  phase   one", "          two", "          three"]),
+        ("short\nand a longer one", 8, ["short", "and a", "longer", "one"]),
+    ],
+)
+def test_lines_break_between_words(text, width, lines):
+    """No word is cut, a column goes on below itself, and without a width nothing changes."""
+    assert broken(text, width).split("\n") == lines

@@ -15,9 +15,8 @@ from llmkube.base.http.errors import BrokenOffError
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend, State, UnavailableModel
-from llmkube.router.front_door import passing_door
+from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
-from llmkube.router.pass_through import PassThrough
 
 BORN = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
 GATEWAY = "http://gateway:8080"

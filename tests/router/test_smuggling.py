@@ -14,9 +14,8 @@ import trio
 from http_lab import MemoryListener, receive_all
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.server import run_server
-from llmkube.router.front_door import passing_door
+from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
-from llmkube.router.pass_through import PassThrough
 from llmkube.router.proxy.router import LIMITS
 from router.proxy.router_lab import answer, config_of, local, open_lab
 from router.test_front_door import BORN, ONE, Engine

@@ -28,10 +28,10 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.controller.reconcile.workload_plans import RENDERED
-from llmkube.controller.render.key_check import FOLDER
+from llmkube.controller.render.drain import KEYS_FOLDER
 from llmkube.controller.render.manifests import deployment
 from llmkube.controller.render.storage import serving_storage
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import Event, Lease, Secret, Service
 from llmkube.k8s.client import open_client
 from llmkube.k8s.codec import encode
@@ -211,7 +211,7 @@ async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tm
     storage = serving_storage(service, model, str(weights), SETTINGS)
     made = deployment(service, plan, SETTINGS, replicas=1, storage=storage)
     engine, ours = made["spec"]["template"]["spec"]["containers"]
-    places = {str(plan.key_check.engine_port): str(inside), f"{FOLDER}/keys": str(keys)}
+    places = {str(plan.key_check.engine_port): str(inside), f"{KEYS_FOLDER}/keys": str(keys)}
     url = f"http://127.0.0.1:{port}"
     async with (
         open_container(tmp_path, ours["args"], places) as asks,

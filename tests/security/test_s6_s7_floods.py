@@ -18,7 +18,7 @@ import trio
 from e2e.up_process import DEMO, FREE_PORTS, open_up
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 

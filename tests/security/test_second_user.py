@@ -19,7 +19,7 @@ from e2e.test_keys import ASK, listeners
 from e2e.up_process import ANSWER, DEMO, FREE_PORTS, engines_in, open_up, proxies_in
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from second_user import needs_second_user, open_common_folder, start_as_other

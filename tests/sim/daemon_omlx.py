@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from llmkube.programs.daemon_engine import omlx_program
-from llmkube.programs.daemon_engine.omlx_program import Outside, opened_model, parse
+from llmkube.programs.daemon_engine.omlx_program import OmlxOutside, opened_model, parse
 from llmkube.programs.daemon_engine.omlx_server import link_name
 from llmkube.runtimes.process import omlx
 from programs.daemon_engine.fake_omlx import GIB, FakeOmlx
@@ -57,7 +57,7 @@ class Omlx:
 
     @asynccontextmanager
     async def opened(self, options, starter, daemons):
-        outside = Outside(daemons.wire, daemons.processes, starter, follow=as_written)
+        outside = OmlxOutside(daemons.wire, daemons.processes, starter, follow=as_written)
         async with opened_model(options, outside) as model:
             yield model
 

@@ -18,8 +18,7 @@ from llmkube.base.errors import WorldError
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.resource import Key
 from llmkube.programs.daemon_engine.keeper import Keeper
-from llmkube.runtimes.plan import EngineInfo
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT, EngineInfo
 from llmkube.supervisor.engine.child import KILL_SECONDS, AdoptError
 from llmkube.supervisor.engine.key_file import with_client_keys
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineStuckError

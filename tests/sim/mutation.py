@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import attrs
 import structlog
 
-from llmkube.controller.reconciler import leaves
+from llmkube.base.errors import leaves
 from llmkube.k8s.codec import encode
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key

@@ -16,10 +16,9 @@ from llmkube.supervisor.agent import AgentView
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.desired import Desired, Idle
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import RestartState, ServiceView
-from llmkube.supervisor.nouns.target import Idle
 from llmkube.supervisor.service import attempt, endpoint_objects, planner
 from llmkube.supervisor.service import runner as service
 from llmkube.supervisor.service.engine_journal import EngineJournal

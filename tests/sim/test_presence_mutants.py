@@ -9,10 +9,9 @@ import trio
 from llmkube.controller.reconcile import stale_endpoints
 from llmkube.k8s import reflector
 from llmkube.supervisor import agent
-from llmkube.supervisor.cluster import claim_leases, claim_manager, claims, drift_repair, host_lease
+from llmkube.supervisor.cluster import claim_manager, claims, drift_repair, host_lease
 from llmkube.supervisor.cluster.applier import Applier
-from llmkube.supervisor.cluster.claim_leases import ClaimLeases
-from llmkube.supervisor.cluster.claim_manager import ClaimManager
+from llmkube.supervisor.cluster.claim_manager import ClaimLeases, ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.host_addresses import Reach
@@ -71,7 +70,7 @@ def deaf_after_loss(original):
 
     def mine(self, key, decision):
         lease = reflector.Key(self.settings.lease_namespace, claims.claim_name(key.namespace, key.name, decision.slot))
-        host = claim_leases.host_id(self.settings.host_name)
+        host = claim_manager.host_id(self.settings.host_name)
         return lease, claims.Claim(key, decision.slot, host, lease, "999999999")
 
     return acquire

@@ -30,7 +30,7 @@ from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.http_sender import TransportSender
+from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent

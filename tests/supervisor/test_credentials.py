@@ -13,7 +13,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
-from llmkube.programs.host.download_options import download_settings
+from llmkube.programs.host_settings import download_settings
 from llmkube.supervisor.credentials import ClientKeys, SourceCredentials, TokenError
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.errors import SourceError

@@ -7,9 +7,9 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
+from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.eviction import Cause, Skip
 from llmkube.supervisor.memory.reservation import Need, Request, Reservation, Role
-from llmkube.supervisor.memory.view import MemoryView
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_credential import CredentialState, HostCredential
@@ -29,7 +29,7 @@ class Agent:
 
 
 def scrape(agent):
-    return generate_latest(agent_registry(agent)).decode()
+    return generate_latest(agent_registry(agent.services)).decode()
 
 
 def test_figures_are_those_of_the_snapshot():
@@ -56,7 +56,7 @@ def test_figures_are_those_of_the_snapshot():
 def test_a_service_that_is_gone_leaves_no_series():
     """A deleted service does not haunt the metrics."""
     agent = Agent(chat=ServiceView(Reason.LOADED))
-    registry = agent_registry(agent)
+    registry = agent_registry(agent.services)
     generate_latest(registry)
     agent.views = {}
     assert 'name="chat"' not in generate_latest(registry).decode()
@@ -68,7 +68,7 @@ def test_downloads_are_told_while_they_last():
         "https://h/a.gguf": Progress("downloading", 50, 100, 10.0, 5.0),
         "hf://o/r/b.gguf": Progress("resolving"),
     }
-    registry = agent_registry(Agent(), lambda: running)
+    registry = agent_registry(Agent().services, lambda: running)
     text = generate_latest(registry).decode()
     assert 'llmkube_download_bytes{source="https://h/a.gguf"} 50.0' in text
     assert 'llmkube_download_total_bytes{source="https://h/a.gguf"} 100.0' in text
@@ -92,7 +92,7 @@ def test_memory_is_told_with_its_error():
     seen = MemoryView(
         Level.WARNING, sample, host_budget(64 * gib), 7, held, waits, {Cause.CRITICAL: 2}, {Skip.CANNOT_HELP: 3}
     )
-    text = generate_latest(agent_registry(Agent(), memory=lambda: seen)).decode()
+    text = generate_latest(agent_registry(Agent().services, memory=lambda: seen)).decode()
     prefix, chat = "llmkube_metal_agent_", '{name="chat",namespace="ns"}'
     assert f"{prefix}memory_free_bytes 7.0" in text
     assert f"{prefix}memory_pressure_level 1.0" in text
@@ -113,12 +113,12 @@ def test_a_host_that_nobody_looks_at_has_no_memory_series():
 def test_power_is_told_by_the_guides_names():
     """A domain that was measured has a gauge of its own, and energy a counter; an old figure has none."""
     seen = PowerView({"gpu": 31.5, "combined": 40.0}, {"gpu": 900.0})
-    text = generate_latest(agent_registry(Agent(), power=lambda: seen)).decode()
+    text = generate_latest(agent_registry(Agent().services, power=lambda: seen)).decode()
     assert "llmkube_metal_agent_apple_power_gpu_watts 31.5" in text
     assert "llmkube_metal_agent_apple_power_combined_watts 40.0" in text
     assert 'llmkube_metal_agent_apple_energy_joules_total{domain="gpu"} 900.0' in text
     assert "ane" not in text
-    stale = generate_latest(agent_registry(Agent(), power=lambda: PowerView({}, {"gpu": 900.0}))).decode()
+    stale = generate_latest(agent_registry(Agent().services, power=lambda: PowerView({}, {"gpu": 900.0}))).decode()
     assert not [line for line in stale.splitlines() if "_watts" in line and not line.startswith("#")]
     assert "joules_total" in stale
 
@@ -138,7 +138,7 @@ async def test_a_source_that_dies_leaves_counters_and_no_gauge(autojump_clock):
     cpu, key = Cpu(), Key("ns", "chat")
     uses = {key: EngineUse(7)}
     meter = PowerMeter("apple", ("cpu", "gpu"), lambda: uses, cpu)
-    registry = agent_registry(Agent(), power=meter.view)
+    registry = agent_registry(Agent().services, power=meter.view)
     gauges = ("power_combined_watts", "service_power_watts", "service_joules_per_token")
     for second in range(0, 80, 2):
         await trio.sleep(2)
@@ -163,7 +163,7 @@ async def test_a_source_that_dies_leaves_counters_and_no_gauge(autojump_clock):
 def test_a_host_with_rapl_has_domains_as_labels():
     """The names of Apple's figures are not used for others."""
     seen = PowerView({"package": 50.0, "combined": 50.0}, {"package": 900.0}, source="rapl")
-    text = generate_latest(agent_registry(Agent(), power=lambda: seen)).decode()
+    text = generate_latest(agent_registry(Agent().services, power=lambda: seen)).decode()
     assert 'llmkube_metal_agent_power_watts{domain="package"} 50.0' in text
     assert 'llmkube_metal_agent_energy_joules_total{domain="package"} 900.0' in text
     assert "apple" not in text
@@ -173,7 +173,7 @@ def test_the_credential_has_a_state_and_an_end():
     """The end stands there only where it is known."""
 
     def shown(*args):
-        return generate_latest(agent_registry(Agent(), credential=lambda: HostCredential(*args))).decode()
+        return generate_latest(agent_registry(Agent().services, credential=lambda: HostCredential(*args))).decode()
 
     assert "llmkube_metal_agent_credential_refused 0.0" in shown(CredentialState.NOT_RENEWED, "x")
     assert "credential_expiry" not in shown()
@@ -186,7 +186,7 @@ def test_a_cordon_has_its_end_where_it_has_one():
     """1 and the time while the owner has the host; no time without an end."""
 
     def text(cordon):
-        return generate_latest(agent_registry(Agent(), cordon=lambda: cordon)).decode()
+        return generate_latest(agent_registry(Agent().services, cordon=lambda: cordon)).decode()
 
     assert "llmkube_metal_agent_cordoned 0.0" in text(None)
     assert "llmkube_metal_agent_cordoned 1.0" in text(Cordon())

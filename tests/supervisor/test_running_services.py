@@ -6,10 +6,10 @@ from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Skip
 from llmkube.supervisor.memory.releases import Unreturned
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service.facts import Facts
 

@@ -4,21 +4,14 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import Applier
-from llmkube.supervisor.host_cordon import HostCordon
-from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.memory.ledger import Ledger
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
-from llmkube.supervisor.running_services import RunningServices
 from llmkube.supervisor.services import ServiceQueue, Services
 from sim.world import utcnow
 
@@ -45,6 +38,9 @@ class Forgetful:
 class Slow:
     """Model files that nobody lives to see."""
 
+    async def has(self, model):
+        await trio.sleep_forever()
+
     async def preview(self, model):
         await trio.sleep_forever()
 
@@ -69,26 +65,10 @@ def new_services(address="192.0.2.1"):
     spec = {"source": "builtin://demo", "hardware": {"accelerator": "metal"}}
     model = decode(Model, {"metadata": {"name": "m", "namespace": "ns"}, "spec": spec})
     settings = AgentSettings("host", Path("/sim"), Path("/sim/store"), "/sim/llama-server")
-    rng = random.Random(0)
-    ports = Ports(None, Slow(), Forgetful(), None, utcnow, rng)
-    claims = Alone()
-    events = EventRecorder("test", "host", utcnow, rng)
-    applier, running = Applier(rng), RunningServices(Book())
-    return Services(
-        settings=settings,
-        ports=ports,
-        queue=ServiceQueue(),
-        services=Known(service),
-        models=Known(model),
-        claims=claims,
-        running=running,
-        applier=applier,
-        recorder=events,
-        drift_repair=None,
-        reach=Mailbox(Reach(address)),
-        ledger=Ledger(running.book, watched=False),
-        cordon=HostCordon(ports.cordon, utcnow, settings.accelerators, lambda: False, lambda: None),
-    )
+    services = Services(None, settings, Ports(None, Slow(), Forgetful(), None, utcnow, random.Random(0)))
+    services.services, services.models, services.claims = Known(service), Known(model), Alone()
+    services.reach.put_nowait(Reach(address))
+    return services
 
 
 async def test_two_marks_before_the_first_step_make_one_task():

@@ -7,8 +7,7 @@
     fields, schema           server-side apply and field ownership; defaults, validation and CEL
     storage                  revisions in memory, the write-ahead log, group commit
     values                   JSON, errors, names and selectors, as Kubernetes words them
-    request_weight           which requests take long
-    heavy_work               what takes long, beside the event loop
+    heavy_work               writes, in a thread beside the event loop
     server, pki, token_auth  TLS on a socket
     memory_transport         httpx without a socket
 It runs no controllers; only garbage collection and the expiry of Events go on by themselves.

@@ -37,7 +37,6 @@ from llmkube.apiserver.protocol.responses import (
 )
 from llmkube.apiserver.protocol.routes import Route, parse_path
 from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
-from llmkube.apiserver.request_weight import RequestWeights
 from llmkube.apiserver.storage.committer import Committer
 from llmkube.apiserver.storage.encoding import fields_of
 from llmkube.apiserver.storage.event_expiry import EVENTS, expire, seconds_to_next
@@ -79,7 +78,7 @@ class ApiServer:
     Args:
         store: What is there at the start.
         durable: Where writes go before they are shown; None keeps everything in memory.
-        work: Where heavy requests are worked on.
+        work: Where writes are read, decided and judged.
         workloads: Serve the kinds that run things in a cluster (`apiserver.workloads`); nothing here acts on them.
         utcnow: The wall clock, for timestamps.
         rng: Draws uids, generated names and the length of watches.
@@ -106,9 +105,8 @@ class ApiServer:
         self._collector.enqueue_all(store)
         self._littered = trio.Event()
         self._signal = ChangeSignal()
-        self._committer = Committer(store, durable, self._show)
+        self._committer = Committer(store, durable, self._show, work)
         self._work = work
-        self._weights = RequestWeights(store, work)
         self._open = True
 
     @property
@@ -139,8 +137,7 @@ class ApiServer:
                 self._littered = trio.Event()
                 continue
             try:
-                run = self._work if self._collector.has_much_to_do else None
-                await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()), run=run)
+                await self._committer.write(lambda tx: self._collector.step(tx, self._rest.timestamp()))
             except RequestRefusedError:  # the disk is full: nothing was written, the places are still to be looked at
                 self._collector.enqueue_all(self._store)
                 await trio.sleep(_RETRY_SECONDS)
@@ -150,7 +147,7 @@ class ApiServer:
             seconds = await self._work(partial(seconds_to_next, self._store.list(EVENTS), self._utcnow()))
             if seconds == 0:
                 with contextlib.suppress(RequestRefusedError):  # the disk is full: they are still due next time
-                    await self._committer.write(lambda tx: expire(tx, self._utcnow()), run=self._work)
+                    await self._committer.write(lambda tx: expire(tx, self._utcnow()))
                     continue
             with trio.move_on_after(seconds):
                 await self._signal.wait(EVENTS)
@@ -169,7 +166,7 @@ class ApiServer:
             metadata = manifest["metadata"]
             ref = ref_of(kind, metadata.get("namespace", "default"), metadata["name"])
             apply = partial(self._rest.apply_planner.apply, target=Target(kind, ref), manifest=manifest, options=_OWN)
-            await self._committer.write(apply, run=self._work)
+            await self._committer.write(apply)
 
     async def ensure_namespaces(self) -> None:
         """Create the namespaces that every cluster has."""
@@ -246,22 +243,20 @@ class ApiServer:
             target,
             lambda: self._predicate(kind, route, ListQuery.parse(request.param)),
         )
-        heavy = await self._weights.is_heavy(request, target)
         with warning(_deprecation(kind)):
-            planned = await self._work(plan) if heavy else plan()
-            decide = partial(self._decided, planned) if heavy else planned.decide
-            done = await self._committer.write(decide, dry_run=planned.dry_run, run=self._work if heavy else None)
-        body = await self._work(partial(_shown, view, done)) if heavy else _shown(view, done)
+            planned = await self._work(plan)
+            decide = partial(self._decided, planned, view)
+            done, body = await self._committer.write(decide, dry_run=planned.dry_run)
         return answer_encoded(done.status, body, [*_deprecation(kind), *done.warnings])
 
-    def _decided(self, planned: PlannedWrite, tx: Transaction) -> Outcome:
-        """Decide, and do what follows from the changes as long as this is a thread."""
+    def _decided(self, planned: PlannedWrite, view: View, tx: Transaction) -> tuple[Outcome, bytes]:
+        """Return what was decided and the answer's body; do what follows from the changes while this is a thread."""
         outcome = planned.decide(tx)
         for change in tx.changes:
             fields_of(change.after)
             if change.ref.kind == CRDS and not change.removed:
                 self._catalog.read(change.after)
-        return outcome
+        return outcome, _shown(view, outcome)
 
     def _show(self, changes: Sequence[Change]) -> None:
         """Wake all watches for changes that are in the store now."""

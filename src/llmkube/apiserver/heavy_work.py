@@ -1,7 +1,8 @@
-"""A heavy request is worked on in a thread: the event loop goes on, and waits a millisecond for the interpreter.
+"""Writes are worked on in a thread: the event loop goes on, and waits a millisecond for the interpreter.
 
-Reading and judging a body of a megabyte takes seconds of Python. In a thread it shares the interpreter with the event
-loop; what does not share it (one call of a JSON library, one sort) is bounded by the bounds of a body.
+A small body may meet a costly rule or change a large object, so no write is told apart. Reading and judging a body of a
+megabyte takes seconds of Python. In a thread it shares the interpreter with the event loop; what does not share it (one
+call of a JSON library, one sort) is bounded by the bounds of a body.
 """
 
 import gc

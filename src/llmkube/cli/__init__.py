@@ -6,5 +6,5 @@ view                                      tables, progress, explanations: how th
 catalog                                   models that can be deployed by name
 options, target_cluster                   what commands share
 config_edit                               settings that a command adds to a config.toml
-credential_note, full_disk_note           what makes old what a command shows: a credential, a full disk
+credential_note                           what makes old what a command shows: a credential, a full disk
 """

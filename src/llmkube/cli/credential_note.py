@@ -7,6 +7,7 @@ from typing import Final
 import click
 
 from llmkube.base.errors import UserError
+from llmkube.base.full_disk import free_bytes, full_disk
 from llmkube.cli.view.output import printable
 from llmkube.programs.state_location import check_state_dir
 from llmkube.supervisor.nouns.host_credential import note_path
@@ -28,3 +29,16 @@ def _noted_in(folder: Path) -> str:
             return file.readline(_MAX_CHARS).strip()
     except (OSError, UserError):
         return ""
+
+
+_LEAST_BYTES: Final = 64 << 10
+"""With less the embedded API server's database takes no change, and no journal of an engine is written."""
+
+
+def tell_full_disk(folders: Iterable[Path]) -> None:
+    """Print, on standard error, on which disks of these state directories there is no room left."""
+    for folder in folders:
+        free = free_bytes(folder)
+        if free is not None and free < _LEAST_BYTES:
+            told = "what is shown may be old: the programs of this host can write no status"
+            click.echo(f"{told}, because {full_disk(folder)}", err=True)

@@ -29,7 +29,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "pull": Entry("cli.commands.services.pull:pull", "Create a Model and fetch its file."),
         "catalog": Entry("cli.commands.models.catalog:catalog", "Show the models that can be deployed by name."),
         "scale": Entry("cli.commands.services.objects:scale", "Set how many processes serve; 0 stops."),
-        "restart": Entry("cli.commands.services.restart:restart", "Start the engine of a service anew."),
+        "restart": Entry("cli.commands.services.objects:restart", "Start the engine of a service anew."),
         "delete": Entry("cli.commands.services.objects:delete", "Delete InferenceServices (or Models)."),
     },
     "See what they do": {
@@ -39,7 +39,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         ),
         "ps": Entry("cli.commands.services.ps:ps", "Show what runs, with its memory, and where."),
         "top": Entry("cli.commands.services.top:top", "Show tokens per second, requests and memory, live."),
-        "queue": Entry("cli.commands.services.queue:queue", "Show what waits for a GPU or for memory."),
+        "queue": Entry("cli.commands.services.ps:queue", "Show what waits for a GPU or for memory."),
         "logs": Entry("cli.commands.services.logs:logs", "Print what an engine writes."),
     },
     "Use them": {
@@ -84,7 +84,7 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     "Tools": {
         "doctor": Entry("cli.commands.doctor.command:doctor", "Say what is well here, what is not, and what mends it."),
         "convert": Entry(
-            "cli.commands.tools.convert:convert_manifests", "Print manifests of the first API as today's objects."
+            "cli.commands.tools.migrate:convert_manifests", "Print manifests of the first API as today's objects."
         ),
         "migrate": Entry(
             "cli.commands.tools.migrate:migrate", "Say what changes for objects that the Go implementation serves now."
@@ -92,10 +92,10 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
         "crds": Entry("cli.commands.tools.crds:crds", "Print the CustomResourceDefinitions as YAML."),
         "rbac": Entry("cli.commands.tools.rbac:rbac", "Print the roles that a program needs in a cluster."),
         "completion": Entry(
-            "cli.commands.tools.completion:completion", "Print the script that completes commands in a shell."
+            "cli.commands.tools.man:completion", "Print the script that completes commands in a shell."
         ),
         "man": Entry("cli.commands.tools.man:man", "Write a manual page for each command."),
-        "version": Entry("cli.main:version", "Print the version; with --check, whether there is a newer one."),
+        "version": Entry("cli.main:version", "Print the version."),
     },
 }
 """The commands by subject, in the order of the overview."""
@@ -146,14 +146,9 @@ def cli() -> None:
 
 
 @click.command("version", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--check", is_flag=True, help="Ask the package index that pip is set to whether there is a newer one.")
-def version(check: bool) -> None:
+def version() -> None:
     """Print the version."""
     click.echo(_VERSION_LINE)
-    if check:
-        from llmkube.cli.commands.tools.update_check import told  # noqa: PLC0415 - the version alone is cheap
-
-        click.echo(told())
 
 
 def main() -> None:

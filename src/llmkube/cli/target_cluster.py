@@ -17,12 +17,11 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.k8s.auth.config import ClusterConfig
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ApiError, TransportError, UnauthorizedError
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.state_location import check_state_dir, local_state_dir, state_dir_of
-from llmkube.programs.state_lock import SERVER, holder_of
+from llmkube.programs.state_location import SERVER, check_state_dir, holder_of, local_state_dir, state_dir_of
 
 T = TypeVar("T")
 

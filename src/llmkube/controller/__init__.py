@@ -1,7 +1,7 @@
 """The program in the cluster: it serves models with pods, and keeps the status of all objects true.
 
     operator                                    wires everything; runs while it holds the Lease
-    informers, indexer, event_handlers, queues  what is known, and what a change wakes
+    informers, event_handlers, reconciler       what is known, what a change wakes, and how it is worked off
     reconcile                                   one key: read, decide, write
     render                                      manifests from objects; pure
     status                                      phases and conditions from what is there; pure

@@ -14,25 +14,23 @@
 | a PersistentVolumeClaim for weights | the service that owns it, else the Models of its namespace |
 """
 
+import enum
 from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
 import structlog
 
-from llmkube.controller.indexer import Event
+from llmkube.controller.informer import Event
 from llmkube.controller.informers import (
     Informers,
     PodInformers,
     claimed_service,
     models_of,
-    owning_model,
-    owning_router,
-    owning_service,
+    owners_of,
 )
-from llmkube.controller.predicates import Change, change_of
-from llmkube.controller.queues import Queues
-from llmkube.controller.status.inspection import is_inspected
+from llmkube.controller.reconciler import Queues
+from llmkube.controller.status.job_result import is_inspected
 from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
@@ -41,6 +39,37 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
+
+
+class Change(enum.IntEnum):
+    """How much of an object is another: nothing that matters here, its state only, or all of it."""
+
+    NONE = 0
+    STATE = 1  # status, finalizers, a deletion that was asked for
+    SPEC = 2  # it has come, has gone, has another spec, or is another object of the same name
+
+
+def change_of(event: Event[Model] | Event[InferenceService]) -> Change:
+    """Say how much has changed.
+
+    Of an object that cannot be read the cache has an older state, and no reconcile touches it: that matters, and so
+    does whatever comes next.
+    """
+    before, now = event.before, event.now
+    if not event.is_readable:
+        return Change.STATE
+    if not event.was_readable or before is None or now is None or _identity(before) != _identity(now):
+        return Change.SPEC
+    return Change.NONE if _state(before) == _state(now) else Change.STATE
+
+
+def _identity(obj: Model | InferenceService) -> tuple[str, int]:
+    return obj.metadata.uid, obj.metadata.generation
+
+
+def _state(obj: Model | InferenceService) -> tuple[object, ...]:
+    return obj.status, obj.metadata.deletion_timestamp, obj.metadata.finalizers
+
 
 USERS_SETTLE_SECONDS: Final = 0.2
 """How long a Model waits for further users: a thousand that come at once are counted some times, not a thousand."""
@@ -143,9 +172,8 @@ class PodEventHandlers:
         if event.now is not None and any(one.is_own(event.now) for one in writers):
             return
         self._wake_services_of(event)
-        for obj in (event.before, event.now):
-            for router in owning_router(obj) if obj is not None else ():
-                self.queues.routers.add_nowait(router)
+        for router in owners_of(ModelRouter, event.before, event.now):
+            self.queues.routers.add_nowait(router)
 
     def on_job(self, event: Event[Job]) -> None:
         """Reconcile the Model of a Job."""
@@ -154,7 +182,7 @@ class PodEventHandlers:
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
         """Reconcile the service whose claim for weights has come, changed or gone, or the Models of its namespace."""
-        if any(owning_service(claim) for claim in (event.before, event.now) if claim is not None):
+        if owners_of(InferenceService, event.before, event.now):
             self._wake_services_of(event)
             return
         for model in self.informers.models.values():
@@ -168,16 +196,14 @@ class PodEventHandlers:
                 self.queues.services.add_nowait(service)
                 self._wake_uninspected(service)
         for job_key in self.pods.pods_by_job.values(event):
-            job = self.pods.jobs.get(job_key)
-            for model in owning_model(job) if job is not None else ():
+            for model in owners_of(Model, self.pods.jobs.get(job_key)):
                 self.queues.models.add_nowait(model)
         for label in self.pods.pods_by_router.values(event):
             for router in self.informers.routers_by_label.keys(label):
                 self.queues.routers.add_nowait(router)
 
     def _wake_services_of(self, event: Event[Any]) -> None:
-        owners = {key for obj in (event.before, event.now) if obj is not None for key in owning_service(obj)}
-        for service in owners:
+        for service in owners_of(InferenceService, event.before, event.now):
             self.queues.services.add_nowait(service)
 
     def _wake_uninspected(self, key: Key) -> None:

@@ -11,7 +11,7 @@
 ```
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -25,16 +25,14 @@ from llmkube.controller.followed_kinds import (
     ROUTERS_WAIT,
     FollowedKind,
 )
-from llmkube.controller.indexer import Index
-from llmkube.controller.informer import Informer
+from llmkube.controller.informer import Index, Informer
 from llmkube.controller.render.labels import OURS, ROUTER_LABEL
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, PriorityClass, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.extensions import HTTPRoute, LeaderWorkerSet, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.rbac import APPLY, FOLLOW, Permission
-from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
     CLAIM_LABEL,
@@ -43,15 +41,18 @@ from llmkube.k8s.wire.names import (
     SERVICE_LABEL,
     label_value,
 )
-from llmkube.k8s.wire.owners import controller_key, is_controlled_by
 from llmkube.k8s.workloads import (
     Deployment,
     HorizontalPodAutoscaler,
+    HTTPRoute,
     Job,
+    LeaderWorkerSet,
     NetworkPolicy,
     PersistentVolumeClaim,
     Pod,
     PodDisruptionBudget,
+    PodMonitor,
+    ServiceLevelObjective,
 )
 
 JOB_LABEL: Final = "batch.kubernetes.io/job-name"
@@ -107,7 +108,7 @@ class Informers:
         self.routers_by_label = self.routers.add_index(lambda router: (label_of(router.key),))
         self.services_by_model = self.services.add_index(models_of)
         self.services_by_label = self.services.add_index(lambda service: (label_of(service.key),))
-        self.slices_by_label = self.slices.add_index(_service_label)
+        self.slices_by_label = self.slices.add_index(_labelled(SERVICE_LABEL))
         self.host_claims_by_service = self.host_claims.add_index(claimed_service)
 
     def users(self, model: Key) -> list[InferenceService]:
@@ -163,11 +164,11 @@ class PodInformers:
     objectives_by_service: Index[ServiceLevelObjective, Key] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.pods_by_service = self.pods.add_index(_service_label)
+        self.pods_by_service = self.pods.add_index(_labelled(SERVICE_LABEL))
         self.pods_by_job = self.pods.add_index(_job_label)
-        self.pods_by_router = self.pods.add_index(_router_label)
-        self.jobs_by_model = self.jobs.add_index(owning_model)
-        self.objectives_by_service = self.objectives.add_index(owning_service)
+        self.pods_by_router = self.pods.add_index(_labelled(ROUTER_LABEL))
+        self.jobs_by_model = self.jobs.add_index(partial(owners_of, Model))
+        self.objectives_by_service = self.objectives.add_index(partial(owners_of, InferenceService))
 
     def pods_of_service(self, service: Key) -> tuple[Pod, ...]:
         """Return the pods of a service, in the order of their names."""
@@ -187,8 +188,7 @@ class PodInformers:
 
     def has_running_pod(self, service: Key) -> bool:
         """Whether a pod of a service runs."""
-        pods = self.pods_of_service(service)
-        return any(pod.status.phase == "Running" and not pod.metadata.deletion_timestamp for pod in pods)
+        return any(pod.is_running for pod in self.pods_of_service(service))
 
     @property
     def followed(self) -> tuple[FollowedKind, ...]:
@@ -247,28 +247,16 @@ def label_of(service: Key) -> Label:
     return service.namespace, label_value(service.name)
 
 
-def owning_model(obj: Object) -> list[Key]:
-    """Return the Model that an object was made for, if any."""
-    owner = controller_key(obj, Model.RESOURCE.kind)
-    return [owner] if owner is not None else []
-
-
-def owning_service(obj: Object) -> list[Key]:
-    """Return the service that an object was made for, if any."""
-    owner = controller_key(obj, InferenceService.RESOURCE.kind)
-    return [owner] if owner is not None else []
+def owners_of(kind: type[Object], *objects: Object | None) -> list[Key]:
+    """Return the objects of a kind that these were made for, each once; None stands for an object that is not there."""
+    there = (obj for obj in objects if obj is not None)
+    return list(dict.fromkeys(key for obj in there if (key := controller_key(obj, kind.RESOURCE.kind)) is not None))
 
 
 def services_of(router: ModelRouter) -> list[Key]:
     """Return the services that a router sends requests to."""
     named = (one.inference_service_ref for one in router.spec.backends)
     return [Key(router.key.namespace, reference.name) for reference in named if reference is not None]
-
-
-def owning_router(obj: Object) -> list[Key]:
-    """Return the router that an object was made for, if any."""
-    owner = controller_key(obj, ModelRouter.RESOURCE.kind)
-    return [owner] if owner is not None else []
 
 
 def claimed_service(claim: Lease) -> list[Key]:
@@ -279,19 +267,17 @@ def claimed_service(claim: Lease) -> list[Key]:
         return []
 
 
-def _service_label(obj: Object) -> list[Label]:
-    label = obj.metadata.labels.get(SERVICE_LABEL)
-    return [(obj.metadata.namespace, label)] if label else []
+def _labelled(name: str) -> Callable[[Object], list[Label]]:
+    def labels_of(obj: Object) -> list[Label]:
+        label = obj.metadata.labels.get(name)
+        return [(obj.metadata.namespace, label)] if label else []
+
+    return labels_of
 
 
 def _job_label(pod: Pod) -> list[Key]:
     label = pod.metadata.labels.get(JOB_LABEL)
     return [Key(pod.metadata.namespace, label)] if label else []
-
-
-def _router_label(pod: Pod) -> list[Label]:
-    label = pod.metadata.labels.get(ROUTER_LABEL)
-    return [(pod.metadata.namespace, label)] if label else []
 
 
 def _by_name(key: Key) -> str:

@@ -2,13 +2,14 @@
 
 import datetime
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Literal, Protocol
+from collections.abc import Iterator, Mapping, Sized
+from typing import Literal
 
 import attrs
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 
+from llmkube.controller.informer import Informer
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
@@ -118,26 +119,6 @@ def source_type(source: str) -> str:
     return "file" if source.startswith("/") else "hf"
 
 
-class ModelsKnown(Protocol):
-    """The Models that there are now."""
-
-    def get(self, key: Key) -> Model | None:
-        """Return one."""
-        ...
-
-    def values(self) -> Iterable[Model]:
-        """Return them all."""
-        ...
-
-
-class ServicesKnown(Protocol):
-    """The services that there are now."""
-
-    def values(self) -> Iterable[InferenceService]:
-        """Return them all."""
-        ...
-
-
 @attrs.define(eq=False)
 class FleetCollector:
     """Say how every object stands, and how many wait to be looked at, read when Prometheus scrapes.
@@ -150,8 +131,8 @@ class FleetCollector:
         queues: Those that wait for a worker, by controller.
     """
 
-    models: ModelsKnown
-    services: ServicesKnown
+    models: Informer[Model]
+    services: Informer[InferenceService]
     queues: Mapping[str, Sized]
 
     def describe(self) -> Iterator[GaugeMetricFamily]:

@@ -25,30 +25,26 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
 from llmkube.controller.followed_kinds import HOSTS_WAIT, ControllerHealth, FollowedKind
-from llmkube.controller.indexer import Event
-from llmkube.controller.informer import Informer
+from llmkube.controller.informer import Event, Informer
 from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
 from llmkube.controller.optional_kinds import OptionalKinds
-from llmkube.controller.phase_changes import PhaseChanges
-from llmkube.controller.queues import Queues
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.inference_services import ServiceReconciler
-from llmkube.controller.reconcile.job_progress import run_progress
 from llmkube.controller.reconcile.models import ModelReconciler
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
+from llmkube.controller.reconcile.pod_answers import run_progress, run_router_health
 from llmkube.controller.reconcile.pod_models import PodModels
 from llmkube.controller.reconcile.pod_routers import PodRouters
 from llmkube.controller.reconcile.pod_services import PodServices
 from llmkube.controller.reconcile.pruning import Pruner
-from llmkube.controller.reconcile.router_health import run_router_health
 from llmkube.controller.reconcile.routers import RouterPlacement, RouterReconciler
 from llmkube.controller.reconcile.stale_endpoints import SliceReconciler
-from llmkube.controller.reconciler import Reconciler
+from llmkube.controller.reconciler import Queues, Reconciler
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.controller.writes.owned_kinds import OwnedKinds, RouterKinds
 from llmkube.controller.writes.owned_objects import OwnedObjects
-from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -169,8 +165,8 @@ class Controller:
             self.utcnow,
             informers=self.informers,
             pods=pods,
-            owned=OwnedKinds.on(self.client, pods),
-            routers=RouterKinds.on(self.client, pods),
+            owned=OwnedKinds(self.client, pods),
+            routers=RouterKinds(self.client, pods),
             optional=OptionalKinds(self.client, self.settings.namespace, self.handlers.wake_owners),
             queues=self.queues,
             phase_changes=self.phase_changes,

@@ -8,8 +8,7 @@ from typing import Any, Final, Never
 import attrs
 import trio
 
-from llmkube.controller.indexer import Event
-from llmkube.controller.informer import Informer
+from llmkube.controller.informer import Event, Informer
 from llmkube.controller.render.labels import OURS
 from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.k8s.client import Client

@@ -1,17 +1,43 @@
 """Work on one key at a time, again until it succeeds: a failure delays its own key and no other."""
 
+import random
 from collections.abc import Awaitable, Callable
-from typing import Final, NoReturn
+from typing import Final, Never
 
 import attrs
 import structlog
 import trio
 
-from llmkube.base.errors import LLMKubeError, WorldError
+from llmkube.base.backoff import Backoff
+from llmkube.base.errors import LLMKubeError, WorldError, leaves
 from llmkube.controller.metrics import ReconcileMetrics, Result
 from llmkube.k8s.errors import ConflictError, NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workqueue import WorkQueue
+from llmkube.k8s.workqueue import WorkQueue, run_each
+
+RETRY: Final = Backoff(base_seconds=0.5, cap_seconds=30.0)
+"""Pauses after failures in a row; the cap is also how late a status may be once the API server is back."""
+
+
+@attrs.frozen(eq=False)
+class Queues:
+    """One queue per kind that is reconciled."""
+
+    models: WorkQueue[Key]
+    services: WorkQueue[Key]
+    slices: WorkQueue[Key]
+    routers: WorkQueue[Key]
+
+    @classmethod
+    def empty(cls, rng: random.Random) -> "Queues":
+        """Return empty queues."""
+        return cls(new_queue(rng), new_queue(rng), new_queue(rng), new_queue(rng))
+
+
+def new_queue(rng: random.Random) -> WorkQueue[Key]:
+    """Return an empty queue whose failed keys come back after `RETRY`."""
+    return WorkQueue(rng, RETRY)
+
 
 log = structlog.get_logger()
 
@@ -35,19 +61,14 @@ class Reconciler:
     metrics: ReconcileMetrics
     queue: WorkQueue[Key]
 
-    async def run(self, workers: int) -> NoReturn:
+    async def run(self, workers: int) -> Never:
         """Reconcile keys until cancelled, `workers` at a time and never one key twice at once."""
-        async with trio.open_nursery() as nursery:
-            for _ in range(workers):
-                nursery.start_soon(self._work)
-        raise AssertionError("workers never return")
+        await run_each(self.queue, self._work, workers=workers)
 
-    async def _work(self) -> NoReturn:
-        while True:
-            async with self.queue.acquire() as key:
-                began = trio.current_time()
-                result = await self._attempt(key)
-                self.metrics.observe(self.name, result, trio.current_time() - began)
+    async def _work(self, key: Key) -> None:
+        began = trio.current_time()
+        result = await self._attempt(key)
+        self.metrics.observe(self.name, result, trio.current_time() - began)
 
     async def _attempt(self, key: Key) -> Result:
         await trio.lowlevel.checkpoint()
@@ -85,10 +106,3 @@ class Reconciler:
         else:
             log.error("bug in reconcile", exc_info=failure, **facts)
         return "error"
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group, however deep; an error that is none stands for itself."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for one in error.exceptions for leaf in leaves(one)]
-    return [error]

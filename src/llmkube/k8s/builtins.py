@@ -80,7 +80,6 @@ class ServicePort(Wired):
     protocol: str = "TCP"
     target_port: IntOrString | None = None
     node_port: int | None = None
-    app_protocol: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -91,7 +90,6 @@ class ServiceSpec(Wired):
     ports: tuple[ServicePort, ...] = ()
     selector: Mapping[str, str] = field("", dict)
     cluster_ip: str = field("", "", name="clusterIP")
-    cluster_ips: tuple[str, ...] = field("", (), name="clusterIPs")
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +119,6 @@ class EndpointPort(Wired):
     port: int | None = None  # a slice may leave it open; ours never do
     name: str = ""
     protocol: str = "TCP"
-    app_protocol: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +126,6 @@ class EndpointSubset(Wired):
     """Addresses that share their ports."""
 
     addresses: tuple[EndpointAddress, ...] = ()
-    not_ready_addresses: tuple[EndpointAddress, ...] = ()
     ports: tuple[EndpointPort, ...] = ()
 
 
@@ -158,7 +154,6 @@ class ConfigMap(Object):
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
     data: Mapping[str, str] = field("", dict)
-    binary_data: Mapping[str, str] = field("", dict)  # values are base64
     immutable: bool | None = None
 
 
@@ -191,7 +186,6 @@ class Event(Object):
     count: int | None = None
     first_timestamp: str | None = None
     last_timestamp: str | None = None
-    event_time: str | None = None
     action: str = ""
     source: EventSource = EventSource()
     reporting_component: str = ""
@@ -241,7 +235,6 @@ class LeaseSpec(Wired):
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
 

@@ -27,7 +27,7 @@ from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.k8s import request as build
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.transport import AuthTransport
-from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.codec import VersionDecoder, decode, encode, resource_version_of
 from llmkube.k8s.errors import (
     ApiError,
     GoneError,
@@ -36,11 +36,19 @@ from llmkube.k8s.errors import (
     TransportError,
     excerpt,
 )
-from llmkube.k8s.http_sender import HttpSender, TransportSender
+from llmkube.k8s.exchange import (
+    DROPPED,
+    HttpSender,
+    TransportSender,
+    expect_kind,
+    is_json,
+    open_chunks,
+    read_body,
+    refusal,
+    translated,
+)
 from llmkube.k8s.request import ApiRequest
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.response import DROPPED, expect_kind, is_json, open_chunks, read_body, refusal, translated
-from llmkube.k8s.versions import VersionDecoder, resource_version_of
 from llmkube.k8s.watch import Watch, has_name
 
 T = TypeVar("T", bound=Object)

@@ -75,6 +75,7 @@ class SchemaFacts:
     Args:
         exclusive_minimum: The value lies above `minimum`, not on it.
         items: What holds for each item of a list.
+        rendered: It takes effect in the objects that the controller makes, and not in the engine's container.
         pod_part: The part of a pod (`crd.podparts`) that a free-form map stands for; the schema spells it out.
     """
 
@@ -94,6 +95,7 @@ class SchemaFacts:
     list_map_keys: tuple[str, ...] = ()
     items: "SchemaFacts | None" = None
     pod_part: str = ""
+    rendered: bool = False
     atomic: bool = False
     apply_default: bool = False
     rules: tuple[Rule, ...] = ()
@@ -124,6 +126,11 @@ class Wired:
     """An object that crosses the wire, and remembers its JSON; by default it was built in Python, not received."""
 
     wire: WireForm = attrs.field(default=_BLANK, repr=False)
+
+
+def received() -> Any:
+    """Declare the same attribute in a class that does not derive from `Wired`, as those of plug-ins do."""
+    return attrs.field(default=_BLANK, repr=False)
 
 
 def field(description: str = "", default: Any = None, /, *, repr: bool = True, **facts: Any) -> Any:  # noqa: A002 (attrs' word)
@@ -167,11 +174,11 @@ def wire_fields(cls: type) -> tuple[WireField, ...]:
     """Every JSON field of a wire class, in the order of the source.
 
     Raises:
-        TypeError: The class is not `Wired`, so it could not keep unknown fields.
+        TypeError: The class has no `wire`, so it could not keep unknown fields.
     """
-    if not issubclass(cls, Wired):
-        raise TypeError(f"{cls.__name__} must derive from Wired")
     attributes: tuple[attrs.Attribute[Any], ...] = attrs.fields(cls)
+    if all(attribute.name != "wire" for attribute in attributes):
+        raise TypeError(f"{cls.__name__} must derive from Wired")
     return tuple(_slot(attribute) for attribute in attributes if attribute.name != "wire")
 
 
@@ -199,6 +206,16 @@ def _without_none(annotation: Any) -> Any:
 def json_name(cls: type, attribute: str) -> str:
     """The JSON spelling of an attribute: `json_name(InferenceServiceSpec, "moe_cpu_layers")` is `moeCPULayers`."""
     return next(slot.key for slot in wire_fields(cls) if slot.attribute == attribute)
+
+
+def rendered_paths(cls: type, prefix: str) -> Iterator[str]:
+    """The JSON path of every field of a class, and of its blocks, that is `rendered`."""
+    for slot in wire_fields(cls):
+        path = f"{prefix}.{slot.key}"
+        if slot.facts.rendered:
+            yield path
+        elif attrs.has(slot.type):
+            yield from rendered_paths(slot.type, path)
 
 
 def changed_paths(obj: Any, prefix: str = "") -> Iterator[str]:

@@ -26,10 +26,9 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.client import Client, Listing
-from llmkube.k8s.codec import DecodeError, decode
+from llmkube.k8s.codec import DecodeError, decode, resource_version_of, without_managed_fields
 from llmkube.k8s.errors import ApiError, GoneError, TransportError, WatchDataError, WatchSilentError
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.versions import resource_version_of, without_managed_fields
 from llmkube.k8s.watch import Watch, WatchEvent
 from llmkube.k8s.wire.names import is_object_name
 

@@ -18,9 +18,9 @@ import attrs
 import trio
 
 from llmkube.base import json_text
+from llmkube.k8s.codec import VersionDecoder, resource_version_of
 from llmkube.k8s.errors import ApiError, WatchDataError, WatchSilentError, error_from_status, excerpt
 from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.versions import VersionDecoder, resource_version_of
 
 T = TypeVar("T", bound=Object)
 

@@ -125,19 +125,28 @@ async def run_workers(
         workers: How many keys may be in work at a time.
     """
 
-    async def work() -> Never:
+    async def work(key: K) -> None:
+        try:
+            again_seconds = await handle(key)
+        except WorldError:
+            queue.retry_nowait(key)
+            return
+        queue.forget(key)
+        if again_seconds is not None:
+            queue.add_after(key, again_seconds)
+
+    await run_each(queue, work, workers=workers)
+
+
+async def run_each(queue: WorkQueue[K], work: Callable[[K], Awaitable[None]], *, workers: int) -> Never:
+    """Work on the queue's keys with so many tasks until cancelled; `work` decides what a failure means."""
+
+    async def run() -> Never:
         while True:
             async with queue.acquire() as key:
-                try:
-                    again_seconds = await handle(key)
-                except WorldError:
-                    queue.retry_nowait(key)
-                    continue
-                queue.forget(key)
-                if again_seconds is not None:
-                    queue.add_after(key, again_seconds)
+                await work(key)
 
     async with trio.open_nursery() as nursery:
         for _ in range(workers):
-            nursery.start_soon(work)
+            nursery.start_soon(run)
     raise AssertionError("workers never return")

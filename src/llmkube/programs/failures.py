@@ -3,8 +3,10 @@
 import contextlib
 import enum
 import io
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -13,7 +15,6 @@ import click
 from llmkube.base.errors import LLMKubeError, leaves
 from llmkube.base.full_disk import is_full
 from llmkube.base.settings import SettingError
-from llmkube.programs.line_breaks import broken
 from llmkube.programs.program_name import runnable
 
 
@@ -93,3 +94,21 @@ def _exit_code(error: BaseException) -> ExitCode:
 
 def _sentence(error: BaseException) -> str:
     return str(error) or type(error).__name__
+
+
+def broken(text: str, width: int | None) -> str:
+    """Return text whose lines have no more characters than `width`, None for any number; no word is cut.
+
+    What is broken goes on below the last column that the line has.
+    """
+    if width is None:
+        return text
+    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    columns = [found.end() for found in re.finditer(r"(?<=\S) {2,}(?=\S)", line[:width])]
+    hanging = columns[-1] if columns and columns[-1] <= width * 2 // 3 else 0
+    return textwrap.fill(
+        line, width=width, break_long_words=False, break_on_hyphens=False, subsequent_indent=" " * hanging
+    )

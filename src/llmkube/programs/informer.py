@@ -29,9 +29,17 @@ class Followed:
 
 
 @contextlib.asynccontextmanager
-async def open_follow(client: Client, rng: random.Random, *, namespace: str | None = None) -> AsyncIterator[Followed]:
-    """Follow both collections; the first whole lists are in when the block begins."""
-    followed = Followed()
+async def open_follow(
+    client: Client, rng: random.Random | None = None, *, namespace: str | None = None
+) -> AsyncIterator[Followed]:
+    """Follow both collections; the first whole lists are in when the block begins.
+
+    Args:
+        client: Talks to the API server.
+        rng: Jitter of reconnects; by default, seeded by the system.
+        namespace: None for all.
+    """
+    followed, rng = Followed(), rng or random.Random()  # noqa: S311 - jitter
 
     def notify(_key: Key) -> None:
         followed.changed.put_nowait(None)

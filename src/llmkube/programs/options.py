@@ -31,6 +31,16 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def command(name: str, group: Any = click, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function, of a group or by itself; its expected failures are told in one sentence."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        made: click.Command = group.command(name, **{"context_settings": HELP, **settings})(guarded(function))
+        return made
+
+    return decorate
+
+
 class NumberRange(click.FloatRange):
     """A number within bounds, and a number: `nan` is within any bounds for click, and no clock takes it."""
 

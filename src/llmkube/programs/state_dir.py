@@ -13,8 +13,7 @@ from typing import Final
 from llmkube.base import full_disk
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.units import format_bytes
-from llmkube.programs.state_location import check_state_dir
-from llmkube.programs.state_lock import ENGINES, SERVER, held
+from llmkube.programs.state_location import ENGINES, SERVER, check_state_dir, held
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
 

@@ -1,6 +1,6 @@
 """The OpenAI-compatible address in front of all engines of a machine: picks a backend by the request's `model`.
 
-    front_door     where requests come in; pass_through: the bytes of one go to its engine as they come
+    front_door     where requests come in, and what passes the bytes of one to its engine as they come
     backends       the directory: where each model answers, or why it does not, and what is said then
     model_field    which model a JSON body names; multipart_model: which one a form with files
     model_list     what /v1/models says, and Ollama's lists

@@ -2,30 +2,45 @@
 
 ```
  head ─ judge ─▶ body ─▶ preflight, health, hint, lists
-                          ├─▶ any field     pass_through: the body reaches the user's own engine as it came
+                          ├─▶ any field     PassThrough: the body reaches the user's own engine as it came
                           └─▶ listed fields proxy/handler: a body is written anew, for one backend after the other
 ```
 A ModelRouter takes listed fields. The default route, that of `llmkube up`, takes any field, and has what engines do not
-speak answered by listed fields.
+speak answered by listed fields. Which engine a request is for, its `model` says; whether that runs, loads or has failed
+is what the directory knows.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
 from typing import Final
 
 import attrs
+import structlog
 
+from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import StreamHandler
+from llmkube.base.http.errors import HttpError
 from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
+from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LISTS
+from llmkube.router.model_field import BodyError, read_model, replace_model
 from llmkube.router.model_list import ModelList, models_in
+from llmkube.router.multipart_model import boundary_of, read_form_model, replace_form_model
 from llmkube.router.origin_policy import is_preflight, preflight_answer
-from llmkube.router.pass_through import PassThrough
-from llmkube.router.refusals import RefusedError
+from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.stored_pages import PREFIX as RESPONSES
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+_ENGINE_PATHS: Final = frozenset({"/infill", "/tokenize", "/detokenize", "/apply-template"})
+"""What editors ask llama.cpp's server for beside the paths under `/v1`."""
+
+_WITHOUT_SLOT: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
+"""What an engine answers beside its slots."""
 
 _HINT: Final = """LLMKube gateway: an OpenAI-compatible API; clients take its address and /v1 as their base URL.
 
@@ -43,6 +58,107 @@ _OPTIONAL: Final = frozenset({"/v1/messages", "/v1/responses"})
 
 _NOT_THERE: Final = (404, 405)
 """What an engine says of a path that it does not have."""
+
+
+@attrs.define(eq=False)
+class Body:
+    """A body whose `model` was read.
+
+    Attributes:
+        content: As it came, and as it goes on once it was corrected.
+        named: Its `model`; None of one that names none.
+        renamed: Returns it with another `model`, and every other byte as it came.
+    """
+
+    content: bytes
+    named: object
+    renamed: Callable[[str], Awaitable[bytes]]
+
+
+async def _name_of_engine(body: Body, engine: Backend) -> None:
+    if body.named != engine.alias:
+        body.content = await body.renamed(engine.alias)
+
+
+CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _name_of_engine}
+"""All that is changed of a body, by field: `model` becomes the name that the engine itself goes by."""
+
+
+Begin = Callable[[str, bool], Callable[[], None]]
+"""Counts a request of a service, which takes a slot of its engine or none; its result is called once that has ended."""
+
+
+def _uncounted(_service: str, _takes_slot: bool) -> Callable[[], None]:
+    return lambda: None
+
+
+@attrs.frozen(eq=False)
+class PassThrough:
+    """Passes requests on.
+
+    Attributes:
+        directory: The models.
+        client: Reaches their engines.
+        begin: Counts requests.
+    """
+
+    directory: ModelDirectory
+    client: HttpClient
+    begin: Begin = _uncounted
+
+    async def __call__(self, exchange: StreamExchange, *, unless: Collection[int] = ()) -> bool:
+        """Pass a request on and its answer back; return False of an answer with one of these statuses, which stays.
+
+        The client's disconnect cancels this, which closes the engine's connection: that is what stops its generation.
+
+        Raises:
+            RefusedError: No engine is asked, or it does not answer.
+        """
+        head = exchange.head
+        path = head.path.rstrip("/")
+        if not path.startswith("/v1/") and path not in _ENGINE_PATHS:
+            words = f"nothing at {path or '/'}; the API is under /v1, for instance /v1/chat/completions"
+            raise refused(404, words, "not_found")
+        if head.method != "POST":
+            raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
+        body = await _read(head, exchange.body)
+        engine = engine_of(self.directory, body.named, head.path)
+        for correct in CORRECTIONS.values():
+            await correct(body, engine)
+        end = self.begin(engine.service, path not in _WITHOUT_SLOT)
+        try:
+            origin, keys = (engine.host, engine.port), engine.credentials
+            return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
+        except HttpError as exc:
+            if exchange.begun:
+                raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
+            _log.warning("engine did not answer", model=engine.alias, error=str(exc))
+            raise refused(502, f"the engine of {engine.alias!r} did not answer: {exc}", "engine_failed") from exc
+        finally:
+            end()
+
+
+async def _read(head: RequestHead, body: bytes) -> Body:
+    """Read which model a JSON body or a form names.
+
+    Raises:
+        RefusedError: The body is neither.
+    """
+    media_type = head.lines.get("content-type") or ""
+    is_form = media_type.lower().startswith("multipart/form-data")
+    try:
+        boundary = boundary_of(media_type) if is_form else None
+        if boundary is None:
+            named, spans = await read_model(body)
+            return Body(body, named, lambda name: replace_model(body, name, spans))
+        form = await read_form_model(body, boundary)
+    except BodyError as exc:
+        raise refused(400, str(exc), "invalid_form" if is_form else "invalid_json") from exc
+
+    async def renamed(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
+        return replace_form_model(body, boundary, form, name)
+
+    return Body(body, form.value, renamed)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -69,7 +185,13 @@ class FrontDoor:
         try:
             answer = await self._answer(exchange, path)
             if answer is None:
-                await self._ask(exchange, path)
+                passes, listed = self.any_field, self.listed_fields
+                if passes is not None and (listed is None or not _is_translated(exchange.head, path)):
+                    is_optional = listed is not None and path in _OPTIONAL
+                    if await passes(exchange, unless=_NOT_THERE if is_optional else ()):
+                        return
+                assert listed is not None, "nothing else leaves a request without an answer"
+                await listed(exchange)
                 return
         except RefusedError as refusal:
             answer = refusal_at(path, refusal.response)
@@ -95,15 +217,6 @@ class FrontDoor:
         if path in LISTS and self.listed_fields is not None:
             return self.models.ollama(exchange, path)
         return None
-
-    async def _ask(self, exchange: StreamExchange, path: str) -> None:
-        passes, listed = self.any_field, self.listed_fields
-        if listed is not None and (passes is None or _is_translated(exchange.head, path)):
-            await listed(exchange)
-        elif passes is not None and (listed is None or path not in _OPTIONAL):
-            await passes(exchange)
-        elif passes is not None and listed is not None and not await passes(exchange, unless=_NOT_THERE):
-            await listed(exchange)
 
 
 def _is_translated(head: RequestHead, path: str) -> bool:

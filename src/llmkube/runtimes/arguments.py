@@ -37,6 +37,11 @@ def texts_in(args: Sequence[str]) -> dict[str, str]:
     return texts
 
 
+def flag_words(flags: Mapping[str, str]) -> list[str]:
+    """Return the words of a command line that gives each of these flags its value."""
+    return [word for flag in flags.items() for word in flag]
+
+
 @attrs.define(eq=False)
 class CommandLine:
     """A command line that is being written, and the fields that have found a place in it.

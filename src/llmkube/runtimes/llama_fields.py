@@ -7,8 +7,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.placement import GPU
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.runtimes.arguments import EXTRA_ARGS, CommandLine, flags_in
-from llmkube.runtimes.llama_arguments import TRAINED_CONTEXT
-from llmkube.runtimes.llama_flags import said_in
+from llmkube.runtimes.llama_flags import TRAINED_CONTEXT, said_in
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import PlanError
 

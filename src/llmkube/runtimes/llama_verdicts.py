@@ -43,6 +43,8 @@ class Verdict:
     in_pods: bool = False
 
 
+# Each table has flags by what is said of them: `a|b` are names of one flag.
+
 # -- what only tunes the engine, or sets what a request could ask for anyway ------------------------------------------
 
 _SWITCHES: Final = """
@@ -94,70 +96,60 @@ _WITH_VALUE: Final = """
 # -- what a field says too --------------------------------------------------------------------------------------------
 
 _FIELD_SWITCHES: Final[Mapping[str, str]] = {
-    "-nkvo|--no-kv-offload|-kvo|--kv-offload": "spec.noKvOffload",
-    "-cmoe|--cpu-moe": "spec.moeCPUOffload",
-    "--warmup|--no-warmup": "spec.noWarmup",
-    "--jinja|--no-jinja": "spec.jinja",
-    "--embedding|--embeddings": "spec.mode",
-    "--rerank|--reranking": "spec.mode",
+    "spec.noKvOffload": "-nkvo|--no-kv-offload|-kvo|--kv-offload",
+    "spec.moeCPUOffload": "-cmoe|--cpu-moe",
+    "spec.noWarmup": "--warmup|--no-warmup",
+    "spec.jinja": "--jinja|--no-jinja",
+    "spec.mode": "--embedding|--embeddings --rerank|--reranking",
 }
 _FIELDS: Final[Mapping[str, str]] = {
-    "-c|--ctx-size": "spec.contextSize",
-    "-np|--parallel": "spec.parallelSlots",
-    "-fa|--flash-attn": "spec.flashAttention",
-    "-ngl|--gpu-layers|--n-gpu-layers": "the Model's spec.hardware.gpu.layers",
-    "-a|--alias": "spec.aliases",
-    "-b|--batch-size": "spec.batchSize",
-    "-ub|--ubatch-size": "spec.uBatchSize",
-    "-ctk|--cache-type-k": "spec.cacheTypeK",
-    "-ctv|--cache-type-v": "spec.cacheTypeV",
-    "-ncmoe|--n-cpu-moe": "spec.moeCPULayers",
-    "-ot|--override-tensor": "spec.tensorOverrides",
-    "--override-kv": "spec.metadataOverrides",
-    "--rope-scaling": "spec.ropeScaling.type",
-    "--rope-scale": "spec.ropeScaling.factor",
-    "--yarn-orig-ctx": "spec.ropeScaling.originalContext",
-    "--reasoning-budget": "spec.reasoningBudget",
-    "--reasoning-budget-message": "spec.reasoningBudgetMessage",
-    "-md|--model-draft|--spec-draft-model": "spec.speculativeDecoding.draftModelRef",
-    "--spec-type": "spec.speculativeDecoding.type",
-    "--spec-draft-n-max|--draft-max|--draft|--draft-n": "spec.speculativeDecoding.nDraftMax",
-    "--spec-draft-p-min|--draft-p-min": "spec.speculativeDecoding.pMin",
+    "spec.contextSize": "-c|--ctx-size",
+    "spec.parallelSlots": "-np|--parallel",
+    "spec.flashAttention": "-fa|--flash-attn",
+    "the Model's spec.hardware.gpu.layers": "-ngl|--gpu-layers|--n-gpu-layers",
+    "spec.aliases": "-a|--alias",
+    "spec.batchSize": "-b|--batch-size",
+    "spec.uBatchSize": "-ub|--ubatch-size",
+    "spec.cacheTypeK": "-ctk|--cache-type-k",
+    "spec.cacheTypeV": "-ctv|--cache-type-v",
+    "spec.moeCPULayers": "-ncmoe|--n-cpu-moe",
+    "spec.tensorOverrides": "-ot|--override-tensor",
+    "spec.metadataOverrides": "--override-kv",
+    "spec.ropeScaling.type": "--rope-scaling",
+    "spec.ropeScaling.factor": "--rope-scale",
+    "spec.ropeScaling.originalContext": "--yarn-orig-ctx",
+    "spec.reasoningBudget": "--reasoning-budget",
+    "spec.reasoningBudgetMessage": "--reasoning-budget-message",
+    "spec.speculativeDecoding.draftModelRef": "-md|--model-draft|--spec-draft-model",
+    "spec.speculativeDecoding.type": "--spec-type",
+    "spec.speculativeDecoding.nDraftMax": "--spec-draft-n-max|--draft-max|--draft|--draft-n",
+    "spec.speculativeDecoding.pMin": "--spec-draft-p-min|--draft-p-min",
 }
 
 # -- what is written here: these flags are on every command line ------------------------------------------------------
 
 _OURS: Final[Mapping[str, str]] = {
-    "-m|--model": "the Model's spec.source",
-    "--host": "LLMKube, which listens where only the host's own gateway or the cluster reaches it",
-    "--port": "LLMKube, which takes a free one",
-    "--fit|-fit": "LLMKube, which places models itself",
-    "--fit-target|-fitt": "LLMKube, which places models itself",
-    "--fit-ctx|-fitc": "LLMKube, which places models itself",
-    "--api-prefix": "LLMKube, which asks /health whether the engine is ready",
+    "the Model's spec.source": "-m|--model",
+    "LLMKube, which listens where only the host's own gateway or the cluster reaches it": "--host",
+    "LLMKube, which takes a free one": "--port",
+    "LLMKube, which places models itself": "--fit|-fit --fit-target|-fitt --fit-ctx|-fitc",
+    "LLMKube, which asks /health whether the engine is ready": "--api-prefix",
 }
 _OUR_SWITCHES: Final[Mapping[str, str]] = {
-    "--reuse-port": "LLMKube, which takes a port of its own",
+    "LLMKube, which takes a port of its own": "--reuse-port",
 }
 _WEB: Final = "LLMKube: web pages reach a model by the gateway, which looks at their origin"
 _LOGGED: Final = "LLMKube, which reads in the log how much memory the engine takes, and keeps prompts out of it"
 _SLOTS: Final = "LLMKube, which sees by /slots whether an engine that works still moves"
 _OURS_ON_HOSTS: Final[Mapping[str, str]] = {
-    "--api-key-file": "LLMKube, which gives each engine a key of its own",
-    "--cors-origins": _WEB,
-    "--cors-methods": _WEB,
-    "--cors-headers": _WEB,
-    "--ui-config|--webui-config": _WEB,
-    "-lv|--verbosity|--log-verbosity": _LOGGED,
-    "--log-colors": _LOGGED,
+    "LLMKube, which gives each engine a key of its own": "--api-key-file",
+    _WEB: "--cors-origins --cors-methods --cors-headers --ui-config|--webui-config",
+    _LOGGED: "-lv|--verbosity|--log-verbosity --log-colors",
 }
 _OUR_SWITCHES_ON_HOSTS: Final[Mapping[str, str]] = {
-    "--cors-credentials|--no-cors-credentials": _WEB,
-    "--ui|--webui": _WEB,
-    "-v|--verbose|--log-verbose": _LOGGED,
-    "--log-disable": _LOGGED,
-    "--log-jsonl|--no-log-jsonl": _LOGGED,
-    "--slots|--no-slots": _SLOTS,
+    _WEB: "--cors-credentials|--no-cors-credentials --ui|--webui",
+    _LOGGED: "-v|--verbose|--log-verbose --log-disable --log-jsonl|--no-log-jsonl",
+    _SLOTS: "--slots|--no-slots",
 }
 
 # -- what reaches out of the engine -----------------------------------------------------------------------------------
@@ -173,47 +165,22 @@ _SETTINGS: Final = "lets every client change the settings of the engine for all 
 _SEVERAL: Final = "is for a server of several models, which LLMKube does not know of"
 
 _REFUSED: Final[Mapping[str, str]] = {
-    "--lora": _READS,
-    "--lora-scaled": _READS,
-    "--control-vector": _READS,
-    "--control-vector-scaled": _READS,
-    "-mm|--mmproj": _READS,
-    "-mv|--model-vocoder": _READS,
-    "--tts-speaker-file": _READS,
-    "--grammar-file": f"{_READS}: write the grammar itself, by --grammar",
-    "-jf|--json-schema-file": f"{_READS}: write the schema itself, by --json-schema",
-    "--chat-template-file": f"{_READS}: write the template itself, by --chat-template",
-    "-lcs|--lookup-cache-static": _READS,
-    "-lcd|--lookup-cache-dynamic": _WRITES,
-    "--path": _READS,
-    "--media-path": _READS,
-    "--ui-config-file|--webui-config-file": _READS,
-    "--video-ffmpeg-dir": _RUNS,
-    "--ssl-key-file": _READS,
-    "--ssl-cert-file": _READS,
-    "--slot-save-path": _WRITES,
-    "--log-file": _WRITES,
-    "--log-prompts-dir": _WRITES,
-    "-mu|--model-url": _DOWNLOADS,
-    "-mmu|--mmproj-url": _DOWNLOADS,
-    "-dr|--docker-repo": _DOWNLOADS,
-    "-hf|-hfr|--hf-repo": _DOWNLOADS,
-    "-hff|--hf-file": _DOWNLOADS,
-    "-hfv|-hfrv|--hf-repo-v": _DOWNLOADS,
-    "-hffv|--hf-file-v": _DOWNLOADS,
-    "--spec-draft-hf|-hfd|-hfrd|--hf-repo-draft": _DOWNLOADS,
-    "--rpc": _RUNS,
-    "--tools": _RUNS,
-    "--tools-runtime": _RUNS,
-    "--mcp-servers-config": _RUNS,
-    "--mcp-servers-json": _RUNS,
-    "--models-dir": _SEVERAL,
-    "--models-preset": _SEVERAL,
-    "--models-max": _SEVERAL,
-    "--prio": _PRIORITY,
-    "--prio-batch": _PRIORITY,
-    "--spec-draft-prio|--prio-draft": _PRIORITY,
-    "--spec-draft-prio-batch|--prio-batch-draft": _PRIORITY,
+    _READS: """
+        --lora --lora-scaled --control-vector --control-vector-scaled -mm|--mmproj -mv|--model-vocoder
+        --tts-speaker-file -lcs|--lookup-cache-static --path --media-path --ui-config-file|--webui-config-file
+        --ssl-key-file --ssl-cert-file
+    """,
+    f"{_READS}: write the grammar itself, by --grammar": "--grammar-file",
+    f"{_READS}: write the schema itself, by --json-schema": "-jf|--json-schema-file",
+    f"{_READS}: write the template itself, by --chat-template": "--chat-template-file",
+    _WRITES: "-lcd|--lookup-cache-dynamic --slot-save-path --log-file --log-prompts-dir",
+    _RUNS: "--video-ffmpeg-dir --rpc --tools --tools-runtime --mcp-servers-config --mcp-servers-json",
+    _DOWNLOADS: """
+        -mu|--model-url -mmu|--mmproj-url -dr|--docker-repo -hf|-hfr|--hf-repo -hff|--hf-file -hfv|-hfrv|--hf-repo-v
+        -hffv|--hf-file-v --spec-draft-hf|-hfd|-hfrd|--hf-repo-draft
+    """,
+    _SEVERAL: "--models-dir --models-preset --models-max",
+    _PRIORITY: "--prio --prio-batch --spec-draft-prio|--prio-draft --spec-draft-prio-batch|--prio-batch-draft",
 }
 _DEFAULT_MODELS: Final = """
     --embd-bge-small-en-default --embd-e5-small-en-default --embd-gte-small-default --embd-gemma-default
@@ -222,30 +189,28 @@ _DEFAULT_MODELS: Final = """
     --vision-gemma-12b-default
 """
 _REFUSED_SWITCHES: Final[Mapping[str, str]] = {
-    "--lora-init-without-apply": _SETTINGS,
-    "--props": _SETTINGS,
-    "-ag|--agent|-no-ag|--no-agent": _RUNS,
-    "--ui-mcp-proxy|--webui-mcp-proxy|--no-ui-mcp-proxy|--no-webui-mcp-proxy": _RUNS,
-    "--models-autoload|--no-models-autoload": _SEVERAL,
-    "--tts-use-guide-tokens": _SEVERAL,
-    **dict.fromkeys(_DEFAULT_MODELS.split(), _DOWNLOADS),
+    _SETTINGS: "--lora-init-without-apply --props",
+    _RUNS: "-ag|--agent|-no-ag|--no-agent --ui-mcp-proxy|--webui-mcp-proxy|--no-ui-mcp-proxy|--no-webui-mcp-proxy",
+    _SEVERAL: "--models-autoload|--no-models-autoload --tts-use-guide-tokens",
+    _DOWNLOADS: _DEFAULT_MODELS,
 }
 _REFUSED_IN_PODS_TOO: Final[Mapping[str, str]] = {
-    "--api-key": f"{_PUBLIC}; the engine's keys belong into a Secret",
-    "-hft|--hf-token": f"{_PUBLIC}; the Model's spec.sourceSecretRef names a Secret",
+    f"{_PUBLIC}; the engine's keys belong into a Secret": "--api-key",
+    f"{_PUBLIC}; the Model's spec.sourceSecretRef names a Secret": "-hft|--hf-token",
 }
-_EXITING: Final[Mapping[str, str]] = dict.fromkeys(
-    ("-h|--help|--usage", "--version", "-cl|--cache-list", "--completion-bash", "--list-devices"), _EXITS
-)
+_EXITING: Final[Mapping[str, str]] = {
+    _EXITS: "-h|--help|--usage --version -cl|--cache-list --completion-bash --list-devices",
+}
 
 
 def _verdicts() -> Iterator[Verdict]:
     def rows(kind: Kind, table: Mapping[str, str], *, values: int, in_pods: bool = False) -> Iterator[Verdict]:
-        for names, says in table.items():
-            yield Verdict(kind, tuple(names.split("|")), values, says, in_pods)
+        for says, flags in table.items():
+            for names in flags.split():
+                yield Verdict(kind, tuple(names.split("|")), values, says, in_pods)
 
-    yield from rows(Kind.ALLOWED, dict.fromkeys(_SWITCHES.split(), ""), values=0)
-    yield from rows(Kind.ALLOWED, dict.fromkeys(_WITH_VALUE.split(), ""), values=1)
+    yield from rows(Kind.ALLOWED, {"": _SWITCHES}, values=0)
+    yield from rows(Kind.ALLOWED, {"": _WITH_VALUE}, values=1)
     yield from rows(Kind.FIELD, _FIELD_SWITCHES, values=0, in_pods=True)
     yield from rows(Kind.FIELD, _FIELDS, values=1, in_pods=True)
     yield from rows(Kind.OURS, _OUR_SWITCHES, values=0, in_pods=True)
@@ -254,7 +219,7 @@ def _verdicts() -> Iterator[Verdict]:
     yield from rows(Kind.OURS, _OURS_ON_HOSTS, values=1)
     yield from rows(Kind.REFUSED, _REFUSED_SWITCHES, values=0)
     yield from rows(Kind.REFUSED, _REFUSED, values=1)
-    yield from rows(Kind.REFUSED, {"--control-vector-layer-range": _READS}, values=2)
+    yield from rows(Kind.REFUSED, {_READS: "--control-vector-layer-range"}, values=2)
     yield from rows(Kind.REFUSED, _REFUSED_IN_PODS_TOO, values=1, in_pods=True)
     yield from rows(Kind.REFUSED, _EXITING, values=0, in_pods=True)
 

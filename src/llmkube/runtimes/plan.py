@@ -4,11 +4,16 @@ import hashlib
 import json
 import sys
 from enum import StrEnum
+from typing import Final
 
 import attrs
 
 from llmkube.base.errors import UserError
 from llmkube.weights.estimate.demand import Demand
+
+UNLOAD_LEFT: Final = "--unload-left"
+"""Added to the command line of a service: nothing is served, and what an engine of it has left that was killed is
+unloaded. Exits with 0 when nothing of that is loaded any more."""
 
 
 class PlanError(UserError):

@@ -3,7 +3,7 @@
 What no path can run is refused by name. Containers know the built-in runtimes, and those of installed plug-ins.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -233,11 +233,4 @@ def _config(runtime: Runtime, isvc: InferenceService) -> tuple[Any, tuple[str, .
 
 
 def _is_below(path: str, roots: Collection[str]) -> bool:
-    return any(root in roots for root in _prefixes(path))
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """`spec.a.b` is below `spec.a.b`, `spec.a` and `spec`."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
+    return any(path == root or path.startswith(f"{root}.") for root in roots)

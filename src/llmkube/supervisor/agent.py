@@ -10,7 +10,7 @@
 ```
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import attrs
@@ -21,33 +21,27 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.events import EventRecorder
 from llmkube.k8s.leases.host_monitor import HostMonitor
-from llmkube.k8s.reflector import Cache, run_reflector
+from llmkube.k8s.reflector import run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import Applier
-from llmkube.supervisor.cluster.claim_manager import ClaimManager
-from llmkube.supervisor.cluster.drift_repair import DriftRepair
+from llmkube.supervisor.cluster.applier import delete_stale_endpoints
 from llmkube.supervisor.cluster.host_lease import HostLease, delete_host_lease
 from llmkube.supervisor.cluster.node_monitor import NodeMonitor
-from llmkube.supervisor.cluster.stale_endpoints import delete_stale_endpoints
 from llmkube.supervisor.credential_monitor import CredentialMonitor
 from llmkube.supervisor.engine.child import KILL_SECONDS
 from llmkube.supervisor.host_cordon import HostCordon
-from llmkube.supervisor.memory.book import Book
+from llmkube.supervisor.memory.capacity import MemoryView
 from llmkube.supervisor.memory.eviction_manager import EvictionManager
-from llmkube.supervisor.memory.ledger import Ledger
-from llmkube.supervisor.memory.view import MemoryView
-from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.host_credential import CredentialState
 from llmkube.supervisor.nouns.lifecycle import ServiceView
-from llmkube.supervisor.nouns.ports import Ports, Shutdown
+from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.meter import EngineUse
-from llmkube.supervisor.running_services import Running, RunningServices
-from llmkube.supervisor.services import SETTLE_SECONDS, ServiceQueue, Services, conditions_of, wish_of
+from llmkube.supervisor.services import SETTLE_SECONDS, Services
 
 log = structlog.get_logger(__name__)
+
+Task = Callable[[], Awaitable[None]]
 
 LOOK_SECONDS = 1.0
 """How long the first look at this host's addresses may take; after that its engines must not wait any longer."""
@@ -58,42 +52,44 @@ STOP_SLACK_SECONDS = 3.0
 
 @attrs.define(eq=False)
 class AgentView:
-    """What one may ask a running agent; reads are synchronous and never wait.
+    """What one may ask a running agent; reads are synchronous and never wait."""
 
-    `changed` is a mailbox whose version grows whenever an answer may have changed.
-    """
-
-    _running: Mapping[Key, Running]
-    _waits_for: Callable[[], str]
-    _shutdown: Shutdown
-    _memory: Callable[[], MemoryView | None]
+    _services: Services
     credential: CredentialMonitor
-    cordon: HostCordon
-    changed: Mailbox[None]
+
+    @property
+    def cordon(self) -> HostCordon:
+        """Whether this host serves."""
+        return self._services.cordon
+
+    @property
+    def changed(self) -> Mailbox[None]:
+        """A mailbox whose version grows whenever an answer may have changed."""
+        return self._services.changed
 
     def services(self) -> dict[Key, ServiceView]:
         """A snapshot of every service that this host looks after."""
-        return {key: running.status_manager.snapshot for key, running in sorted(self._running.items())}
+        return {key: running.status_manager.snapshot for key, running in sorted(self._services.running.by_key.items())}
 
     def engines(self) -> dict[Key, EngineUse]:
         """The engine of every service, and what it has said of its tokens."""
-        managers = {key: running.status_manager for key, running in self._running.items()}
+        managers = {key: running.status_manager for key, running in self._services.running.by_key.items()}
         return {key: EngineUse(each.view.pid, each.tokens) for key, each in managers.items()}
 
     def memory(self) -> MemoryView | None:
         """A snapshot of the host's memory; None while memory is not watched."""
-        return self._memory()
+        return self._services.ledger.view()
 
     def keep_engines(self) -> None:
         """Let engines, endpoints and Lease stay when this agent ends: the next one on this host adopts them."""
-        self._shutdown.keep = True
+        self._services.shutdown.keep = True
 
     def ready(self) -> tuple[bool, str]:
         """Whether the agent has seen the API server's objects once and is still let in, and why not."""
         credential = self.credential.value.value
         if credential.state is CredentialState.REFUSED:
             return False, credential.advice
-        obstacle = self._waits_for()
+        obstacle = self._services.waits_for
         return (False, obstacle) if obstacle else (True, "ok")
 
 
@@ -118,127 +114,24 @@ async def run_agent(
             stop.set()
 
 
-def _new_services(client: Client, settings: AgentSettings, ports: Ports) -> Services:
-    """Build what reconciles services, in an order in which each part has what it needs."""
-    recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
-
-    queue = ServiceQueue()
-    hosts = HostMonitor(client, settings.lease_namespace, queue.add_all)
-    reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
-    running = RunningServices(Book(settings.memory_rules))
-    cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, lambda: bool(running.by_key), queue.add_all)
-    cordon.look()  # before anything is started
-    services, models = Cache[InferenceService](), Cache[Model]()
-    services.expect(ports.left)
-    claims = ClaimManager(
-        client,
-        settings,
-        hosts,
-        ports.utcnow,
-        ports.rng,
-        has_file=ports.weights.has,
-        desired=partial(wish_of, services=services, models=models, running=running, cordon=cordon),
-        enqueue=queue.add,
-    )
-    ledger = Ledger(running.book, watched=ports.memory is not None, told=running.tell_evicted)
-    applier = Applier(ports.rng, running.tell_refused)
-    drift_repair = DriftRepair(applier, partial(conditions_of, services, models), ports.rng)
-    return Services(
-        settings=settings,
-        ports=ports,
-        queue=queue,
-        services=services,
-        models=models,
-        claims=claims,
-        running=running,
-        applier=applier,
-        recorder=recorder,
-        drift_repair=drift_repair,
-        reach=reach,
-        ledger=ledger,
-        cordon=cordon,
-    )
-
-
 async def _run_shielded(
     client: Client, settings: AgentSettings, ports: Ports, stop: trio.Event, task_status: trio.TaskStatus[AgentView]
 ) -> None:
-    services = _new_services(client, settings, ports)
-    claims, running, applier = services.claims, services.running, services.applier
-    hosts = claims.hosts
-    wakes = Mailbox(0.0)
-    credential = CredentialMonitor(settings.token_file)
-    nodes = NodeMonitor(client, settings, ports.admit, ports.rng)
-    host_lease = HostLease(
-        client,
-        settings,
-        ports,
-        services.reach,
-        services=lambda: len(running.by_key),
-        memory=services.ledger.room,
-        on_wake=wakes.put_nowait,
-        on_renewed_again=applier.reapply_all_nowait,
-        name_confirmed=claims.name_confirmed,
-        renewed=claims.renewed,
-        on_engine_upgrade=running.tell_engine,
-        credential=lambda: credential.value.value.advice,
-        on_accepted=credential.accept,
-        on_refused=credential.refuse,
-        closed=lambda: nodes.closed,
-        cordon=lambda: services.cordon.end,
-    )
+    services, credential = Services(client, settings, ports), CredentialMonitor(settings.token_file)
     # Cancellation would reach the applier together with the services that still have to write through it. So the
     # support is shielded, the services are cancelled from in here, and from that moment the shield has a deadline.
     with trio.CancelScope(shield=True) as support:
         async with trio.open_nursery() as outer:
-            reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
-            selected = partial(reflect, label_selector=settings.selector.text)
-            with trio.move_on_after(LOOK_SECONDS):
-                await host_lease.refresh_address()
-            speak = partial(applier.run, client, field_manager=settings.field_manager)
-            outer.start_soon(_run_once_named, claims.name_confirmed, speak)
-            repeat = partial(applier.run_resync, client, namespace=settings.namespace)
-            outer.start_soon(partial(repeat, every_seconds=settings.reassert_seconds))
-            for follow in (
-                partial(selected, InferenceService, services.services, services.on_service, brake=True),
-                partial(reflect, Model, services.models, services.on_model),
-                partial(hosts.run_reflector, ports.rng),
-                claims.run_reflector,
-            ):
-                outer.start_soon(_run_afresh, follow, wakes)
-            if settings.api_server:
-                outer.start_soon(_run_afresh, nodes.run, wakes)
-            outer.start_soon(hosts.run_expiry)
-            outer.start_soon(claims.run)
-            outer.start_soon(host_lease.run)
-            outer.start_soon(services.run_address)
-            outer.start_soon(services.cordon.run)
-            outer.start_soon(services.drift_repair.run)
-            outer.start_soon(_run_second_words, hosts, claims.host, applier)
-            withdraw = partial(delete_stale_endpoints, client, settings, applier, running.by_key)
-            outer.start_soon(_run_once_named, claims.name_confirmed, withdraw)
-            outer.start_soon(services.recorder.run, client)
-            outer.start_soon(ports.learned.run)
-            if ports.memory is not None:
-                outer.start_soon(EvictionManager(ports.memory, services.ledger, running.tell_memory).run)
+            await _start_support(outer, services, credential)
             async with trio.open_nursery() as tasks:
                 tasks.start_soon(services.run)
-                view = AgentView(
-                    running.by_key,
-                    lambda: services.waits_for,
-                    services.shutdown,
-                    services.ledger.view,
-                    credential,
-                    services.cordon,
-                    services.changed,
-                )
-                task_status.started(view)
+                task_status.started(AgentView(services, credential))
                 await stop.wait()
-                log.info("stopping", services=len(running.by_key))
+                log.info("stopping", services=len(services.running.by_key))
                 support.deadline = trio.current_time() + stop_seconds(settings)
                 tasks.cancel_scope.cancel(reason="the agent stops")
             with trio.move_on_after(settings.withdraw_seconds):
-                await applier.wait_applied()
+                await services.applier.wait_applied()
                 await services.recorder.wait_written()
                 if not services.shutdown.keep:
                     await delete_host_lease(client, settings)
@@ -247,13 +140,70 @@ async def _run_shielded(
         log.error("the stop took longer than its deadlines allow")
 
 
-async def _run_once_named(name_confirmed: trio.Event, run: Callable[[], Awaitable[None]]) -> None:
+async def _start_support(nursery: trio.Nursery, services: Services, credential: CredentialMonitor) -> None:
+    """Find out how this host is reached, and start all that services need until the last of them has ended."""
+    client, settings, ports = services.client, services.settings, services.ports
+    claims, applier, running, hosts = services.claims, services.applier, services.running, services.hosts
+    wakes = Mailbox(0.0)
+    nodes = NodeMonitor(client, settings, ports.admit, ports.rng)
+    host_lease = HostLease(
+        client,
+        settings,
+        ports,
+        services.reach,
+        credential,
+        services=lambda: len(running.by_key),
+        memory=services.ledger.room,
+        on_wake=wakes.put_nowait,
+        on_renewed_again=applier.reapply_all_nowait,
+        name_confirmed=claims.name_confirmed,
+        renewed=claims.renewed,
+        on_engine_upgrade=running.tell_engine,
+        closed=lambda: nodes.closed,
+        cordon=lambda: services.cordon.end,
+    )
+    with trio.move_on_after(LOOK_SECONDS):
+        await host_lease.refresh_address()
+
+    reflect = partial(run_reflector, client, namespace=settings.namespace, rng=ports.rng)
+    follow_services = partial(
+        reflect,
+        InferenceService,
+        services.services,
+        services.on_service,
+        label_selector=settings.selector.text,
+        brake=True,
+    )
+    follow_models = partial(reflect, Model, services.models, services.on_model)
+    follow_hosts = partial(hosts.run_reflector, ports.rng)
+    after_each_sleep: list[Task] = [follow_services, follow_models, follow_hosts, claims.run_reflector]
+    if settings.api_server:
+        after_each_sleep.append(nodes.run)
+    for follow in after_each_sleep:
+        nursery.start_soon(_run_afresh, follow, wakes)
+
+    write = partial(applier.run, client, field_manager=settings.field_manager)
+    withdraw = partial(delete_stale_endpoints, client, settings, applier, running.by_key)
+    for speak in (write, withdraw):
+        nursery.start_soon(_run_once_named, claims.name_confirmed, speak)
+
+    resync = partial(applier.run_resync, client, every_seconds=settings.reassert_seconds, namespace=settings.namespace)
+    tasks: list[Task] = [host_lease.run, hosts.run_expiry, services.run_address, services.cordon.run, ports.learned.run]
+    tasks += [claims.run, resync, services.drift_repair.run, partial(services.recorder.run, client)]
+    tasks.append(partial(_reapply_after_membership_changes, services))
+    if ports.memory is not None:
+        tasks.append(EvictionManager(ports.memory, services.ledger, running.tell_memory).run)
+    for task in tasks:
+        nursery.start_soon(task)
+
+
+async def _run_once_named(name_confirmed: trio.Event, run: Task) -> None:
     """Say nothing in this host's name before it is certain that no other machine has it."""
     await name_confirmed.wait()
     await run()
 
 
-async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[float]) -> None:
+async def _run_afresh(follow: Task, wakes: Mailbox[float]) -> None:
     """Never return: after a sleep begin again with a list; what was open then may be dead without having said so."""
     while True:
         version = wakes.version
@@ -263,15 +213,16 @@ async def _run_afresh(follow: Callable[[], Awaitable[None]], wakes: Mailbox[floa
             nursery.cancel_scope.cancel(reason="the host has slept")
 
 
-async def _run_second_words(hosts: HostMonitor, host: str, applier: Applier) -> None:
+async def _reapply_after_membership_changes(services: Services) -> None:
     """Never return: say what stands once more some time after other hosts have come or gone."""
+    hosts, host = services.hosts, services.claims.host
     while True:
         version, before = hosts.news.version, _others(hosts, host)
         while _others(hosts, host) == before:
             await hosts.news.wait_newer(version)
             version = hosts.news.version
         await trio.sleep(SETTLE_SECONDS)
-        applier.reapply_all_nowait()
+        services.applier.reapply_all_nowait()
 
 
 def _others(hosts: HostMonitor, host: str) -> frozenset[str]:

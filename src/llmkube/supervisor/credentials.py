@@ -43,10 +43,13 @@ _FIELD: Final = "spec.sourceSecretRef"
 ReadSecret = Callable[[Key], Awaitable[Secret]]
 
 
+FIELD = "spec.apiKeySecretRef"
+
+
 class TokenError(UserError):
     """There is no token where the Model or the operator says that there is one."""
 
-    reason = "TokenUnavailable"
+    reason = Reason.TOKEN_UNAVAILABLE
 
 
 @attrs.frozen(eq=False)
@@ -72,9 +75,9 @@ class SourceCredentials:
             TokenError: Its Secret, the key in it, or the operator's file is missing or useless.
             WorldError: The API server does not say.
         """
-        reference = model.spec.source_secret_ref
-        if reference is not None and reference.name:
-            return await self._in_secret(Key(model.key.namespace, reference.name))
+        key = _secret_of(model)
+        if key is not None:
+            return await self._token_in(key)
         if self.file is None:
             await trio.lowlevel.checkpoint()
             return None
@@ -88,17 +91,16 @@ class SourceCredentials:
             SourceError: What the Secret or the environment says cannot be used.
             WorldError: The API server does not say.
         """
-        reference = model.spec.source_secret_ref
-        if reference is None or not reference.name:
+        key = _secret_of(model)
+        if key is None:
             await trio.lowlevel.checkpoint()
             return BucketAccess.read(self.environ, where="the agent's environment")
-        key = Key(model.key.namespace, reference.name)
         secret = await read_named_secret(self.read_secret, key, VARIABLES[0], _FIELD, TokenError)
         try:
             values = {name: base64.b64decode(text).decode() for name, text in secret.data.items() if name in VARIABLES}
         except ValueError as exc:
-            raise TokenError(f"Secret {key.name} in namespace {key.namespace} holds no text", field=_FIELD) from exc
-        return BucketAccess.read(values, where=f"Secret {key.name} in namespace {key.namespace}")
+            raise TokenError(f"{_place(key)} holds no text", field=_FIELD) from exc
+        return BucketAccess.read(values, where=_place(key))
 
     async def find_registry(self, model: Model, source: Given) -> RegistryAccess:
         """Return who asks for a Model's source in a registry; no user, where the Model names no Secret.
@@ -108,12 +110,11 @@ class SourceCredentials:
             SourceError: What is in it cannot be used.
             WorldError: The API server does not say.
         """
-        reference = model.spec.source_secret_ref
-        if reference is None or not reference.name or not isinstance(source, ImageSource):
+        key = _secret_of(model)
+        if key is None or not isinstance(source, ImageSource):
             await trio.lowlevel.checkpoint()
             return RegistryAccess()
-        key = Key(model.key.namespace, reference.name)
-        where = f"Secret {key.name} in namespace {key.namespace}"
+        where = _place(key)
         secret = await read_named_secret(self.read_secret, key, CONFIG_KEY, _FIELD, TokenError)
         try:
             text = base64.b64decode(secret.data[CONFIG_KEY], validate=True).decode()
@@ -125,24 +126,32 @@ class SourceCredentials:
             raise TokenError(f"{where} holds no text", field=_FIELD) from exc
         return RegistryAccess.read(text, source.registry, where=where)
 
-    async def _in_secret(self, key: Key) -> str:
-        field = _FIELD
-        secret = await read_named_secret(self.read_secret, key, KEY, field, TokenError)
-        if KEY not in secret.data:
-            there = ", ".join(sorted(secret.data)) or "nothing"
-            raise TokenError(
-                f"Secret {key.name} in namespace {key.namespace} has no key {KEY} (it has {there}); add that key",
-                field=field,
-            )
+    async def _token_in(self, key: Key) -> str:
+        secret = await read_named_secret(self.read_secret, key, KEY, _FIELD, TokenError)
         try:
-            text = base64.b64decode(secret.data[KEY], validate=True).decode("ascii").strip()
+            text = _value_in(secret, KEY, _FIELD, TokenError).decode("ascii").strip()
         except ValueError:
             text = ""
         if not _TOKEN.fullmatch(text):
-            raise TokenError(
-                f"{KEY} in Secret {key.name} in namespace {key.namespace} is no token (one word of ASCII)", field=field
-            )
+            raise TokenError(f"{KEY} in {_place(key)} is no token (one word of ASCII)", field=_FIELD)
         return text
+
+
+def _secret_of(model: Model) -> Key | None:
+    reference = model.spec.source_secret_ref
+    return Key(model.key.namespace, reference.name) if reference is not None and reference.name else None
+
+
+def _place(key: Key) -> str:
+    return f"Secret {key.name} in namespace {key.namespace}"
+
+
+def _value_in(secret: Secret, wanted: str, field: str, error: type[UserError]) -> bytes:
+    """Return what a Secret has under one of its keys; ValueError for what is no base64, an `error` without the key."""
+    if wanted not in secret.data:
+        there = ", ".join(sorted(secret.data)) or "nothing"
+        raise error(f"{_place(secret.key)} has no key {wanted} (it has {there}); add that key", field=field)
+    return base64.b64decode(secret.data[wanted], validate=True)
 
 
 async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str, error: type[UserError]) -> Secret:
@@ -152,7 +161,7 @@ async def read_named_secret(read: ReadSecret, key: Key, wanted: str, field: str,
         UserError: There is none, or the agent may not read it: an `error`.
         WorldError: The API server does not say in `READ_SECONDS`.
     """
-    where = f"Secret {key.name} in namespace {key.namespace}"
+    where = _place(key)
     try:
         with trio.fail_after(READ_SECONDS):
             return await read(key)
@@ -186,9 +195,6 @@ def read_token_file(path: Path) -> str:
     return text
 
 
-FIELD = "spec.apiKeySecretRef"
-
-
 class APIKeysError(UserError):
     """There are no API keys where the service says that there are some."""
 
@@ -201,14 +207,10 @@ def keys_in(secret: Secret, wanted: str) -> tuple[str, ...]:
     Raises:
         APIKeysError: It has none there, or something else.
     """
-    where = f"Secret {secret.key.name} in namespace {secret.key.namespace}"
-    if wanted not in secret.data:
-        there = ", ".join(sorted(secret.data)) or "nothing"
-        raise APIKeysError(f"{where} has no key {wanted} (it has {there}); add that key", field=FIELD)
     try:
-        return parse_keys(base64.b64decode(secret.data[wanted], validate=True))
+        return parse_keys(_value_in(secret, wanted, FIELD, APIKeysError))
     except ValueError as error:
-        raise APIKeysError(f"{wanted} in {where} {error}", field=FIELD) from None
+        raise APIKeysError(f"{wanted} in {_place(secret.key)} {error}", field=FIELD) from None
 
 
 @attrs.frozen(eq=False)

@@ -204,7 +204,9 @@ class LocalWeights:
         if isinstance(source, LocalFile):
             return await trio.to_thread.run_sync(self.local.admits, Path(source.path), abandon_on_cancel=True)
         if isinstance(source, LocalFolder):
-            return await trio.to_thread.run_sync(self.local.admits_folder, Path(source.path), abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(
+                partial(self.local.admits, Path(source.path), folder=True), abandon_on_cancel=True
+            )
         if isinstance(source, Remote):
             name = await self.read(partial(name_of, self.store, source))
             found = await self.read(partial(find_weights, self.store, name))
@@ -219,7 +221,7 @@ class LocalWeights:
         return await trio.to_thread.run_sync(kept, file.path, abandon_on_cancel=True)
 
     def _admits(self, path: Path) -> bool:
-        return self.local.admits_folder(path) if path.is_dir() else self.local.admits(path)
+        return self.local.admits(path, folder=path.is_dir())
 
     async def _verified_in_place(self, bound: Callable[..., Awaitable[WeightsFile]], sha256: str) -> WeightsFile:
         """Hash a local file once: every edit of a service and every retry comes through here."""

@@ -9,12 +9,12 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.resource import Key
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.eviction import Decision, Evict, Skip
 from llmkube.supervisor.memory.refusal import not_returned
 from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.service.events import Event, displacing
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner

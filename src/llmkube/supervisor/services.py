@@ -13,27 +13,29 @@ import structlog
 import trio
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.events import EventRecorder
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.reflector import CONFIRM_SECONDS, Cache
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
 from llmkube.supervisor.cluster.drift_repair import DriftRepair
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host_cordon import HostCordon
+from llmkube.supervisor.memory.book import Book
 from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.memory.reservation import MemorySpec
-from llmkube.supervisor.nouns.desired import Desired, desired_here, draft_key, model_key
+from llmkube.supervisor.nouns.desired import Desired, Idle, Target, desired_here, draft_key, model_key
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Ports, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
-from llmkube.supervisor.nouns.target import Idle, Target
 from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.events import Event
@@ -85,42 +87,65 @@ class Services:
     """Reconcile services: hold what is wished of each against what runs.
 
     Attributes:
-        settings: The host's.
-        ports: The outside world.
         queue: Which services are to be reconciled.
         services: The InferenceServices of the cluster.
         models: Its Models.
-        claims: Which services this host may run.
-        running: The services whose tasks run here.
-        applier: Writes objects.
-        recorder: Writes Events.
-        drift_repair: Looks after what was written.
-        reach: How this host is reached.
-        ledger: Who may take how much of this host's memory.
-        cordon: Whether this host serves at all.
         shutdown: Whether engines stay when their tasks are cancelled.
         changed: Its version grows whenever what is known of a service may have changed.
+        running: The services whose tasks run here.
+        reach: How this host is reached.
+        cordon: Whether this host serves at all.
+        hosts: Which hosts are alive.
+        claims: Which services this host may run.
+        ledger: Who may take how much of this host's memory.
+        recorder: Writes Events.
+        applier: Writes objects.
+        drift_repair: Looks after what was written.
     """
 
+    client: Client
     settings: AgentSettings
     ports: Ports
-    queue: ServiceQueue
-    services: Cache[InferenceService]
-    models: Cache[Model]
-    claims: ClaimManager
-    running: RunningServices
-    applier: Applier
-    recorder: EventRecorder
-    drift_repair: DriftRepair
-    reach: Mailbox[Reach]
-    ledger: Ledger
-    cordon: HostCordon
+    queue: ServiceQueue = attrs.field(factory=ServiceQueue)
+    services: Cache[InferenceService] = attrs.field(factory=Cache)
+    models: Cache[Model] = attrs.field(factory=Cache)
     shutdown: Shutdown = attrs.field(factory=Shutdown)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
+    running: RunningServices = attrs.field(init=False)
+    reach: Mailbox[Reach] = attrs.field(init=False)
+    cordon: HostCordon = attrs.field(init=False)
+    hosts: HostMonitor = attrs.field(init=False)
+    claims: ClaimManager = attrs.field(init=False)
+    ledger: Ledger = attrs.field(init=False)
+    recorder: EventRecorder = attrs.field(init=False)
+    applier: Applier = attrs.field(init=False)
+    drift_repair: DriftRepair = attrs.field(init=False)
     _left: dict[Key, Entry] = attrs.field(init=False)  # by an earlier agent, of services that were not started yet
 
     def __attrs_post_init__(self) -> None:
-        self._left = dict(self.ports.left)
+        settings, ports = self.settings, self.ports
+        self.services.expect(ports.left)
+        self.running = RunningServices(Book(settings.memory_rules))
+        self.reach = Mailbox(Reach(settings.advertise_address, settings.bind_address, seen=ports.look is None))
+        busy, look_again = lambda: bool(self.running.by_key), self.queue.add_all
+        self.cordon = HostCordon(ports.cordon, ports.utcnow, settings.accelerators, busy, look_again)
+        self.cordon.look()  # before anything is started
+        self.hosts = HostMonitor(self.client, settings.lease_namespace, look_again)
+        self.claims = ClaimManager(
+            self.client,
+            settings,
+            self.hosts,
+            ports.utcnow,
+            ports.rng,
+            has_file=ports.weights.has,
+            desired=self.wish_of,
+            enqueue=self.queue.add,
+        )
+        self.ledger = Ledger(self.running.book, watched=ports.memory is not None, told=self.running.tell_evicted)
+        self.recorder = EventRecorder("llmkube-agent", settings.host_name, ports.utcnow, ports.rng)
+        self.applier = Applier(ports.rng, self.running.tell_refused)
+        self.drift_repair = DriftRepair(self.applier, self.conditions_of, ports.rng)
+        self._left = dict(ports.left)
 
     def synced(self) -> bool:
         """Whether everything that decides what runs here has been seen once."""
@@ -134,7 +159,7 @@ class Services:
             ("InferenceServices", self.services),
             ("Models", self.models),
             ("the claims (Leases) of hosts", claims.leases),
-            ("the Leases of hosts", claims.hosts.leases),
+            ("the Leases of hosts", self.hosts.leases),
         )
         missing = [(name, cache.refusal) for name, cache in kinds if not cache.synced.is_set()]
         if not missing:
@@ -159,6 +184,20 @@ class Services:
             if key in (model_key(service.on_hosts), draft_key(service)):
                 self.queue.add(service.key)
         self.drift_repair.check_nowait(Slot(Model, key, "status"))
+
+    def conditions_of(self, slot: Slot) -> Iterable[Condition] | None:
+        """Return the conditions of a service or a Model as last seen; None when there is no such object."""
+        found = self.services.get(slot.key) if slot.kind is InferenceService else self.models.get(slot.key)
+        return found.status.conditions if found is not None and found.status is not None else None
+
+    def wish_of(self, key: Key) -> Desired | None:
+        """Return what this host should do for a service as last seen; None when the service is not its business."""
+        listed, runs = self.services.get(key), self.running.by_key.get(key)
+        service = listed.on_hosts if listed is not None else None
+        model = self.models.get(model_key(service)) if service else None
+        named = draft_key(service) if service else None
+        draft = self.models.get(named) if named else None
+        return desired_here(service, model, runs.wish if runs else None, self.cordon.serves, draft=draft)
 
     async def run_address(self) -> Never:
         """Never return: have every service look to it when this host is reached in another way."""
@@ -217,7 +256,7 @@ class Services:
             if running is not None and running.status_manager.view.pid is not None and not self.cordon.serves:
                 running.scope.cancel(reason="the host is cordoned")
             return
-        wish = wish_of(key, self.services, self.models, self.running, self.cordon)
+        wish = self.wish_of(key)
         ours = wish is not None and self.claims.may_run(wish, running=running is not None)
         if running is not None and wish is not None:
             running.status_manager.speak(ours and self.claims.reports(wish))
@@ -282,28 +321,6 @@ class Services:
             self.ledger.forget(key)
             self.changed.put_nowait(None)
             self.queue.add(key)
-
-
-def conditions_of(services: Cache[InferenceService], models: Cache[Model], slot: Slot) -> Iterable[Condition] | None:
-    """Return the conditions of a service or a Model as last seen; None when there is no such object."""
-    found = services.get(slot.key) if slot.kind is InferenceService else models.get(slot.key)
-    return found.status.conditions if found is not None and found.status is not None else None
-
-
-def wish_of(
-    key: Key,
-    services: Cache[InferenceService],
-    models: Cache[Model],
-    running: RunningServices,
-    cordon: HostCordon,
-) -> Desired | None:
-    """Return what this host should do for a service as last seen; None when the service is not its business."""
-    listed, runs = services.get(key), running.by_key.get(key)
-    service = listed.on_hosts if listed is not None else None
-    model = models.get(model_key(service)) if service else None
-    named = draft_key(service) if service else None
-    draft = models.get(named) if named else None
-    return desired_here(service, model, runs.wish if runs else None, cordon.serves, draft=draft)
 
 
 def _memory_spec(wish: Desired) -> MemorySpec:

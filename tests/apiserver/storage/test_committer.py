@@ -139,14 +139,14 @@ async def test_a_refused_decision_and_a_dry_run_leave_nothing():
 async def test_a_long_decision_holds_up_other_writes_and_nothing_else():
     """While one write is decided elsewhere the next one waits for it; both rest on all before them."""
     store, gate = Store(), trio.Event()
-    committer = Committer(store, None, lambda changes: None)
 
     async def slowly(function):
         await gate.wait()
         return function()
 
+    committer = Committer(store, None, lambda changes: None, slowly)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: committer.write(put("first"), run=slowly))
+        nursery.start_soon(committer.write, put("first"))
         await trio.testing.wait_all_tasks_blocked()
         nursery.start_soon(committer.write, put("second"))
         await trio.testing.wait_all_tasks_blocked()
@@ -158,7 +158,6 @@ async def test_a_long_decision_holds_up_other_writes_and_nothing_else():
 async def test_a_long_decision_is_made_again_when_what_it_rests_on_was_not_written():
     """A sync that fails meanwhile takes its writes back: the decision sees the state without them."""
     disk, store, gate, seen = Disk(), Store(), trio.Event(), []
-    committer = Committer(store, disk, lambda changes: None)
 
     def decide(tx: Transaction) -> Object:
         seen.append(tx.get(ref("lost")) is not None)
@@ -166,8 +165,11 @@ async def test_a_long_decision_is_made_again_when_what_it_rests_on_was_not_writt
 
     async def slowly(function):
         decision = function()
-        await gate.wait()
+        if seen:  # made by `decide`
+            await gate.wait()
         return decision
+
+    committer = Committer(store, disk, lambda changes: None, slowly)
 
     async def lose() -> None:
         with pytest.raises(RequestRefusedError):
@@ -176,7 +178,7 @@ async def test_a_long_decision_is_made_again_when_what_it_rests_on_was_not_writt
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lose)
         await trio.testing.wait_all_tasks_blocked()
-        nursery.start_soon(lambda: committer.write(decide, run=slowly))
+        nursery.start_soon(committer.write, decide)
         await trio.testing.wait_all_tasks_blocked()
         disk.broken = True
         disk.gate.release()

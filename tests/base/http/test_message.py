@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.base.http.message import Headers, Request, Response, encode_request_head, encode_response_head
+from llmkube.base.http.message import Headers, Request, Response, encode_lines, encode_request_head, status_line
 
 SAMPLE = Headers(
     [("Host", "x"), ("Accept", "a, B"), ("accept", "c"), ("Connection", "Keep-Alive, X-Hop"), ("X-Hop", "1")]
@@ -92,8 +92,8 @@ def test_answers_name_their_type():
 def test_heads_on_the_wire():
     """Heads are written line by line, an unknown status without a phrase."""
     assert encode_request_head("GET", "/x?y", Headers.of({"Host": "h"})) == b"GET /x?y HTTP/1.1\r\nHost: h\r\n\r\n"
-    assert encode_response_head(404, Headers()) == b"HTTP/1.1 404 Not Found\r\n\r\n"
-    assert encode_response_head(599, Headers.of({"A": "\xe4"})) == b"HTTP/1.1 599 \r\nA: \xe4\r\n\r\n"
+    assert status_line(404) == b"HTTP/1.1 404 Not Found\r\n"
+    assert status_line(599) + encode_lines(Headers.of({"A": "\xe4"})) == b"HTTP/1.1 599 \r\nA: \xe4\r\n"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from controller.podobjects import SETTINGS
 from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.builtins import Service
-from llmkube.k8s.extensions import LeaderWorkerSet
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment
+from llmkube.k8s.workloads import Deployment, LeaderWorkerSet
 
 PAIR = {"members": [{"node": "spark-1"}, {"node": "spark-2"}]}
 KEY = Key("ml", "chat-group")

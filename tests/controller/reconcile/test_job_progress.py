@@ -8,8 +8,8 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from llmkube.controller.reconcile import job_progress
-from llmkube.controller.reconcile.job_progress import ASK_EVERY_SECONDS, read_percent
+from llmkube.controller.reconcile import pod_answers
+from llmkube.controller.reconcile.pod_answers import ASK_EVERY_SECONDS, read_percent
 from llmkube.k8s.workloads import Job
 
 
@@ -54,7 +54,7 @@ def engine(monkeypatch):
         told["asked"].append(url)
         return told["text"]
 
-    monkeypatch.setattr(job_progress, "read_text", read)
+    monkeypatch.setattr(pod_answers, "read_text", read)
     return told
 
 

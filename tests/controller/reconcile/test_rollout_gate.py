@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS
-from llmkube.controller.reconcile import idleness
+from llmkube.controller.reconcile import pod_answers
 from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS, is_loading
 from llmkube.controller.render.labels import RESTARTED
 from llmkube.controller.settings import ControllerSettings
@@ -35,7 +35,7 @@ def engine(monkeypatch):
         said["asked"].append(url)
         return said["text"]
 
-    monkeypatch.setattr(idleness, "read_text", read)
+    monkeypatch.setattr(pod_answers, "read_text", read)
     return said
 
 

@@ -8,16 +8,15 @@ import trio
 from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
 from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
-from llmkube.controller.reconcile import router_health
-from llmkube.controller.reconcile.router_health import ASK_EVERY_SECONDS
+from llmkube.controller.reconcile import pod_answers
+from llmkube.controller.reconcile.pod_answers import ASK_EVERY_SECONDS
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Service
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget
+from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget, PodMonitor
 from llmkube.router.config.written_form import decode_config
 
 KEY = Key("ml", "front")
@@ -83,7 +82,7 @@ def answer(monkeypatch):
         await trio.lowlevel.checkpoint()
         return said[-1] if said else ""
 
-    monkeypatch.setattr(router_health, "read_text", read_text)
+    monkeypatch.setattr(pod_answers, "read_text", read_text)
     return said
 
 

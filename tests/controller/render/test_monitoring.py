@@ -13,11 +13,11 @@ from controller.podobjects import SETTINGS, plan, pod_service
 from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status
+from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status, judge_pods
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.wire.conditions import Verdict
+from llmkube.k8s.workloads import PodMonitor
 from llmkube.runtimes.registry import container_plan_for
 
 NO_MODEL = decode(Model, {"metadata": {"name": "phi", "namespace": "ml"}, "spec": {"source": "hf://o/r/m.gguf"}})
@@ -93,7 +93,7 @@ def test_an_objective_that_nothing_can_be_held_to_is_named(container, slo, says)
     assert objective(service, container) is None
     obstacle = objective_obstacle(service, container)
     scene = ServiceFacts(model=Verdict("Ready", "ModelReady", ""), plan=container, unmet=(obstacle,))
-    status = derive_pod_status(service, scene, ControllerSettings(), now=NOW)
+    status = derive_pod_status(service, scene, ControllerSettings(), verdict=judge_pods(service, scene), now=NOW)
     [found] = [one for one in status["conditions"] if one["type"] == "SpecHonoured"]
     assert found["status"] == "False"
     assert obstacle in found["message"]

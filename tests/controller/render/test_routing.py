@@ -3,9 +3,9 @@
 import pytest
 
 from controller.podobjects import cluster_model, plan, pod_service
-from llmkube.controller.render.routing import is_accepted, route
+from llmkube.controller.render.manifests import is_accepted, route
 from llmkube.k8s.codec import decode
-from llmkube.k8s.extensions import HTTPRoute
+from llmkube.k8s.workloads import HTTPRoute
 from llmkube.runtimes.registry import container_plan_for
 
 GATEWAY = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge", "namespace": "infra"}}}

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.podobjects import plan, pod_service
-from llmkube.controller.render.scaling import autoscaler, disruption_budget
+from llmkube.controller.render.manifests import autoscaler, disruption_budget
 
 
 @pytest.mark.parametrize(

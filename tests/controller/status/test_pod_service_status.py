@@ -28,6 +28,10 @@ FORBIDDEN = f'pods "chat-1" is forbidden: violates PodSecurity "restricted:lates
 CLOSED = [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": FORBIDDEN}]
 
 
+def derived(service, facts, settings=ControllerSettings(), **more):  # noqa: B008 (a frozen value)
+    return derive_pod_status(service, facts, settings, verdict=judge_pods(service, facts), now=NOW, **more)
+
+
 def scene(base=STARTING, **facts):
     return attrs.evolve(base, **facts)
 
@@ -94,7 +98,7 @@ def test_the_first_row_that_fits_decides(spec, given, where):
 def test_available_holds_exactly_while_something_answers(spec, model, ready):
     """Available is True if and only if a replica is ready and one is wanted, whatever the rest says."""
     given = scene(model=model, deployment=deployment_of(1, ready=ready))
-    status = derive_pod_status(pod_service(**spec), given, ControllerSettings(), now=NOW)
+    status = derived(pod_service(**spec), given)
     [available] = [one for one in status["conditions"] if one["type"] == "Available"]
     wanted = ready and not spec.get("suspend") and spec.get("replicas", 1)
     assert available["status"] == ("True" if wanted else "False")
@@ -111,7 +115,7 @@ def test_a_namespace_that_is_closed_to_root_says_so(violations, way_out):
     """S3: the standard, what the pods lack and what would open the namespace are in the condition."""
     words = FORBIDDEN.replace(VIOLATIONS, violations)
     closed = deployment_of(0, conditions=[{**CLOSED[0], "message": words}])
-    conditions = derive_pod_status(pod_service(), scene(deployment=closed), ControllerSettings(), now=NOW)["conditions"]
+    conditions = derived(pod_service(), scene(deployment=closed))["conditions"]
     [degraded] = [one for one in conditions if one["type"] == "Degraded"]
     assert (degraded["status"], degraded["reason"]) == ("True", "PodSecurity")
     for part in ('"restricted"', violations, way_out):
@@ -121,7 +125,7 @@ def test_a_namespace_that_is_closed_to_root_says_so(violations, way_out):
 def test_what_an_operator_could_allow_is_told_apart_from_what_is_wrong():
     """Accepted and Degraded have the reason of the refusal."""
     given = scene(refusal="not allowed", refusal_reason="NotAllowed")
-    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    conditions = derived(pod_service(), given)["conditions"]
     said = {one["type"]: (one["status"], one["reason"], one["message"]) for one in conditions}
     assert said["Accepted"] == ("False", "NotAllowed", "not allowed")
     assert said["Degraded"] == ("True", "NotAllowed", "not allowed")
@@ -130,7 +134,7 @@ def test_what_an_operator_could_allow_is_told_apart_from_what_is_wrong():
 @pytest.mark.parametrize("given", [SERVING, STARTING, ServiceFacts(), scene(refusal="no")])
 def test_every_condition_is_always_there(given):
     """The same six conditions, once each, about the generation that was looked at."""
-    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    conditions = derived(pod_service(), given)["conditions"]
     kinds = ["Available", "Progressing", "Degraded", "Suspended", "Accepted", "SpecHonoured"]
     assert [one["type"] for one in conditions] == kinds
     assert {one["observedGeneration"] for one in conditions} == {1}
@@ -148,19 +152,19 @@ def test_every_condition_is_always_there(given):
 )
 def test_fields_are_called_honoured_only_where_there_is_a_plan(given, said):
     """Of a spec that is refused, or has no Model yet, nobody knows which fields have an effect."""
-    conditions = derive_pod_status(pod_service(), given, ControllerSettings(), now=NOW)["conditions"]
+    conditions = derived(pod_service(), given)["conditions"]
     assert [(one["status"], one["reason"]) for one in conditions if one["type"] == "SpecHonoured"] == [said]
 
 
 def test_waiting_for_a_gpu_says_for_what_and_where_in_line():
     """Position, resource and the scheduler's words are in the status, and gone when it has a node."""
     given = scene(plan=gpu_plan(2), pods=(unscheduled(),))
-    status = derive_pod_status(pod_service(), given, ControllerSettings(), position=2, now=NOW)
+    status = derived(pod_service(), given, position=2)
     assert (status["queuePosition"], status["waitingFor"]) == (2, "nvidia.com/gpu: 2")
     assert status["schedulingStatus"] == "InsufficientGPU"
     assert "number 2 in the queue" in status["schedulingMessage"]
     assert "0/3 nodes" in status["schedulingMessage"]
-    after = derive_pod_status(pod_service(), SERVING, ControllerSettings(), position=2, now=NOW)
+    after = derived(pod_service(), SERVING, position=2)
     assert not {"queuePosition", "waitingFor", "schedulingStatus", "schedulingMessage"} & after.keys()
 
 
@@ -185,7 +189,7 @@ def test_an_autoscaler_chooses_unless_nothing_shall_run(spec, live, desired):
 def test_the_endpoint_is_that_of_the_service(given):
     """Name, namespace, port and path are those that a client in the cluster uses."""
     service = pod_service("a.b", endpoint={"port": 9000})
-    status = derive_pod_status(service, given, ControllerSettings(cluster_domain="k.local"), now=NOW)
+    status = derived(service, given, ControllerSettings(cluster_domain="k.local"))
     head, _, tail = status["endpoint"].partition(".ml.svc.k.local:9000")
     assert head.startswith("http://a-b-")
     assert tail == "/v1/chat/completions"

@@ -11,8 +11,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod
 from llmkube.controller.render.model_sources import cache_key
-from llmkube.controller.status.pod_model_status import Seen, derive_supplied_status
-from llmkube.controller.status.revalidation import revalidate_in_seconds
+from llmkube.controller.status.pod_model_status import Seen, derive_supplied_status, revalidate_in_seconds
 from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment, Job

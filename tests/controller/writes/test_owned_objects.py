@@ -24,9 +24,16 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ConflictError, NameTakenError
-from llmkube.k8s.extensions import HTTPRoute, LeaderWorkerSet, PodMonitor, ServiceLevelObjective
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, Job, NetworkPolicy
+from llmkube.k8s.workloads import (
+    Deployment,
+    HTTPRoute,
+    Job,
+    LeaderWorkerSet,
+    NetworkPolicy,
+    PodMonitor,
+    ServiceLevelObjective,
+)
 
 
 @pytest.mark.parametrize(

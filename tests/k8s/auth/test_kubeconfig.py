@@ -16,7 +16,7 @@ from llmkube.k8s.auth.config import (
     TlsSettings,
     TokenFile,
 )
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "get-token", "interactiveMode": "Never"}
 

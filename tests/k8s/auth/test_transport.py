@@ -35,8 +35,7 @@ from llmkube.k8s.auth.config import (
     TlsSettings,
     TokenFile,
 )
-from llmkube.k8s.auth.tls import ClientCertificate, make_context
-from llmkube.k8s.auth.transport import AuthTransport
+from llmkube.k8s.auth.transport import AuthTransport, ClientCertificate, make_context
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import CredentialsError, TransportError, UnauthorizedError

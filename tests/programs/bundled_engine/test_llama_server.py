@@ -237,7 +237,7 @@ def test_it_starts_light():
     modules = set(done.stdout.split())
     assert not modules & {"trio", "click", "rich", "attrs", "xllamacpp"}
     room = "llmkube.programs.bundled_engine"
-    ours = {"llmkube.cli", room, f"{room}.llama_params", f"{room}.llama_server"}
+    ours = {"llmkube.programs", room, f"{room}.llama_params", f"{room}.llama_server"}
     assert {module for module in modules if module.startswith("llmkube.")} == ours
 
 

@@ -29,7 +29,7 @@ from llmkube.programs.daemon_engine.ollama_program import (
 )
 from llmkube.programs.daemon_engine.server import NoDaemonError, Server
 from llmkube.programs.program import Stop
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 from programs.daemon_engine.fake_ollama import SERVER_PID, URL, FakeDaemon, blob_of
 from waiting import until
 
@@ -119,7 +119,7 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
     async with playing(fake) as client:
-        outside = Outside(client, fake, starter, locks)
+        outside = Outside(client, fake, starter, open_lock=locks)
 
         async def unloads():
             return await serve(options, frozenset(), outside, Stop())

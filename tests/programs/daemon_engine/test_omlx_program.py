@@ -11,7 +11,16 @@ import trio
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
 from llmkube.programs.daemon_engine.omlx_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx_program import Found, Outside, Whose, choose, look_for, parse, read_key, serve
+from llmkube.programs.daemon_engine.omlx_program import (
+    Found,
+    OmlxOutside,
+    Whose,
+    choose,
+    look_for,
+    parse,
+    read_key,
+    serve,
+)
 from llmkube.programs.daemon_engine.omlx_server import OmlxProgram, link_name
 from llmkube.programs.daemon_engine.server import NoDaemonError, Server
 from llmkube.programs.program import Stop
@@ -56,7 +65,7 @@ async def test_a_folder_is_served_and_given_back(tmp_path, runs):
     async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
-            outside = Outside(client, fake, starter)
+            outside = OmlxOutside(client, fake, starter)
             ended.append(await serve(options(folder), frozenset(), outside, stop, task_status=task_status))
 
         port = await nursery.start(run)
@@ -124,7 +133,7 @@ async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
     starter = FakeStarter(fake)
     async with reached(fake) as client:
         with pytest.raises(NoDaemonError, match="no second one is started"):
-            await serve(options(tmp_path), frozenset(), Outside(client, fake, starter), Stop())
+            await serve(options(tmp_path), frozenset(), OmlxOutside(client, fake, starter), Stop())
     assert starter.starts == 0
 
 
@@ -184,7 +193,7 @@ def test_a_key_is_the_first_line_of_its_file(tmp_path):
     path = tmp_path / "key"
     path.write_text("CanaryKey\n\nmore\n")
     assert read_key(path) == "CanaryKey"
-    assert "CanaryKey" not in repr(Outside(None, None, None, "CanaryKey"))
+    assert "CanaryKey" not in repr(OmlxOutside(None, None, None, "CanaryKey"))
     for wrong in ("", " \n", "kéy", "a\x00b"):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="holds no key"):

@@ -163,3 +163,17 @@ async def test_without_the_queue_it_waits_for_all_who_came_before(autojump_clock
     late = [wait / first for wait, first in waits if first > 0.1]
     assert min(late) > 5
     assert used >= 0.95
+
+
+async def test_a_slot_without_a_turn_is_taken_only_while_one_is_free():
+    """Who waits is called when it is given back; with none free there is nothing to give back."""
+    turns, backend = Turns(), local("mac", slots=1)
+    line = turns.slot_if_free(backend)
+    assert line is turns.line(backend)
+    assert turns.slot_if_free(backend) is None
+    with turns.turn(backend, "team", 1) as turn:
+        assert not turn.called.is_set()
+        line.return_slot()
+        assert turn.called.is_set()
+        assert turns.slot_if_free(backend) is None
+    assert (line.queue.running, line.queue.waiting) == (0, 0)

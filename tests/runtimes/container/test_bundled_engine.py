@@ -6,8 +6,8 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.programs.bundled_engine import llama_params
-from llmkube.runtimes.container.bundled_engine import FLAGS
 from llmkube.runtimes.container.images import Images
+from llmkube.runtimes.container.llamacpp import BUNDLED_FLAGS as FLAGS
 from llmkube.runtimes.registry import IMAGES as PINNED
 from llmkube.runtimes.registry import container_plan_for
 

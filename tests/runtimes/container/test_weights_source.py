@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
-from llmkube.runtimes.container.weights_source import hub_repository
+from llmkube.runtimes.container.builder import hub_repository
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.source import HubRepository
 

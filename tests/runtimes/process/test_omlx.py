@@ -130,5 +130,5 @@ def test_an_end_is_told_in_its_words(line, cause):
 
 def test_a_load_is_told_while_it_lasts():
     """As the front writes it."""
-    assert omlx.phase(["2026 [info] oMLX loads the model pid=3"]) == "oMLX is loading the model"
-    assert omlx.phase(["another line"]) == ""
+    assert omlx.RUNTIME.log.phase(["2026 [info] oMLX loads the model pid=3"]) == "oMLX is loading the model"
+    assert omlx.RUNTIME.log.phase(["another line"]) == ""

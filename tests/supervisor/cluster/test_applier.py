@@ -1,5 +1,8 @@
+"""Slices that an earlier agent on this host has left are deleted; those of running services stay."""
+
 import random
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import attrs
@@ -8,11 +11,15 @@ import trio
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, SETTLE_SECONDS, Applier
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, SETTLE_SECONDS, Applier, delete_stale_endpoints
+from llmkube.supervisor.cluster.status import Slot
+from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.supervisor.service.endpoint_objects import slice_manifest
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 PUBLISHED = Slot(EndpointSlice, Key("ns", "a"))
@@ -266,3 +273,39 @@ async def test_a_bug_is_not_swallowed(autojump_clock):
             server.answers = [KeyError("bug")]
             applier.apply_nowait(A, {"n": 1})
             await trio.sleep(1)
+
+
+SETTINGS = AgentSettings("mac", Path("/s"), Path("/s/store"), "llama-server")
+
+
+def slice_of(name):
+    metadata = {"name": name, "namespace": "ns", "uid": "1"}
+    service = decode(InferenceService, {"metadata": metadata, "spec": {"modelRef": "m"}})
+    return decode(EndpointSlice, slice_manifest(service, "mac", "192.0.2.1", 8080, ready=True))
+
+
+class Listing:
+    """A client that lists three slices, at the second attempt."""
+
+    def __init__(self):
+        self.asked = 0
+        self.slices = [slice_of("chat"), slice_of("gone"), slice_of("said")]
+
+    async def list(self, kind, *, namespace, label_selector):
+        await trio.lowlevel.checkpoint()
+        self.asked += 1
+        if self.asked == 1:
+            raise WorldError("away")
+        return SimpleNamespace(items=self.slices)
+
+
+async def test_only_the_slice_of_no_service_is_deleted(autojump_clock):
+    """A service that runs publishes its own slice, and so does one that this agent writes to already."""
+    server, applier = Listing(), Applier(random.Random(0))
+    slots = {one.key.name: Slot(EndpointSlice, one.key) for one in server.slices}
+    said = slots[server.slices[2].key.name]
+    applier.apply_nowait(said, {"said": 1})
+    await delete_stale_endpoints(server, SETTINGS, applier, {Key("ns", "chat")})
+    assert server.asked == 2
+    assert [applier.has(slot) for slot in slots.values()] == [False, True, True]
+    assert applier._records[said].wanted.manifest == {"said": 1}

@@ -9,7 +9,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.drift_repair import CHECK_SECONDS, PAUSE_SECONDS, DriftRepair, has_drifted
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.status import Slot
 
 EXPECTED = [CHECK_SECONDS, CHECK_SECONDS + PAUSE_SECONDS]
 SLOT = Slot(InferenceService, Key("ns", "chat"), "status")

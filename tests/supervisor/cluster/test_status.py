@@ -4,12 +4,15 @@ import attrs
 import pytest
 
 from llmkube.base.errors import UserError, WorldError
+from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster import status
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.errors import NotGGUFError
 
@@ -87,3 +90,15 @@ def test_what_agents_write_of_a_service_is_what_hosts_may_write():
     serving = ServiceView(Reason.LOADED, "loaded", engine="llama-server", build="b1", weights_format="gguf")
     said = status.service_status(CHAT, (), serving)["status"]
     assert set(said) == {*status.FIELDS_OF_SERVICE, "conditions"}
+
+
+@pytest.mark.parametrize(
+    ("slot", "words"),
+    [
+        (Slot(EndpointSlice, Key("default", "chat.mac")), "EndpointSlice default/chat.mac"),
+        (Slot(InferenceService, Key("default", "chat"), "status"), "InferenceService default/chat/status"),
+    ],
+)
+def test_a_slot_reads_as_an_object_in_a_log_line(slot, words):
+    """Its kind, its key, and the subresource where it is one."""
+    assert str(slot) == words

@@ -182,13 +182,13 @@ async def test_without_descriptors_nothing_is_said_of_anybody():
     if sys.platform != "linux":
         pytest.skip("elsewhere a look at a process takes no descriptor")
     sampler, own = Sampler(), engine(os.getpid())
-    await sampler.family("none")  # the worker thread is there from now on
+    await sampler.cookies.carriers("none")  # the worker thread is there from now on
     with no_descriptors():
         assert await sampler.sample(own, loading=True) is None
         assert sampler.sample_nowait(own) is None
         assert process_stats._accepts("127.0.0.1", 1) is None
         with pytest.raises(OSError, match="Too many open files"):
-            await sampler.family("none")
+            await sampler.cookies.carriers("none")
     assert process_stats._accepts("127.0.0.1", 1) is False
     sampler._seen_at = float("-inf")
     assert await sampler.sample(own, loading=True) is not None

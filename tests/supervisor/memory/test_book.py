@@ -33,7 +33,7 @@ def opened(available=56, **facts):
 def served(book, key, gib, now=0.0):
     """The reservation of an engine that has loaded."""
     (start,) = book.ask(key, Need(gib * GIB), now)
-    book.started(start.reservation, hash(key))
+    book.records.change(start.reservation, pid=hash(key))
     book.loaded(book.records.newest(start.reservation), now)
     return book.records.newest(start.reservation)
 
@@ -99,7 +99,7 @@ def test_an_adopted_engine_is_not_told_to_go_before_a_task_holds_it():
     book = opened()
     book.adopt(A, Need(30 * GIB), 0.0)
     assert book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0) == ()
-    book.take(book.records.serving(A))
+    book.records.change(book.records.serving(A), held=True)
     assert kinds(book.evict(Evict(A, Cause.CRITICAL, "short"), 1.0)) == [Leave]
 
 
@@ -148,7 +148,7 @@ class BookMachine(RuleBasedStateMachine):
     def carry_out(self, orders):
         for order in orders:
             if isinstance(order, Start):
-                self.held[order.reservation.number] = self.book.take(order.reservation)
+                self.held[order.reservation.number] = self.book.records.change(order.reservation, held=True)
             elif isinstance(order, Tell):
                 self.told.add(order.key)
 
@@ -188,7 +188,7 @@ class BookMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def load(self, data):
         one = data.draw(st.sampled_from(sorted(self.held)))
-        self.book.started(self.held[one], one)
+        self.book.records.change(self.held[one], pid=one)
         self.book.loaded(self.held[one], self.now)
         self.book.take_over(self.held[one], self.now)
 
@@ -253,7 +253,7 @@ def test_a_model_that_a_daemon_holds_frees_what_it_was_promised(elsewhere, gone)
     """The process of the engine is small, and the model is not: under pressure its service has to go all the same."""
     book = opened()
     (start,) = book.ask(A, Need(30 * GIB, elsewhere=elsewhere), 1.0)
-    book.started(start.reservation, 7)
+    book.records.change(start.reservation, pid=7)
     book.observe(Sample(TOTAL, 50 * GIB, Level.NORMAL), {7: 60 << 20}, 2.0)
     loading = book.records.newest(start.reservation)
     assert (loading.resident_bytes, loading.frees_bytes) == (60 << 20, 30 * GIB)

@@ -1,7 +1,11 @@
-"""What a host has for engines, and how that looks once some of them have ended, as tables."""
+"""What a host has for engines, and how that looks once some of them have ended, as tables.
+
+What a host has for a service that comes now.
+"""
 
 import attrs
 
+from llmkube.supervisor.memory.capacity import room_in
 from supervisor.memory.requests import EMPTY, GIB, busy, holds, waits
 
 
@@ -44,3 +48,11 @@ def test_a_service_that_is_admitted_counts_at_once():
     after = EMPTY.with_promise(waits(gib=30))
     assert after.free_bytes == EMPTY.free_bytes - 30 * GIB
     assert after.headroom_bytes == EMPTY.headroom_bytes - 30 * GIB
+
+
+def test_room_is_the_smaller_of_budget_and_host_and_never_negative():
+    """48 GiB are free of the budget of an empty host; other programs, or engines that have grown, leave less."""
+    assert room_in(EMPTY, 64 * GIB).free_bytes == 48 * GIB
+    assert room_in(attrs.evolve(EMPTY, available_bytes=17 * GIB), 64 * GIB).free_bytes == 10 * GIB
+    assert room_in(busy(holds("a", 60)), 64 * GIB).free_bytes == 0
+    assert room_in(EMPTY, 64 * GIB).limit_bytes == 48 * GIB

@@ -44,6 +44,10 @@ class Service:
         self.allocation = None
 
 
+def evict(ledger, cause, why):
+    ledger.carry_out(ledger.book.evict(Evict(A, cause, why), trio.current_time()))
+
+
 async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
     """Until the host's memory has been seen, everybody waits, and is told nothing that is not known."""
     ledger = Ledger()
@@ -142,7 +146,7 @@ async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(auto
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
     seen(ledger, 26, {7: 30 * GIB})
-    ledger.evict(Evict(A, Cause.WARNING, "short"))
+    evict(ledger, Cause.WARNING, "short")
     await trio.sleep(4)
     seen(ledger, 56)  # process 7 is gone
     await trio.sleep(2)
@@ -170,7 +174,7 @@ async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, 
     nursery.start_soon(run)
     await wait_all_tasks_blocked()
     seen(ledger, 30, {7: 26 * GIB})
-    ledger.evict(Evict(A, Cause.CRITICAL, "short"))
+    evict(ledger, Cause.CRITICAL, "short")
     await wait_all_tasks_blocked()
     seen(ledger, 30)
     await wait_all_tasks_blocked()
@@ -186,12 +190,12 @@ async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clo
     late = Service(ledger, B, 20, nursery)
     await wait_all_tasks_blocked()
     assert late.allocation is None
-    ledger.evict(Evict(A, Cause.CRITICAL, "why"))
+    evict(ledger, Cause.CRITICAL, "why")
     assert not ledger.book.evictions
     adopted = Service(ledger, A, 40, nursery)
     await wait_all_tasks_blocked()
     assert adopted.allocation is not None
-    ledger.evict(Evict(A, Cause.CRITICAL, "why"))
+    evict(ledger, Cause.CRITICAL, "why")
     assert ledger.book.evictions == {Cause.CRITICAL: 1}
     nursery.cancel_scope.cancel()
 
@@ -238,8 +242,8 @@ async def test_a_victim_is_told_once(autojump_clock, nursery):
     one = Service(ledger, A, 30, nursery, ends_after=100)
     await wait_all_tasks_blocked()
     allocation = one.allocation
-    ledger.evict(Evict(A, Cause.WARNING, "short"))
-    ledger.evict(Evict(A, Cause.WARNING, "short"))
+    evict(ledger, Cause.WARNING, "short")
+    evict(ledger, Cause.WARNING, "short")
     assert len(told) == 1
     assert not allocation.urgent
     seen(ledger, 1, decision=Decision(Level.CRITICAL))

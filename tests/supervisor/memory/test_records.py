@@ -1,11 +1,18 @@
-"""The records of a host: what is entered is found again, as it is now, and added up."""
+"""The records of a host: what is entered is found again, as it is now, and added up.
 
+What is remembered of one service between two engines, as tables.
+"""
+
+import attrs
 import pytest
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.memory.budget import Budget
-from llmkube.supervisor.memory.records import Records
-from llmkube.supervisor.memory.reservation import Need, Request, Role
+from llmkube.supervisor.memory.eviction import Cause, Evict
+from llmkube.supervisor.memory.policy import Mode, Policy
+from llmkube.supervisor.memory.records import MOVED_BYTES, Records, ServiceRecord
+from llmkube.supervisor.memory.refusal import Block, Refusal
+from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
 
 A, B = Key("ns", "a"), Key("ns", "b")
 
@@ -14,11 +21,11 @@ def test_a_reservation_is_found_as_it_is_now():
     """Every change is made to the newest state, also through an older one; a released one is no longer changed."""
     records = Records()
     first = records.promise(A, Need(10), 0.0)
-    records.update(first, pid=7)
-    records.update(first, measured=True)
+    records.change(first, pid=7)
+    records.change(first, measured=True)
     assert (records.newest(first).pid, records.newest(first).measured) == (7, True)
     assert records.serving(A) == records.newest(first)
-    records.pop(A)
+    records.pop(A, None)
     assert records.newest(first) is first
     assert records.reservations() == ()
 
@@ -33,8 +40,8 @@ def test_each_reservation_has_a_number_of_its_own():
 def test_a_service_waits_until_it_is_promised_memory():
     """Its request is found while it waits, and gone with its reservation."""
     records = Records()
-    records.of(A).request = Request(A, Need(10))
-    assert [request.key for request in records.requests()] == [A] == list(records.waiting())
+    records[A].request = Request(A, Need(10))
+    assert [request.key for request in records.requests()] == [A]
     assert records.is_awaited
     records.promise(A, Need(10), 0.0)
     assert not records.is_awaited
@@ -45,11 +52,11 @@ def test_what_moves_is_seen():
     records = Records()
     engine = records.promise(A, Need(10), 0.0, held=False)
     assert (records.is_moving, records.is_adopting) == (True, True)
-    records.update(engine, held=True, pid=7, loaded_at=1.0)
+    records.change(engine, held=True, pid=7, loaded_at=1.0)
     assert (records.is_moving, records.is_adopting, records.is_unmeasured) == (False, False, True)
-    records.update(engine, measured=True, resident_bytes=8)
+    records.change(engine, measured=True, resident_bytes=8)
     assert (records.is_unmeasured, records.held_bytes(), records.pids()) == (False, 8, (7,))
-    records.update(engine, leaves_by=5.0)
+    records.change(engine, leaves_by=5.0)
     assert records.is_moving
 
 
@@ -63,3 +70,112 @@ def test_how_much_more_than_the_budget_engines_hold(limit, device_limit, over):
     records.promise(A, Need(600, 400), 0.0)
     records.promise(B, Need(400, 200), 0.0)
     assert records.over_bytes(Budget(2000, limit, "", device_limit)) == over
+
+
+CHAT = Key("ns", "chat")
+ENGINE = Reservation(1, CHAT, Need(100, estimated_bytes=80), peak_bytes=150)
+POLICY = Policy()
+
+
+def evicted(cause):
+    record = ServiceRecord()
+    record.note_eviction(Evict(CHAT, cause, "short"), ENGINE)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("record", "total", "margin", "returns"),
+    [
+        (ServiceRecord(), 100, 0, False),
+        (evicted(Cause.DISPLACED), 100, 0, False),
+        (evicted(Cause.CRITICAL), 150, 7, True),  # what it held, and 5 % more
+    ],
+)
+def test_a_service_that_was_evicted_for_pressure_asks_for_what_it_held(record, total, margin, returns):
+    """After pressure it needs what it had grown to, and a margin; after a displacement it asks like a new one."""
+    asked = record.ask(POLICY, Request(CHAT, Need(100, estimated_bytes=80)))
+    assert (asked.need.total_bytes, asked.margin_bytes, asked.returns) == (total, margin, returns)
+
+
+def test_another_model_does_not_ask_for_what_the_last_one_held():
+    """An edit that changes the estimate forgets the peak of the engine before."""
+    assert evicted(Cause.CRITICAL).ask(POLICY, Request(CHAT, Need(20, estimated_bytes=10))).need.total_bytes == 20
+
+
+@pytest.mark.parametrize(
+    ("facts", "policy", "may"),
+    [
+        ({}, POLICY, True),
+        ({"displaced_at": 950.0}, POLICY, False),
+        ({"displaced_at": 400.0}, POLICY, True),
+        ({"evicted": Evict(CHAT, Cause.IDLE, "idle")}, POLICY, False),
+        ({"evicted": Evict(CHAT, Cause.CRITICAL, "short")}, POLICY, True),
+        ({}, Policy(mode=Mode.DRY_RUN), False),
+        ({}, Policy(mode=Mode.OFF), False),
+    ],
+)
+def test_when_other_engines_may_end_for_it(facts, policy, may):
+    """Once in ten minutes, not for a service that had no work, and only where eviction is on."""
+    request = ServiceRecord(**facts).up_to_date(policy, Request(CHAT, Need(100)), 1000, 1000.0)
+    assert request.may_displace is may
+
+
+@pytest.mark.parametrize(
+    ("facts", "spare", "relapses"),
+    [
+        ({"returns": True, "loaded_at": 900.0}, 500, 3),
+        ({"returns": True, "loaded_at": None}, 500, 3),
+        ({"returns": True, "loaded_at": 300.0}, 500, 0),  # it had run for longer than ten minutes
+        ({"returns": False, "loaded_at": 900.0}, 500, 0),
+        ({"returns": True, "loaded_at": 900.0}, 400, 0),  # other programs have taken memory since
+    ],
+)
+def test_a_relapse_is_an_eviction_soon_after_the_return(facts, spare, relapses):
+    """The return itself has brought the pressure back if it was lately, and no other program has grown since."""
+    record = ServiceRecord(relapses=2)
+    record.note_pressure(attrs.evolve(ENGINE, spare_bytes=500, **facts), POLICY, spare, 100, 1000.0)
+    assert (record.relapses, record.spare_bytes) == (relapses, spare)
+
+
+def test_memory_that_came_free_makes_up_for_relapses():
+    """A service that has relapsed waits for long, unless engines could have more now than when it was evicted."""
+    record = ServiceRecord(relapses=2, spare_bytes=500)
+    assert record.dwell_seconds(POLICY, 599, 100) == POLICY.dwell_seconds(2)
+    assert record.dwell_seconds(POLICY, 600, 100) == POLICY.dwell_seconds(0)
+
+
+@pytest.mark.parametrize(
+    ("block", "moved", "after", "told"),
+    [
+        (Block.FULL, 0, 599.0, False),
+        (Block.FULL, 0, 600.0, True),
+        (Block.FULL, MOVED_BYTES, 9.0, False),
+        (Block.FULL, MOVED_BYTES, 10.0, True),
+        (Block.PRESSURE, 0, 10.0, True),
+    ],
+)
+def test_the_same_sentence_is_not_told_again(block, moved, after, told):
+    """A new reason or figure is told after ten seconds, the same one after ten minutes."""
+    record = ServiceRecord()
+    assert record.has_to_tell(Refusal(Block.FULL, "full"), 0.0)
+    assert record.has_to_tell(Refusal(block, "now", free_bytes=moved), after) is told
+
+
+def test_a_successor_that_is_left_alone_serves():
+    """When the serving engine's reservation is taken out, its successor's takes its place."""
+    record = ServiceRecord()
+    for number, role in ((1, Role.SERVING), (2, Role.SUCCESSOR)):
+        record.promise(Reservation(number, CHAT, Need(1), role=role))
+    assert record.strike(1).number == 1
+    assert record.engine(Role.SERVING).number == 2
+    assert record.strike(1) is None
+
+
+def test_an_edit_is_a_new_chance():
+    """A new spec reaches every reservation, and other engines may end for the service again."""
+    record = ServiceRecord(displaced_at=5.0)
+    record.promise(ENGINE)
+    assert record.follow(MemorySpec("high"))
+    assert not record.follow(MemorySpec("high"))
+    assert record.engine(Role.SERVING).spec == MemorySpec("high")
+    assert record.displaced_at == float("-inf")

@@ -7,9 +7,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan, Placeholder
-from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.desired import Desired, Launch
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.store.blobs import WeightsFile
 
 CHAT = Key("ns", "chat")

@@ -11,9 +11,9 @@ import trio
 
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.local import open_local_ports
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.journal import FileJournal, JournalError, dump, load
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.demand import Component, Demand, Estimate, Place
 from supervisor.nouns.entries import CHAT, ENGINE, PLAN, WEIGHTS, entry
 

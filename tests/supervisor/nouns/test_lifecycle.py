@@ -7,16 +7,14 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.engine.child import AdoptError, NoRoomError, SpawnError
 from llmkube.supervisor.engine.launcher import AddressMissingError, EngineNotFoundError, EngineStuckError
 from llmkube.supervisor.nouns.journal import JournalError
-from llmkube.supervisor.nouns.lifecycle import Exit, Failure, RestartPolicy, RestartState, after_failure, reason_of
-
-POLICY = RestartPolicy()
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, RestartState, after_failure, reason_of
 
 
 def exits(*ready_seconds: float) -> list[float]:
     """The delays after a row of exits, each with the time that the engine had been ready."""
     state, delays, rng = RestartState(), [], random.Random(0)
     for seconds in ready_seconds:
-        state, delay = after_failure(POLICY, state, Failure(Reason.ENGINE_EXITED, "", seconds), rng)
+        state, delay = after_failure(state, Failure(Reason.ENGINE_EXITED, "", seconds), rng)
         delays.append(delay)
     return delays
 
@@ -47,7 +45,7 @@ def test_three_ports_are_tried_at_once_and_no_more():
     """After three taken ports in a row the next ones come at a crash loop's pace; another failure resets that."""
     state, delays, rng = RestartState(), [], random.Random(0)
     for reason in [Reason.PORT_TAKEN] * 7 + [Reason.HUNG] + [Reason.PORT_TAKEN] * 2:
-        state, delay = after_failure(POLICY, state, Failure(reason, ""), rng)
+        state, delay = after_failure(state, Failure(reason, ""), rng)
         delays.append(delay)
     assert delays[:4] == [0, 0, 0, 0]  # three for the port, one as the first failure of any kind
     assert all(delay > 0 for delay in delays[4:8])

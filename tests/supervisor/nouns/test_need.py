@@ -5,8 +5,8 @@ import pytest
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.memory.learned import Figure
 from llmkube.supervisor.memory.reservation import Need
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.need import GUESS_BYTES, need_of
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.demand import Component, Estimate, Place
 from llmkube.weights.store.blobs import WeightsFile
 

@@ -1,15 +1,28 @@
-"""Which source a host has."""
+"""Which source a host has.
+
+RAPL's files: read, subtracted, and told when they fail.
+"""
 
 import random
 
 import pytest
+import trio
+from structlog.testing import capture_logs
 
 from llmkube.base.errors import UserError
 from llmkube.supervisor.power import sources
 from llmkube.supervisor.power.powermetrics import POWERMETRICS, Powermetrics
-from llmkube.supervisor.power.rapl import Rapl
-from llmkube.supervisor.power.sources import power_source
-from supervisor.power.test_rapl import machine
+from llmkube.supervisor.power.sample import PowerProblem, PowerSample
+from llmkube.supervisor.power.sources import (
+    LOOK_SECONDS,
+    Counter,
+    Look,
+    Rapl,
+    power_source,
+    problem_of,
+    read_counters,
+    sample_between,
+)
 
 
 def test_a_mac_has_powermetrics(tmp_path):
@@ -42,3 +55,92 @@ def test_counters_of_root_alone_are_told_with_the_way_out(tmp_path, monkeypatch)
     monkeypatch.setattr(sources, "read_counters", refused)
     with pytest.raises(UserError, match=r"intel-rapl:0/energy_uj may not be read; .*chmod a\+r"):
         power_source("linux", 501, random.Random(1), folder=tmp_path)
+
+
+def zone(folder, name, domain, joules, most=262143.0):
+    place = folder / name
+    place.mkdir(exist_ok=True)
+    (place / "name").write_text(f"{domain}\n")
+    (place / "energy_uj").write_text(f"{round(joules * 1e6)}\n")
+    (place / "max_energy_range_uj").write_text(f"{round(most * 1e6)}\n")
+
+
+def machine(folder, joules):
+    zone(folder, "intel-rapl:0", "package-0", joules)
+    zone(folder, "intel-rapl:0:0", "core", joules / 2)
+    zone(folder, "intel-rapl:0:1", "dram", joules / 10)
+    zone(folder, "intel-rapl:1", "package-1", joules)
+    zone(folder, "intel-rapl:2", "psys", joules * 3)
+    zone(folder, "intel-rapl-mmio:0", "package-0", joules)
+    (folder / "dtpm").mkdir(exist_ok=True)
+
+
+def test_packages_and_their_memory_are_counted_once(tmp_path):
+    """Cores are part of a package, psys is all of it, and mmio is the same counter again."""
+    machine(tmp_path, 100.0)
+    before = read_counters(tmp_path, 10.0)
+    machine(tmp_path, 200.0)
+    sample = sample_between(before, read_counters(tmp_path, 20.0))
+    assert sample == PowerSample({"package": 20.0, "dram": 1.0, "combined": 21.0}, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "watts"),
+    [(100.0, 350.0, 50.0), (262000.0, 107.0, 50.0), (262143.0, 0.0, 0.0), (200000.0, 5.0, None)],
+    ids=["counts", "begins again at its end", "exactly there", "began anew in a sleep"],
+)
+def test_a_counter_that_begins_again(before, now, watts):
+    """After the largest number comes zero; a counter that was reset tells nothing of the time before."""
+    first, second = (Look(at, {"z": Counter(j, 262143.0)}, {"z": "package"}) for at, j in ((0.0, before), (5.0, now)))
+    sample = sample_between(first, second)
+    assert (None if sample is None else round(sample.watts["package"], 6)) == watts
+
+
+def test_counters_that_come_and_go_are_not_subtracted():
+    """A package that was switched off says nothing about the others either, for one look."""
+    first = Look(0.0, {"a": Counter(1.0, 9.0)}, {"a": "package"})
+    second = Look(5.0, {"a": Counter(1.0, 9.0), "b": Counter(1.0, 9.0)}, {"a": "package", "b": "package"})
+    assert sample_between(first, second) is None
+    assert sample_between(first, first) is None
+
+
+async def test_a_host_is_measured_until_its_counters_go_and_again_when_they_are_back(autojump_clock, tmp_path):
+    """Each failure is told with its kind; the first sample after it does not span it."""
+    samples, problems = [], []
+    machine(tmp_path, 100.0)
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Rapl(random.Random(1), tmp_path).run, samples.append, problems.append)
+            await trio.sleep(LOOK_SECONDS / 2)
+            machine(tmp_path, 200.0)
+            await trio.sleep(LOOK_SECONDS)
+            assert samples[0].watts["package"] == pytest.approx(200.0 / samples[0].seconds)
+            (tmp_path / "intel-rapl:0" / "energy_uj").write_text("unheard of")
+            await trio.sleep(LOOK_SECONDS)
+            assert problems == [PowerProblem.NOT_UNDERSTOOD]
+            machine(tmp_path, 900.0)
+            count = len(samples)
+            await trio.sleep(60)
+            machine(tmp_path, 950.0)
+            await trio.sleep(LOOK_SECONDS)
+            assert all(each.watts["package"] <= 100.0 / LOOK_SECONDS for each in samples[count:])
+            assert samples[count:]
+            for each in tmp_path.glob("*/*"):
+                each.unlink()
+            await trio.sleep(LOOK_SECONDS)
+            assert problems[1] is PowerProblem.NOT_FOUND
+            nursery.cancel_scope.cancel()
+    assert [entry["problem"] for entry in logs[:2]] == ["NotUnderstood", "NotFound"]
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (PermissionError("energy_uj"), PowerProblem.NOT_PERMITTED),
+        (FileNotFoundError("energy_uj"), PowerProblem.NOT_FOUND),
+        (ValueError("abc"), PowerProblem.NOT_UNDERSTOOD),
+    ],
+)
+def test_each_failure_has_a_name(error, problem):
+    """Files of root alone, as the kernel makes them since 2020, are a missing right."""
+    assert problem_of(error) is problem

@@ -5,7 +5,7 @@ from llmkube.base.errors import UserError
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.rollout import HostReplicas
+from llmkube.k8s.crd.placement import HostReplicas
 from llmkube.k8s.errors import NameTakenError
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.endpoint_objects import (

@@ -8,12 +8,11 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.meta import APIKeySecretRef
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.supervisor.cluster.status import OF_SERVICE
+from llmkube.supervisor.cluster.status import OF_SERVICE, Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.service.events import cut_short, displacing, events, model_conditions, service_conditions
 from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, new_facts, wish
 

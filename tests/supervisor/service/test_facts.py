@@ -7,11 +7,11 @@ from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.service.facts import Facts, Why
 from supervisor.service.known import HEADER, LOADED, LOADING, WEIGHTS, new_facts, wish
 

@@ -6,16 +6,17 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import structlog
 import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.engine.logfile import log_path
 from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.service import leftover
+from llmkube.supervisor.service.context import ServiceContext
 
 KEY = Key("default", "chat")
 
@@ -47,13 +48,9 @@ def staged(tmp_path, script):
     settings = AgentSettings("h", tmp_path, tmp_path, sys.executable, grace_seconds=5.0)
     argv = (sys.executable, "-c", script, Placeholder.PROGRAM, "--model", Placeholder.MODEL, Placeholder.KEYS)
     plan = LaunchPlan(argv=argv, env=(), runtime="ollama", alias="chat", weights_identity="w")
-    context = SimpleNamespace(
-        status_manager=SimpleNamespace(key=KEY),
-        ports=SimpleNamespace(engines=Engines(settings), rng=random.Random(1)),
-        settings=settings,
-        shutdown=Shutdown(),
-        log_path=log_path(tmp_path, KEY),
-    )
+    manager = SimpleNamespace(key=KEY, log=structlog.get_logger())
+    ports = SimpleNamespace(engines=Engines(settings), rng=random.Random(1))
+    context = ServiceContext(manager, ports, settings, Shutdown(), None)
     return context, SimpleNamespace(plan=plan, weights=SimpleNamespace(path="/models/one.gguf"))
 
 

@@ -244,7 +244,7 @@ def test_a_folder_of_safetensors_below_a_listed_one_is_taken(folder, sources):
     assert (seen.path, seen.size_bytes, [file.path.name for file in seen.files]) == (
         path, 4, ["config.json", "model.safetensors"],
     )  # fmt: skip
-    assert sources.admits_folder(path)
+    assert sources.admits(path, folder=True)
     (path / "config.json").write_bytes(b"{ }")
     assert sources.admit_folder(path).identity != seen.identity
 
@@ -255,7 +255,7 @@ def test_s8_no_folder_outside_is_taken(folder, sources, text):
     mlx_folder(folder.parent / "m")
     with pytest.raises((SourceNotAllowedError, WeightsNotFoundError)):
         sources.admit_folder(Path(text.format(folder)))
-    assert not sources.admits_folder(Path(text.format(folder)))
+    assert not sources.admits(Path(text.format(folder)), folder=True)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -3,18 +3,16 @@
 `llmkube up` starts by showing its definitions to the server; where they are stored already, no rule is looked at.
 """
 
-import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 from llmkube.apiserver.schema.structural import RuleError, Schema
 from llmkube.apiserver.values.field_errors import FieldError
 
-__all__ = ["RuleError", "check", "compile_rules", "compiled", "has_nested_macros"]
+__all__ = ["RuleError", "check", "compiled"]
 
-_MACRO: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(")
 _DEPTH: Final = 2500
 """What celpy sets."""
 
@@ -27,26 +25,6 @@ def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldErr
         from llmkube.apiserver.schema import cel_rules  # noqa: PLC0415  # see above
 
         return cel_rules.check(value, old, schema, path)
-
-
-def compile_rules(schema: Schema) -> None:
-    """Compile every rule of a schema ahead of use; what does not compile fails when it is used."""
-    if not schema.has_rules:
-        return
-    for rule in schema.rules:
-        for text in filter(None, (rule.rule, rule.message_expression)):
-            with suppress(RuleError):
-                compiled(text)
-    for inner in (*schema.properties.values(), schema.additional, schema.items):
-        if inner is not None:
-            compile_rules(inner)
-
-
-def has_nested_macros(schema: Schema) -> bool:
-    """Whether some rule may go over a list for each item of a list, so that its cost is not that of the object."""
-    return any(len(_MACRO.findall(rule.rule + rule.message_expression)) > 1 for rule in schema.rules) or any(
-        has_nested_macros(inner) for inner in (*schema.properties.values(), schema.additional, schema.items) if inner
-    )
 
 
 def compiled(text: str) -> Any:

@@ -272,13 +272,5 @@ def _repeated_items(items: Sequence[Any], schema: Schema, path: str) -> Iterator
             yield duplicate(at_index(path, index), marks)
 
 
-def largest_pattern(schema: Schema) -> int:
-    """Return how large the program of the largest pattern in the schema is (`patterns.size`); 0 without one."""
-    below = (*schema.properties.values(), schema.additional, schema.items, schema.not_)
-    branches = (*schema.all_of, *schema.any_of, *schema.one_of)
-    own = patterns.size(schema.raw["pattern"]) if isinstance(schema.raw.get("pattern"), str) else 0
-    return max(own, *(largest_pattern(inner) for inner in (*below, *branches) if inner is not None), 0)
-
-
 def _plain(number: float) -> str:
     return str(int(number)) if is_integer(number) else str(number)

@@ -9,13 +9,14 @@ is on its way to the disk. While one batch is being synced, the next one gathers
 writers slower. A failed sync fails its batch and the one decided on top of it, and the head goes back to what is shown.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import attrs
 import trio
 
+from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.storage.revisions import Change, Store, Transaction
 from llmkube.apiserver.storage.write_ahead_log import Durable, StorageError
 from llmkube.apiserver.values.api_errors import internal
@@ -40,24 +41,26 @@ class Committer:
         store: What readers see.
         durable: Where writes go before they are shown; None shows them at once.
         show: Called with changes right after they are in the store.
+        work: Where decisions are made; other writes wait for one, reads do not.
     """
 
-    def __init__(self, store: Store, durable: Durable | None, show: Callable[[Sequence[Change]], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        durable: Durable | None,
+        show: Callable[[Sequence[Change]], None],
+        work: Work = inline,
+    ) -> None:
         self._store = store
         self._durable = durable
         self._show = show
+        self._work = work
         self._head = store if durable is None else store.replica()
         self._open = _Batch()
         self._deciding = trio.Lock()
         self._syncing = trio.Lock()
 
-    async def write(
-        self,
-        decide: Callable[[Transaction], T],
-        *,
-        dry_run: bool = False,
-        run: Callable[[Callable[[], T]], Awaitable[T]] | None = None,
-    ) -> T:
+    async def write(self, decide: Callable[[Transaction], T], *, dry_run: bool = False) -> T:
         """Decide on the state as it is, make the decision durable, show it.
 
         Once it is decided, the write is waited for even when cancelled: its outcome is always known.
@@ -65,13 +68,12 @@ class Committer:
         Args:
             decide: The decision.
             dry_run: Change nothing.
-            run: Where to decide if it takes long; other writes wait for it, reads do not.
 
         Raises:
             RequestRefusedError: The decision's own; 500, it could not be made durable and nothing was written.
         """
         async with self._deciding:
-            decision, changes = await self._decided(decide, run, dry_run=dry_run)
+            decision, changes = await self._decided(decide, dry_run=dry_run)
             self._head.apply(changes)
             if self._durable is None:
                 self._show(changes)
@@ -86,17 +88,11 @@ class Committer:
             raise internal(str(batch.error)) from batch.error
         return decision
 
-    async def _decided(
-        self,
-        decide: Callable[[Transaction], T],
-        run: Callable[[Callable[[], T]], Awaitable[T]] | None,
-        *,
-        dry_run: bool,
-    ) -> tuple[T, Sequence[Change]]:
+    async def _decided(self, decide: Callable[[Transaction], T], *, dry_run: bool) -> tuple[T, Sequence[Change]]:
         while True:
             head = self._head
             tx = Transaction(head, dry_run=dry_run)
-            decision = decide(tx) if run is None else await run(partial(decide, tx))
+            decision = await self._work(partial(decide, tx))
             if self._head is head:  # otherwise a sync has failed meanwhile, of writes that this one rests on
                 return decision, () if dry_run else tx.changes
 

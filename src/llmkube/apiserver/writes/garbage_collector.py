@@ -21,8 +21,6 @@ MANAGER: Final = "garbage-collector"
 BATCH: Final = 64
 """Places looked at in one transaction: a large cascade must not keep other writers waiting."""
 
-_FEW: Final = 16  # places that are looked at in a few milliseconds
-
 
 class GarbageCollector:
     """Finishes deletions, a batch at a time. Pure: `step` stages writes into the transaction it is given."""
@@ -35,11 +33,6 @@ class GarbageCollector:
     def idle(self) -> bool:
         """Whether nothing is left to look at."""
         return not self._dirty
-
-    @property
-    def has_much_to_do(self) -> bool:
-        """Whether the next step may take long: a namespace or a kind is emptied at once."""
-        return len(self._dirty) > _FEW or any(ref.kind in {NAMESPACES, CRDS} for ref in self._dirty)
 
     def enqueue_all(self, store: Store) -> None:
         """Begin from any state: what was under way before a restart is not stored."""

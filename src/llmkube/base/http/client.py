@@ -18,7 +18,6 @@ from llmkube.base.http.errors import (
     ConnectError,
     MalformedError,
     ProtocolError,
-    RefusedError,
 )
 from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
@@ -110,8 +109,6 @@ OnSent = Callable[[], None]
 """Told that a peer was sent all of a request, before anything of the answer is waited for."""
 
 _LIMITS = Limits(max_headers=256)
-_REFUSAL_BYTES = 1024
-_REFUSAL_SECONDS = 2.0
 
 
 class _StaleError(BrokenOffError):
@@ -241,27 +238,6 @@ class HttpClient:
             received = await _whole(answer, max_body_bytes, f"POST {url}")
         return Response(head.status, head.headers, received)
 
-    async def upgrade(self, url: str, headers: Headers) -> Upgraded:
-        """Ask a peer to speak another protocol, which `headers` name, and return the connection once it agrees.
-
-        Raises:
-            RefusedError: The peer answers anything but 101.
-            ConnectError: No connection.
-            BrokenOffError: The peer broke off.
-            ProtocolError: The peer does not speak HTTP/1.1.
-            ValueError: Not a plain http URL, or a header that would break out of its line.
-        """
-        origin, target = _split(url)
-        head = encode_request_head("GET", target, Headers((("Host", netloc(origin)), *headers)))
-        answer = await self.start(origin, "GET", head, b"", switching=True)
-        if answer.status == 101:
-            return Upgraded(answer.headers, answer.stream, answer.early, netloc(origin))
-        try:
-            begun = await _beginning(answer)
-        finally:
-            await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)
-        raise RefusedError(f"{netloc(origin)} answers {answer.status} and does not switch", answer.status, begun)
-
     async def start(
         self,
         origin: Origin,
@@ -375,15 +351,6 @@ async def _whole(answer: StreamedResponse, max_bytes: int, what: str) -> bytes:
         if len(received) > max_bytes:
             raise BodyTooLargeError(f"{what}: the answer is larger than {max_bytes} bytes")
     return bytes(received)
-
-
-async def _beginning(answer: StreamedResponse) -> bytes:
-    """Return the beginning of a refusal's body, as far as it comes without delay."""
-    begun = b""
-    with trio.move_on_after(_REFUSAL_SECONDS), suppress(BrokenOffError, ProtocolError):
-        while len(begun) < _REFUSAL_BYTES and (piece := await answer.receive_some()):
-            begun += piece
-    return begun[:_REFUSAL_BYTES]
 
 
 def _split(url: str) -> tuple[Origin, str]:

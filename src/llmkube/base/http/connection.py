@@ -23,9 +23,10 @@ from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead
-from llmkube.base.http.hub import BROKEN, RECEIVE_BYTES, HubStream, below_tls
+from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits
-from llmkube.base.http.message import Headers, Response, encode_lines, encode_response_head, status_line
+from llmkube.base.http.message import Response, encode_lines, status_line
+from llmkube.base.http.tls import RECEIVE_BYTES
 
 StreamHandler = Callable[[StreamExchange], Awaitable[None]]
 """A `Handler` that may use what only a real connection has."""
@@ -253,7 +254,7 @@ class Connection:
         if head.expectations - {"100-continue"}:
             raise MalformedError(417, "the only expectation met here is 100-continue")
         if head.expectations and decoder.rest is None and not self._early:
-            await self._stream.send_all(encode_response_head(100, Headers()))
+            await self._stream.send_all(status_line(100) + b"\r\n")
         data, self._early = self._early, b""
         body = decoder.feed(data)
         if decoder.rest is None:

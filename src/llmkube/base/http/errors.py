@@ -19,22 +19,6 @@ class ProtocolError(HttpError):
     """The peer sent something that is not HTTP/1.1, or is more than we take."""
 
 
-class RefusedError(HttpError):
-    """The peer does not switch to the protocol that it was asked for.
-
-    Attributes:
-        status: What it answered.
-        body: The first KiB of its words.
-    """
-
-    def __init__(self, message: str, status: int, body: bytes) -> None:
-        text = " ".join(body.decode("utf-8", errors="replace").split())
-        words = "".join(character if character.isprintable() else "?" for character in text)
-        super().__init__(f"{message}: {words}" if words else message)
-        self.status = status
-        self.body = body
-
-
 class PeerClosedError(HttpError):
     """The peer ended a WebSocket and said that something is wrong.
 

@@ -22,9 +22,7 @@ import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_readable, wait_task_rescheduled, wait_writable
 
 from llmkube.base.http.dial import dial
-from llmkube.base.http.tls import BulkReceiveStream, TlsStream
-
-RECEIVE_BYTES: Final = 64 * 1024
+from llmkube.base.http.tls import RECEIVE_BYTES, BulkReceiveStream, TlsStream
 
 BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 """What a stream raises whose connection is gone."""

@@ -224,15 +224,6 @@ def encode_request_head(method: str, target: str, headers: Headers) -> bytes:
     return f"{method} {target} HTTP/1.1\r\n".encode("latin-1") + encode_lines(headers) + b"\r\n"
 
 
-def encode_response_head(status: int, headers: Headers) -> bytes:
-    """Return the head of an answer, ready to send.
-
-    Raises:
-        ValueError: A name or value would break out of its line: a bug of the caller.
-    """
-    return status_line(status) + encode_lines(headers) + b"\r\n"
-
-
 @lru_cache(maxsize=1024)
 def _is_token(name: str) -> bool:
     return _TOKEN.fullmatch(name) is not None

@@ -5,9 +5,9 @@ import trio
 from llmkube.base.http.bodies import BodyDecoder, EofBody, LengthBody, response_body
 from llmkube.base.http.errors import BrokenOffError, MalformedError, ProtocolError
 from llmkube.base.http.heads import ResponseHead
-from llmkube.base.http.hub import BROKEN, RECEIVE_BYTES
+from llmkube.base.http.hub import BROKEN
 from llmkube.base.http.message import Headers, Origin, netloc
-from llmkube.base.http.tls import receive_into
+from llmkube.base.http.tls import RECEIVE_BYTES, receive_into
 
 
 class StreamedResponse:

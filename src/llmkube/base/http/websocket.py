@@ -24,8 +24,8 @@ from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFail
 
 from llmkube.base.http.client import Upgraded
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError, PeerClosedError, ProtocolError
-from llmkube.base.http.hub import RECEIVE_BYTES
 from llmkube.base.http.message import Headers
+from llmkube.base.http.tls import RECEIVE_BYTES
 
 FRAME_BYTES: Final = 256 * 1024
 """The longest frame that is sent; a longer message goes in several, between which other work is done."""

@@ -2,5 +2,4 @@
 
 models.yaml  the list: sources, digests, and the numbers of each architecture
 entries      the list as values; names and other names
-shapes       the tensors of a model, from its numbers: what the estimate of memory reads
 """

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import attrs
 import trio
@@ -16,22 +15,6 @@ from llmkube.cli.view.output import printable
 
 _FRAME_SECONDS = 0.1
 _NAME_WIDTH = 8
-
-
-class Display(Protocol):
-    """Where the steps of a wait are shown."""
-
-    def going_on(self, step: str, detail: str) -> None:
-        """This step is in progress."""
-        ...
-
-    def done(self, step: str, detail: str, seconds: float) -> None:
-        """This step has ended well."""
-        ...
-
-    async def run(self) -> None:
-        """Keep moving what moves, until cancelled."""
-        ...
 
 
 @attrs.define(eq=False)
@@ -86,6 +69,10 @@ class LiveDisplay:
         while True:
             self.live.refresh()
             await trio.sleep(_FRAME_SECONDS)
+
+
+Display = PlainDisplay | LiveDisplay
+"""Where the steps of a wait are shown."""
 
 
 @contextlib.contextmanager

@@ -2,5 +2,6 @@
 
 inference_services, models             the two entry points
 pod_services, pod_models               what pods serve, what Jobs fetch
-pruning, routers, namespace, idleness  parts of it
+pruning, routers, namespace            parts of it
+pod_answers                            what pods say when they are asked over HTTP
 """

@@ -9,9 +9,8 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import AlreadyExistsError, NameTakenError
 from llmkube.k8s.rbac import Permission
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
-from llmkube.k8s.wire.owners import controller_key, is_controlled_by
 from llmkube.k8s.workloads import PersistentVolumeClaim
 
 PERMISSIONS: Final = (

@@ -8,14 +8,14 @@ import attrs
 
 from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.optional_kinds import OptionalKinds
-from llmkube.controller.phase_changes import PhaseChanges
-from llmkube.controller.queues import Queues
+from llmkube.controller.reconciler import Queues
 from llmkube.controller.render.jobs import PRUNE_JOB
 from llmkube.controller.service_record import ServiceRecord
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.controller.status.job_result import ended_at
 from llmkube.controller.status.router_status import BackendHealth
 from llmkube.controller.writes.owned_kinds import OwnedKinds, RouterKinds
+from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.client import Client
 from llmkube.k8s.resource import Key
 

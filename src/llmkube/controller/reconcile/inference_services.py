@@ -6,12 +6,11 @@ from collections.abc import Callable
 import attrs
 
 from llmkube.controller.informers import Informers
-from llmkube.controller.phase_changes import PhaseChanges
 from llmkube.controller.reconcile.pod_services import PodServices
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.host_part import HostPart, judge_host_part, unknown_host_part
 from llmkube.controller.status.service_status import derive_service_status
-from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases.host_monitor import HostMonitor

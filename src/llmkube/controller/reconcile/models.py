@@ -7,11 +7,10 @@ from typing import Final
 import attrs
 
 from llmkube.controller.informers import Informers
-from llmkube.controller.phase_changes import PhaseChanges
 from llmkube.controller.reconcile.pod_models import PodModels
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.model_status import derive_model_status
-from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases.host_monitor import HostMonitor

@@ -13,18 +13,21 @@ from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
 from llmkube.controller.render.storage import CACHE_CLAIM
-from llmkube.controller.status.inspection import is_known
-from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, read_fetched
-from llmkube.controller.status.pod_model_status import derive_supplied_status
-from llmkube.controller.status.revalidation import is_from_old_volume, revalidate_in_seconds, without_lost_volume
+from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, is_known, read_fetched
+from llmkube.controller.status.pod_model_status import (
+    derive_supplied_status,
+    is_from_old_volume,
+    revalidate_in_seconds,
+    without_lost_volume,
+)
 from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NameTakenError, NotFoundError
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import label_value
-from llmkube.k8s.wire.owners import is_controlled_by
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
 from llmkube.weights.source import VolumeSource
 
@@ -59,7 +62,7 @@ class PodModels:
                 supply = Supply("nothing", error.reason, str(error))
                 self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)
             except REFUSED as error:
-                supply = Supply("nothing", "Invalid", error.message)
+                supply = Supply("nothing", Reason.INVALID, error.message)
                 self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)  # a quota may be raised
             seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
         if _is_lost(supply, seen):

@@ -13,9 +13,8 @@ from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, RE
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
 from llmkube.k8s.errors import NameTakenError
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import endpoint_url, service_name
-from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
 from llmkube.router.config.local_address import stays_here
 from llmkube.router.config.routing_config import RoutingConfig
@@ -100,12 +99,8 @@ class PodRouters:
             await routers.config_maps.ensure(wanted.config)
             await routers.deployments.ensure(wanted.deployment)
             await routers.kubernetes_services.ensure(wanted.kubernetes_service)
-            if wanted.budget is not None:
-                await routers.budgets.ensure(wanted.budget)
-            elif routers.budgets.knows(key):
-                await routers.budgets.remove(key, uid)
-            if wanted.monitor is not None or routers.monitors.knows(key):
-                await self.context.optional.apply(routers.monitors, wanted.monitor, key, uid)
+            await routers.budgets.ensure_or_remove(wanted.budget, key, uid)
+            await self.context.optional.apply(routers.monitors, wanted.monitor, key, uid)
         except NameTakenError as error:
             refusal = str(error)
         except REFUSED as error:

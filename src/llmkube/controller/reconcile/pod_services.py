@@ -7,14 +7,12 @@ import attrs
 
 from llmkube.controller.reconcile.cache_claims import ensure_service_claim
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.priority_classes import priority_obstacle
 from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests
-from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload
+from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.group import group_name
 from llmkube.controller.render.monitoring import objective_name, objective_obstacle
 from llmkube.controller.render.storage import names_own_cache
-from llmkube.controller.service_record import Weights, WorkloadPlan
-from llmkube.controller.status.gpu_queue import GpuQueue, Waiting
+from llmkube.controller.service_record import GpuQueue, Waiting, Weights, WorkloadPlan
 from llmkube.controller.status.host_part import HostPart
 from llmkube.controller.status.pod_service_status import (
     WAITING_FOR_GPU,
@@ -25,17 +23,16 @@ from llmkube.controller.status.pod_service_status import (
     wanted_gpus,
 )
 from llmkube.controller.status.rollout import waits_for_idle
-from llmkube.controller.status.service_status import PRIORITY_WEIGHTS
+from llmkube.controller.status.service_status import weight_of
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
 from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NameTakenError
-from llmkube.k8s.extensions import LeaderWorkerSet
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, service_name
-from llmkube.k8s.wire.owners import is_controlled_by
 from llmkube.k8s.wire.times import timestamp
+from llmkube.k8s.workloads import LeaderWorkerSet
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 
@@ -55,9 +52,10 @@ class PodServices:
         facts = await self._make_pods(cached, workload)
         facts = attrs.evolve(self._observe(cached, facts), hosts=part)
         key, newest, now = cached.key, self.writer.newest(cached), self.context.utcnow()
-        self._queue_up(newest, facts)
+        verdict = judge_pods(newest, facts)
+        self._queue_up(newest, facts, waits=verdict.phase == WAITING_FOR_GPU)
         position = self.gpu_queue.position(key)
-        status = derive_pod_status(newest, facts, self.context.settings, position=position, now=now)
+        status = derive_pod_status(newest, facts, self.context.settings, verdict=verdict, position=position, now=now)
         if await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)}):
             self.context.phase_changes.tell(newest, status)
 
@@ -119,7 +117,7 @@ class PodServices:
         owned, key, uid = self.context.owned, service.key, service.metadata.uid
         wanted = await due_manifests(self.context, service, plan, weights)
         await ensure_service_claim(self.context, service, weights)
-        if wanted.autoscaler is None and owned.autoscalers.knows(key):
+        if wanted.autoscaler is None:
             await owned.autoscalers.remove(key, uid)  # first, or it would bring back what is scaled down here
         if self.context.records[key].deferred_since is not None:
             await self._scale(service)
@@ -128,17 +126,14 @@ class PodServices:
         await owned.kubernetes_services.ensure(wanted.kubernetes_service)
         if wanted.autoscaler is not None and owned.autoscalers.informer.is_known:
             await owned.autoscalers.ensure(wanted.autoscaler)
-        if owned.budgets.informer.is_known and (wanted.budget is not None or owned.budgets.knows(key)):
+        if owned.budgets.informer.is_known:
             await owned.budgets.ensure_or_remove(wanted.budget, key, uid)
-        if wanted.monitor is not None or owned.monitors.knows(key):
-            await self.context.optional.apply(owned.monitors, wanted.monitor, key, uid)
-        if wanted.route is not None or owned.routes.knows(key):
-            await self.context.optional.apply(owned.routes, wanted.route, key, uid)
+        await self.context.optional.apply(owned.monitors, wanted.monitor, key, uid)
+        await self.context.optional.apply(owned.routes, wanted.route, key, uid)
         named = Key(key.namespace, objective_name(service))
         for old in self.context.pods.objectives_by_service.keys(key) - {named}:
             await self.context.optional.apply(owned.objectives, None, old, uid)
-        if wanted.objective is not None or owned.objectives.knows(named):
-            await self.context.optional.apply(owned.objectives, wanted.objective, named, uid)
+        await self.context.optional.apply(owned.objectives, wanted.objective, named, uid)
 
     async def _replace_workload(self, service: InferenceService, manifest: dict[str, Any], *, group: bool) -> None:
         """Write what makes the pods; one of another kind that made them before goes first: both need the GPUs."""
@@ -148,8 +143,7 @@ class PodServices:
             await owned.deployments.remove(key, uid)
             await owned.groups.ensure(manifest)
             return
-        if owned.groups.knows(named):
-            await self.context.optional.apply(owned.groups, None, named, uid)
+        await self.context.optional.apply(owned.groups, None, named, uid)
         await owned.deployments.ensure(manifest)
 
     async def _hold(self, service: InferenceService) -> None:
@@ -216,13 +210,13 @@ class PodServices:
             (owned.kubernetes_services, service_name(key.name)),
         )
 
-    def _queue_up(self, service: InferenceService, facts: ServiceFacts) -> None:
-        waits = None
-        if facts.plan is not None and judge_pods(service, facts).phase == WAITING_FOR_GPU:
-            weight = PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"])
+    def _queue_up(self, service: InferenceService, facts: ServiceFacts, *, waits: bool) -> None:
+        waiting = None
+        if facts.plan is not None and waits:
+            weight = weight_of(service)
             since = service.metadata.creation_timestamp or ""
-            waits = Waiting(service.key, weight, since, wanted_gpus(facts.plan))
-        self._wake(self.gpu_queue.put(service.key, waits))
+            waiting = Waiting(service.key, weight, since, wanted_gpus(facts.plan))
+        self._wake(self.gpu_queue.put(service.key, waiting))
 
     def _wake(self, services: Iterable[Key]) -> None:
         for key in services:

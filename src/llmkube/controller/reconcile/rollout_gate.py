@@ -7,8 +7,8 @@ import attrs
 import trio
 
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.idleness import are_idle
-from llmkube.controller.reconcile.priority_classes import find_prefix
+from llmkube.controller.reconcile.pod_answers import are_idle
+from llmkube.controller.reconcile.workload_plans import find_prefix
 from llmkube.controller.render.drain import Kept
 from llmkube.controller.render.group import group_name
 from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
@@ -17,10 +17,9 @@ from llmkube.controller.service_record import Weights
 from llmkube.controller.status.pod_service_status import desired_replicas
 from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds, waits_for_idle
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.extensions import Workload
-from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.owners import is_controlled_by
+from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.times import timestamp
+from llmkube.k8s.workloads import Workload
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 IDLE_POLL_SECONDS: Final = 5.0

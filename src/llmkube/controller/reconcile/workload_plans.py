@@ -12,51 +12,24 @@ from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
 from llmkube.controller.service_record import Weights, WorkloadPlan
-from llmkube.controller.status.inspection import is_mounted
-from llmkube.controller.status.pod_model_status import NO_RESULT, NOT_BOUND
-from llmkube.controller.status.pod_service_status import NOT_ALLOWED, ServiceFacts
-from llmkube.controller.status.supply import User, choose_supply, is_remembered, weights_path, without_effect
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.controller.settings import PRIORITY_CLASS_PREFIXES
+from llmkube.controller.status.job_result import is_mounted
+from llmkube.controller.status.pod_service_status import ServiceFacts
+from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path, without_effect
+from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.fields import rendered_paths
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, PROGRESSING, Verdict, current
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.workloads import Workload
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
 from llmkube.weights.errors import WeightsError
 
-RENDERED: Final = (
-    "spec.affinity",
-    "spec.autoscaling",
-    "spec.disruption",
-    "spec.endpoint.gateway",
-    "spec.endpoint.nodePort",
-    "spec.endpoint.port",
-    "spec.endpoint.type",
-    "spec.extraVolumeMounts",
-    "spec.extraVolumes",
-    "spec.hosts",
-    "spec.imagePullSecrets",
-    "spec.maxPodLifetimeIdleTimeoutSeconds",
-    "spec.maxPodLifetimeSeconds",
-    "spec.modelCache",
-    "spec.multiNode",
-    "spec.nodeSelector",
-    "spec.podAnnotations",
-    "spec.podLabels",
-    "spec.podSecurityContext",
-    "spec.priority",
-    "spec.priorityClassName",
-    "spec.replicas",
-    "spec.revisionHistoryLimit",
-    "spec.rolloutPolicy",
-    "spec.runtimeClassName",
-    "spec.securityContext",
-    "spec.slo",
-    "spec.suspend",
-    "spec.tolerations",
-    "spec.topologySpreadConstraints",
-)
+RENDERED: Final = tuple(rendered_paths(InferenceServiceSpec, "spec"))
 """Paths of a service's fields that take effect in the objects of the controller, and not in the container's plan."""
 
 
@@ -120,27 +93,33 @@ def _plan_workload(context: PodContext, service: InferenceService, model: Model)
         return WorkloadPlan(ServiceFacts(model=_verdict_on(model), plan=plan, refusal=_NO_GROUPS))
     if refusals := service_refusals(service.spec, context.workloads):
         said = refusal_message(refusals)
-        return WorkloadPlan(ServiceFacts(model=_verdict_on(model), plan=plan, refusal=said, refusal_reason=NOT_ALLOWED))
-    supply = choose_supply(model, [user_of(context, service, model)], context.workloads)
+        return WorkloadPlan(
+            ServiceFacts(model=_verdict_on(model), plan=plan, refusal=said, refusal_reason=Reason.NOT_ALLOWED)
+        )
+    supply = _supply_of(context, service, model)
     ignored = without_effect(model, supply, plan.not_honoured)
     if ignored != plan.not_honoured:
         plan = attrs.evolve(plan, not_honoured=ignored)
     facts = ServiceFacts(plan=plan)
     try:
-        verdict, weights = _find_weights(context, service, model, plan)
-        draft_verdict, draft = Verdict("Ready", "ModelReady", ""), Storage()
+        verdict, weights = _find_weights(context, service, model, plan, supply)
+        draft_verdict, draft = Verdict("Ready", Reason.MODEL_READY, ""), Storage()
         if plan.draft_model:
             draft_verdict, draft = _find_draft(context, service, plan)
     except (WeightsError, PlanError) as error:
         return WorkloadPlan(attrs.evolve(facts, model=_verdict_on(model), refusal=str(error)))
     missing = [one for one in (verdict, draft_verdict) if one.phase != "Ready"]
-    blocking = [one for one in missing if one.reason != NOT_BOUND]
+    blocking = [one for one in missing if one.reason != Reason.PVC_NOT_BOUND]
     worst, *_ = *blocking, *missing, verdict
     return WorkloadPlan(attrs.evolve(facts, model=worst), None if blocking else Weights(weights, draft))
 
 
+def _supply_of(context: PodContext, service: InferenceService, model: Model) -> Supply:
+    return choose_supply(model, [user_of(context, service, model)], context.workloads)
+
+
 def _find_weights(
-    context: PodContext, service: InferenceService, model: Model, plan: ContainerPlan
+    context: PodContext, service: InferenceService, model: Model, plan: ContainerPlan, supply: Supply
 ) -> tuple[Verdict, Storage]:
     """Say whether a service has to wait for a Model, and where its pods find the weights.
 
@@ -149,14 +128,13 @@ def _find_weights(
         PlanError: The engine wants a file that only a finished fetch could name.
     """
     if not plan.uses_weights and not plan.needs_model_init:
-        return Verdict("Ready", "RuntimeResolved", ""), Storage()
-    supply = choose_supply(model, [user_of(context, service, model)], context.workloads)
+        return Verdict("Ready", Reason.RUNTIME_RESOLVED, ""), Storage()
     verdict = _verdict_on(model)
     if supply.by == "pods":
-        verdict = Verdict("Ready", "WorkloadResolved", "")
+        verdict = Verdict("Ready", Reason.WORKLOAD_RESOLVED, "")
     elif supply.by == "job" and verdict.phase == "Ready" and not is_remembered(model):
-        verdict = Verdict("Pending", "Pending", "waiting for the Job that fetches it")
-    if verdict.phase != "Ready" and verdict.reason != NOT_BOUND:  # many a claim is bound once there is a pod
+        verdict = Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
+    if verdict.phase != "Ready" and verdict.reason != Reason.PVC_NOT_BOUND:  # many a claim is bound once there is a pod
         return verdict, Storage()
     path = weights_path(model, supply)
     mode = context.workloads.cache_access_mode
@@ -181,8 +159,8 @@ def _find_draft(context: PodContext, service: InferenceService, plan: ContainerP
     model = context.informers.models.get(Key(service.key.namespace, plan.draft_model))
     if model is None:
         missing = f'there is no Model "{plan.draft_model}" in this namespace, the draft'
-        return Verdict("Pending", "ModelNotFound", missing), Storage()
-    return _find_weights(context, service, model, plan)
+        return Verdict("Pending", Reason.MODEL_NOT_FOUND, missing), Storage()
+    return _find_weights(context, service, model, plan, _supply_of(context, service, model))
 
 
 def _verdict_on(model: Model) -> Verdict:
@@ -191,7 +169,45 @@ def _verdict_on(model: Model) -> Verdict:
     kinds = {"Ready": AVAILABLE, "Failed": DEGRADED}
     said = current(model.status.conditions, kinds.get(model.status.phase, PROGRESSING), generation)
     if said is None:
-        return Verdict("Pending", "Pending", "waiting for the Model's status")
-    if said.reason == NO_RESULT or model.status.phase not in kinds:
+        return Verdict("Pending", Reason.PENDING, "waiting for the Model's status")
+    if said.reason == Reason.NO_RESULT or model.status.phase not in kinds:
         return Verdict("Pending", said.reason, said.message)
     return Verdict(model.status.phase, said.reason, said.message)
+
+
+_DEFAULT_PRIORITY = "normal"
+
+
+def find_prefix(context: PodContext, service: InferenceService, live: Workload | None) -> str:
+    """Return what stands before a service's priority in the name of its pods' PriorityClass; empty for none.
+
+    While it is not known which classes there are, pods that run keep theirs: to leave it out would replace them.
+    """
+    given = context.workloads.priority_class_prefix
+    if given is not None:
+        return given
+    classes, priority = context.pods.priority_classes, service.spec.priority
+    if classes.is_known:
+        there = (prefix for prefix in PRIORITY_CLASS_PREFIXES if classes.get(Key("", f"{prefix}{priority}")))
+        return next(there, "")
+    spec = encode(live)["spec"] if live is not None else {}
+    template = spec.get("template") or spec.get("leaderWorkerTemplate", {}).get("leaderTemplate", {})
+    kept = template.get("spec", {}).get("priorityClassName", "")
+    return next((prefix for prefix in PRIORITY_CLASS_PREFIXES if kept == f"{prefix}{priority}"), "")
+
+
+def priority_obstacle(context: PodContext, service: InferenceService, live: Workload | None) -> str:
+    """Return why a priority that a service asks for gives its pods no rank; empty when it does, or asks for none."""
+    spec = service.spec
+    if spec.priority == _DEFAULT_PRIORITY or spec.priority_class_name or find_prefix(context, service, live):
+        return ""
+    if context.workloads.priority_class_prefix is not None:
+        why = "the controller gives pods no PriorityClass: priorityClasses.enabled of the chart is false"
+    elif context.settings.namespace is not None:
+        why = "a controller of one namespace sees no PriorityClasses: --priority-class-prefix names them"
+    elif not context.pods.priority_classes.is_known:
+        why = "the controller cannot list PriorityClasses; its /readyz says why"
+    else:
+        names = " or ".join(f"{prefix}{spec.priority}" for prefix in PRIORITY_CLASS_PREFIXES)
+        why = f"there is no PriorityClass {names}: its pods rank like any other"
+    return f"spec.priority ({why})"

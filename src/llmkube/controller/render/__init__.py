@@ -1,10 +1,9 @@
 """Objects in, manifests out: pure functions, the same bytes for the same objects. Pure.
 
-    manifests                     everything that one service owns, its Deployment first
+    manifests                     everything that one service owns: Deployment, Service, autoscaler, budget, HTTPRoute
     pod, storage, jobs            pods, volumes, download Jobs
-    key_check                     what asks an engine's clients for their keys
-    drain                         how a pod ends without cutting an answer
+    drain                         containers of ours beside an engine: for clients' keys, and for an end without a cut
     pod_policy                    what an editor may ask of pods, and what the operator has to allow
-    routing, scaling, monitoring  HTTPRoutes, autoscalers, PodMonitors
+    monitoring                    PodMonitors, objectives
 No cluster is read here: what depends on one comes in as an argument.
 """

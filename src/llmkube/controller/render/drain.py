@@ -4,9 +4,12 @@ Each hook is a GET that the kubelet sends to a container of our image beside the
 have keys, the one that asks for them): no image has to have a shell. It is an ordinary container and no sidecar of
 Kubernetes 1.29: an older API server would make that an init container, which never ends. It has the hook as well, and
 so ends when all others may. Where the operator wants no such container (`--no-drain-container`), the kubelet sleeps.
+
+The container that asks for keys (`spec.apiKeySecretRef`) alone mounts the Secret. A kubelet renews the file when the
+Secret changes, and the container reads it again: other keys count without another pod.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
@@ -128,3 +131,60 @@ def beside(name: str, args: list[str], plan: ContainerPlan, settings: WorkloadSe
     probe = {"tcpSocket": {"port": drain_port(plan)}, "periodSeconds": 1, "failureThreshold": _START_SECONDS}
     amounts = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
     return container | {"name": name, "resources": amounts, "startupProbe": probe}
+
+
+KEYS_NAME: Final = "client-keys"
+"""What the container and its volume are called."""
+
+KEYS_FOLDER: Final = "/etc/llmkube/client-keys"
+_FILE: Final = "keys"
+_PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
+
+
+def key_containers(
+    service: InferenceService,
+    plan: ContainerPlan,
+    engine: Mapping[str, Any],
+    settings: WorkloadSettings,
+    drain_seconds: int,
+) -> tuple[dict[str, Any], ...]:
+    """Return the container, if the service's clients have keys.
+
+    It also tells when the engine has no request left, once the pod has to end.
+
+    Args:
+        service: The service.
+        plan: What the engine's container is.
+        engine: That container, with the probes that a kubelet asks through this one.
+        settings: What the operator says about pods.
+        drain_seconds: How long requests may take once the pod has to end.
+    """
+    check = plan.key_check
+    if check is None:
+        return ()
+    args = ["key-proxy", "--listen", str(plan.port), "--engine", str(check.engine_port)]
+    args += ["--keys", f"{KEYS_FOLDER}/{_FILE}", "--named", f"Secret {check.secret}, {check.key}"]
+    args += [word for path in _open_paths(plan, engine) for word in ("--open", path)]
+    args += drain_args(service, plan, drain_seconds)
+    resources = {"requests": {"cpu": "50m", "memory": "128Mi"}}  # no limit: all of the service's traffic is its work
+    mounts = [{"name": KEYS_NAME, "mountPath": KEYS_FOLDER, "readOnly": True}]
+    return (beside(KEYS_NAME, args, plan, settings) | {"resources": resources, "volumeMounts": mounts},)
+
+
+def key_volumes(plan: ContainerPlan) -> tuple[dict[str, Any], ...]:
+    """Return its volume: one value of the Secret, and nothing else of it.
+
+    It may be missing: the container then says which Secret lacks what, and a kubelet would say it in an Event alone.
+    """
+    check = plan.key_check
+    if check is None:
+        return ()
+    secret = {"secretName": check.secret, "items": [{"key": check.key, "path": _FILE}], "optional": True}
+    return ({"name": KEYS_NAME, "secret": secret},)
+
+
+def _open_paths(plan: ContainerPlan, engine: Mapping[str, Any]) -> Iterable[str]:
+    """Return what is read without a key: by a kubelet, a Prometheus, and the controller before it replaces pods."""
+    asked = (engine[name].get("httpGet", {}).get("path", "") for name in _PROBES)
+    metrics = plan.metrics_path if plan.metrics_port_name == PORT_NAME else ""
+    return sorted({path.partition("?")[0] for path in (*asked, metrics) if path})

@@ -8,7 +8,7 @@ import attrs
 
 from llmkube.controller.render.labels import pod_selector
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.rollout import MultiNode
+from llmkube.k8s.crd.placement import MultiNode
 from llmkube.k8s.wire.names import service_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.container.group import uses_fabric

@@ -10,12 +10,12 @@ from llmkube.controller.render.fetch_container import (
     llmkube_container,
     writing_group,
 )
-from llmkube.controller.render.labels import MANAGED_BY, model_labels, owned_manifest
+from llmkube.controller.render.labels import FETCH_LABELS, model_labels, owned_manifest
 from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER, follows, job_name
 from llmkube.controller.render.storage import CACHE_CLAIM, source_volume
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL
+from llmkube.k8s.wire.names import SERVICE_LABEL
 from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 
 PRUNE_JOB: Final = "llmkube-model-cache-prune"
@@ -89,11 +89,6 @@ def inspect_job(model: Model, path: str, services: Sequence[str], settings: Work
 
 def prune_job(claim: PersistentVolumeClaim, keys: Sequence[str], settings: WorkloadSettings) -> dict[str, Any]:
     """Return the Job that removes these folders of a namespace's claim, and goes with it."""
-    labels = {
-        "app.kubernetes.io/name": "llmkube-fetch",
-        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
-        "app.kubernetes.io/part-of": "llmkube",
-    }
     args = ["fetch", "--to", CACHE_FOLDER, "--model-store", f"{CACHE_FOLDER}/.store"]
     args += [word for key in keys for word in ("--prune", key)]
     mounts = [{"name": "models", "mountPath": CACHE_FOLDER}]
@@ -101,8 +96,9 @@ def prune_job(claim: PersistentVolumeClaim, keys: Sequence[str], settings: Workl
         "containers": [llmkube_container(settings, args, (), mounts)],
         "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": CACHE_CLAIM}}],
     }
-    spec = job_spec(labels, pod, settings, backoffLimit=0, activeDeadlineSeconds=PRUNE_SECONDS)
-    return owned_manifest(Job.RESOURCE, claim, PRUNE_JOB, labels, {"spec": spec}, annotations={PRUNED: ",".join(keys)})
+    spec = job_spec(FETCH_LABELS, pod, settings, backoffLimit=0, activeDeadlineSeconds=PRUNE_SECONDS)
+    named = {PRUNED: ",".join(keys)}
+    return owned_manifest(Job.RESOURCE, claim, PRUNE_JOB, FETCH_LABELS, {"spec": spec}, annotations=named)
 
 
 def job_spec(

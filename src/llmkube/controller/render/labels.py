@@ -8,9 +8,8 @@ from typing import Any, Final
 from llmkube.base import json_text
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.resource import Object, Resource
+from llmkube.k8s.resource import Object, Resource, controller_reference
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value
-from llmkube.k8s.wire.owners import controller_reference
 from llmkube.runtimes.container.group import WORKER_INDEX
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -37,17 +36,26 @@ OUR_IMAGE: Final = "inference.llmkube.dev/llmkube-image"
 DRAIN_SECONDS: Final = "inference.llmkube.dev/drain-seconds"
 """Annotation of a Deployment with how long requests to its pods may take once they have to end; the same holds."""
 
+FETCH_LABELS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "app.kubernetes.io/name": "llmkube-fetch",
+        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
+        "app.kubernetes.io/part-of": "llmkube",
+    }
+)
+"""Labels of every Job that looks after weights."""
+
 OURS: Final = f"{MANAGED_BY}={CONTROLLER_FIELD_MANAGER}"
 """Label selector of what the controller has made."""
 
 
-def service_labels(service: InferenceService, *, model: str, runtime: str) -> dict[str, str]:
+def service_labels(service: InferenceService, runtime: str) -> dict[str, str]:
     """Return the labels of a service's objects and pods; users' policies may select by any of them."""
     return {
         **pod_selector(service),
         MANAGED_BY: CONTROLLER_FIELD_MANAGER,
         "app.kubernetes.io/part-of": "llmkube",
-        MODEL_LABEL: label_value(model),
+        MODEL_LABEL: label_value(service.spec.model_ref),
         RUNTIME_LABEL: runtime,
     }
 
@@ -65,12 +73,7 @@ def pod_selector(service: InferenceService) -> dict[str, str]:
 
 def model_labels(model: Model) -> dict[str, str]:
     """Return the labels of what fetches a Model."""
-    return {
-        "app.kubernetes.io/name": "llmkube-fetch",
-        MANAGED_BY: CONTROLLER_FIELD_MANAGER,
-        "app.kubernetes.io/part-of": "llmkube",
-        MODEL_LABEL: label_value(model.key.name),
-    }
+    return {**FETCH_LABELS, MODEL_LABEL: label_value(model.key.name)}
 
 
 def owned_manifest(
@@ -97,6 +100,29 @@ def owned_manifest(
     }
     manifest["metadata"]["annotations"][DIGEST] = digest(manifest)
     return manifest
+
+
+def service_manifest(
+    resource: Resource,
+    service: InferenceService,
+    runtime: str,
+    spec: Mapping[str, Any],
+    *,
+    name: str = "",
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the manifest of an object of a service, of its name unless another is given.
+
+    Args:
+        resource: The kind of the object.
+        service: Whose it is.
+        runtime: The engine that serves.
+        spec: The object's spec.
+        name: What it is called, if not as the service is.
+        more: Labels besides the service's, which win.
+    """
+    labels = {**more, **service_labels(service, runtime)}
+    return owned_manifest(resource, service, name or service.key.name, labels, {"spec": spec})
 
 
 def digest(manifest: Mapping[str, Any]) -> str:

@@ -13,21 +13,20 @@ from llmkube.controller.render.labels import (
     TEMPLATE,
     answering_selector,
     digest,
-    owned_manifest,
     pod_selector,
-    service_labels,
+    service_manifest,
 )
 from llmkube.controller.render.monitoring import objective, pod_monitor
 from llmkube.controller.render.pod import pod_template
-from llmkube.controller.render.routing import route
-from llmkube.controller.render.scaling import autoscaler, disruption_budget
 from llmkube.controller.render.storage import Storage, draft_storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.extensions import LeaderWorkerSet
+from llmkube.k8s.crd.placement import Disruption, ScalingMetric
+from llmkube.k8s.wire.conditions import find_condition
 from llmkube.k8s.wire.names import service_name
-from llmkube.k8s.workloads import Deployment
+from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, HTTPRoute, LeaderWorkerSet, PodDisruptionBudget
+from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
 
 PROGRESS_SECONDS: Final = 3600
@@ -135,8 +134,7 @@ def deployment(
         worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
         spec = group_spec(service, template, worker, replicas=replicas)
         resource, name, made_of = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
-    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
-    manifest = owned_manifest(resource, service, name, labels, {"spec": spec})
+    manifest = service_manifest(resource, service, plan.runtime, spec, name=name)
     manifest["metadata"]["annotations"][TEMPLATE] = digest(made_of)
     manifest["metadata"]["annotations"] |= {OUR_IMAGE: kept.image, DRAIN_SECONDS: str(kept.drain_seconds)}
     if restarted:
@@ -150,7 +148,128 @@ def kubernetes_service(service: InferenceService, plan: ContainerPlan) -> dict[s
     port: dict[str, Any] = {"name": "http", "port": endpoint.port, "targetPort": PORT_NAME, "protocol": "TCP"}
     if endpoint.node_port is not None and endpoint.type != "ClusterIP":
         port["nodePort"] = endpoint.node_port
-    labels = service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)
     selector = answering_selector(service, group=plan.group is not None)
     spec = {"type": endpoint.type, "ports": [port], "selector": selector}
-    return owned_manifest(Service.RESOURCE, service, service_name(service.key.name), labels, {"spec": spec})
+    return service_manifest(Service.RESOURCE, service, plan.runtime, spec, name=service_name(service.key.name))
+
+
+_DEFAULT_TARGET: Final = "2"
+
+
+def autoscaler(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
+    """Return the autoscaler of a service; None when it has none, is suspended, or nothing is there to scale on.
+
+    A suspended service has no autoscaler, whose minimum is 1 and would bring the pods back.
+    """
+    scaling = service.spec.autoscaling
+    metrics = scaling_metrics(service, plan)
+    if scaling is None or not metrics or service.spec.suspend or not service.spec.replicas:
+        return None
+    target = {
+        "apiVersion": Deployment.RESOURCE.api_version,
+        "kind": Deployment.RESOURCE.kind,
+        "name": service.key.name,
+    }
+    spec = {
+        "scaleTargetRef": target,
+        "minReplicas": scaling.min_replicas,
+        "maxReplicas": scaling.max_replicas,
+        "metrics": metrics,
+    }
+    return service_manifest(HorizontalPodAutoscaler.RESOURCE, service, plan.runtime, spec)
+
+
+def scaling_metrics(service: InferenceService, plan: ContainerPlan) -> list[dict[str, Any]]:
+    """Return what a service is scaled on: what the user names, else what its runtime counts."""
+    scaling = service.spec.autoscaling
+    if scaling is None:
+        return []
+    if scaling.metrics:
+        return [_metric(one) for one in scaling.metrics]
+    if plan.hpa_metric is None:
+        return []
+    return [_pods(plan.hpa_metric.name, plan.hpa_metric.target)]
+
+
+def disruption_budget(service: InferenceService, plan: ContainerPlan, *, starting: bool) -> dict[str, Any] | None:
+    """Return the budget of a service; None for a single pod that has loaded, unless it is protected always.
+
+    What loads is protected unless the spec says otherwise: a pod that is moved meanwhile begins again.
+
+    Node autoscalers and `kubectl drain` heed it. An annotation on the pods could say the same, but adding one to the
+    template replaces the pods that it shall protect.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        starting: Not all of its replicas have answered yet, and they may still.
+    """
+    disruption = service.spec.disruption or Disruption()
+    protected = disruption.protect_always or (disruption.protect_startup and starting)
+    scaling = service.spec.autoscaling
+    most = scaling.max_replicas if scaling else service.spec.replicas
+    if not protected and most <= 1:
+        return None
+    spec = {
+        "maxUnavailable": 0 if protected else 1,
+        "selector": {"matchLabels": pod_selector(service)},
+        # A pod that does not answer has nothing to lose, unless it is its start that is protected.
+        "unhealthyPodEvictionPolicy": "IfHealthyBudget" if protected else "AlwaysAllow",
+    }
+    return service_manifest(PodDisruptionBudget.RESOURCE, service, plan.runtime, spec)
+
+
+def _metric(metric: ScalingMetric) -> dict[str, Any]:
+    if metric.type == "Pods":
+        return _pods(metric.name, metric.target_average_value or _DEFAULT_TARGET)
+    if metric.target_average_utilization is not None:
+        target: dict[str, Any] = {"type": "Utilization", "averageUtilization": metric.target_average_utilization}
+    else:
+        target = {"type": "AverageValue", "averageValue": metric.target_average_value}
+    return {"type": "Resource", "resource": {"name": metric.name, "target": target}}
+
+
+def _pods(name: str, value: str) -> dict[str, Any]:
+    return {
+        "type": "Pods",
+        "pods": {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": value}},
+    }
+
+
+MODEL_HEADER: Final = "X-Gateway-Model-Name"
+"""Where the body-based routing of the Gateway API's inference extension puts the `model` of a request."""
+
+
+def route(service: InferenceService, plan: ContainerPlan) -> dict[str, Any] | None:
+    """Return the HTTPRoute of a service; None unless it asks for one.
+
+    A request comes by the name of its model, where the gateway looks into bodies or the client sets the header; and by
+    the path `/NAMESPACE/NAME/` through any gateway, which takes that away.
+    """
+    gateway = service.spec.endpoint.gateway
+    if gateway is None or not gateway.enabled or gateway.gateway_ref is None:
+        return None
+    parent = {"name": gateway.gateway_ref.name}
+    if gateway.gateway_ref.namespace:
+        parent["namespace"] = gateway.gateway_ref.namespace
+    to = {
+        "backendRefs": [{"name": service_name(service.key.name), "port": service.spec.endpoint.port}],
+        "timeouts": {"request": "0s"},  # an answer is over when it is over; the usual 15 s of proxies cut it off
+    }
+    by_name = {"headers": [{"type": "Exact", "name": MODEL_HEADER, "value": gateway_name(service.spec)}]}
+    by_path = {"path": {"type": "PathPrefix", "value": f"/{service.key.namespace}/{service.key.name}"}}
+    strip = {"type": "URLRewrite", "urlRewrite": {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}}
+    spec = {
+        "parentRefs": [parent],
+        "rules": [{"matches": [by_name], **to}, {"matches": [by_path], "filters": [strip], **to}],
+    }
+    return service_manifest(HTTPRoute.RESOURCE, service, plan.runtime, spec)
+
+
+def is_accepted(live: HTTPRoute | None) -> bool:
+    """Whether a Gateway has taken a route, and found what it leads to."""
+    for parent in live.status.parents if live is not None else ():
+        taken, found = (find_condition(parent.conditions, kind) for kind in ("Accepted", "ResolvedRefs"))
+        if taken is not None and taken.status == "True" and (found is None or found.status == "True"):
+            return True
+    return False

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from llmkube.controller.render.labels import MODEL_LABEL, RUNTIME_LABEL, owned_manifest, pod_selector, service_labels
+from llmkube.controller.render.labels import MODEL_LABEL, RUNTIME_LABEL, pod_selector, service_manifest
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.extensions import PodMonitor, ServiceLevelObjective
 from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.workloads import PodMonitor, ServiceLevelObjective
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 JOB: Final = "llmkube-inference"
@@ -61,8 +61,7 @@ def pod_monitor(
             }
         ]
     spec = {"selector": {"matchLabels": pod_selector(service)}, "podMetricsEndpoints": [endpoint]}
-    labels = {**more, **service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)}
-    return owned_manifest(PodMonitor.RESOURCE, service, service.key.name, labels, {"spec": spec})
+    return service_manifest(PodMonitor.RESOURCE, service, plan.runtime, spec, more=more)
 
 
 def objective(
@@ -95,8 +94,8 @@ def objective(
         "description": f"{slo.indicator} of InferenceService {service.key}",
         "indicator": indicator,
     }
-    labels = {**more, **service_labels(service, model=service.spec.model_ref, runtime=plan.runtime)}
-    return owned_manifest(ServiceLevelObjective.RESOURCE, service, objective_name(service), labels, {"spec": spec})
+    name = objective_name(service)
+    return service_manifest(ServiceLevelObjective.RESOURCE, service, plan.runtime, spec, name=name, more=more)
 
 
 def objective_name(service: InferenceService) -> str:

@@ -4,9 +4,8 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llmkube.controller.render.drain import END_SECONDS, drain_containers, with_pre_stop
+from llmkube.controller.render.drain import END_SECONDS, drain_containers, key_containers, key_volumes, with_pre_stop
 from llmkube.controller.render.fetch_container import IMAGE_USER, writing_group
-from llmkube.controller.render.key_check import key_containers, key_volumes
 from llmkube.controller.render.labels import service_labels
 from llmkube.controller.render.storage import Storage
 from llmkube.controller.settings import WorkloadSettings
@@ -48,7 +47,7 @@ def pod_template(
         drain_seconds: How long requests may take once a pod has to end.
     """
     spec = service.spec
-    labels = service_labels(service, model=spec.model_ref, runtime=plan.runtime)
+    labels = service_labels(service, plan.runtime)
     metadata: dict[str, Any] = {"labels": {**spec.pod_labels, **labels}}
     volumes, mounts = _volumes(service, plan, storage, draft)
     engine = with_pre_stop(_engine(service, plan, storage, draft, mounts), plan, settings)

@@ -17,10 +17,9 @@ from llmkube.controller.render.router_network import Destination, network_policy
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import ConfigMap, Service
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
-from llmkube.k8s.extensions import PodMonitor
 from llmkube.k8s.resource import Resource
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
-from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget
+from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget, PodMonitor
 from llmkube.router.config.compile_backend import KeyFile
 
 PORT: Final = 8080

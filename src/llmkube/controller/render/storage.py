@@ -22,8 +22,8 @@ from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER,
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import controller_reference
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
-from llmkube.k8s.wire.owners import controller_reference
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.weights.source import (
     ImageSource,

@@ -2,5 +2,5 @@
 
 service_status, model_status                      served by hosts
 pod_service_status, pod_model_status              served by pods, fetched by Jobs
-pods, job_result, rollout, gpu_queue, inspection  what those are derived from
+pods, job_result, rollout, supply                 what those are derived from
 """

@@ -98,7 +98,7 @@ def judge_both(pods: Verdict, counted: Replicas, part: HostPart | None) -> Verdi
         if not counted.desired:
             return pods
         message = f"{counted.ready} of {counted.desired} replicas ready, {part.replicas.ready} of them on hosts"
-        return Verdict("Ready", "InferenceReady", message)
+        return Verdict("Ready", Reason.INFERENCE_READY, message)
     missing, where = (part.verdict, "hosts") if pods.phase in _DONE else (pods, "pods")
     phase = "Progressing" if counted.ready else missing.phase
     message = f"{counted.ready} of {counted.desired} replicas ready; {where}: {missing.message}"

@@ -32,17 +32,17 @@ def judge_model(model: Model, hosts: LiveHosts) -> Verdict:
     """Decide a Model's phase."""
     fetched = current(model.status.conditions, FETCHED, model.metadata.generation)
     if fetched is not None and fetched.status == "True":
-        return Verdict("Ready", "ModelReady", fetched.message or "the file is in place")
+        return Verdict("Ready", Reason.MODEL_READY, fetched.message or "the file is in place")
     if fetched is not None and fetched.reason != Reason.FETCHING:
         return Verdict("Failed", fetched.reason, fetched.message)
     accelerator = accelerator_of(model)
     if not hosts.serving(accelerator):
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator, hosts))
     if fetched is None:
-        return Verdict("Pending", "Pending", "waiting for a host to fetch it once a service uses it")
+        return Verdict("Pending", Reason.PENDING, "waiting for a host to fetch it once a service uses it")
     if model.spec.source.startswith(_LOCAL_PREFIXES):
-        return Verdict("Copying", "CopyStarted", fetched.message)
-    return Verdict("Downloading", "DownloadStarted", fetched.message)
+        return Verdict("Copying", Reason.COPY_STARTED, fetched.message)
+    return Verdict("Downloading", Reason.DOWNLOAD_STARTED, fetched.message)
 
 
 def no_host_message(accelerator: str, hosts: LiveHosts) -> str:
@@ -64,11 +64,11 @@ def judge_quantization(model: Model, found: str) -> Statement:
     if not wanted or not found:
         unread = f"spec.quantization is {wanted}; no header was read"
         message = unread if wanted else "spec.quantization is unset"
-        return Statement(QUANTIZATION_MATCHES, holds=True, reason="NotCompared", message=message)
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason=Reason.NOT_COMPARED, message=message)
     if _plain(wanted) == _plain(found):
-        return Statement(QUANTIZATION_MATCHES, holds=True, reason="Matches", message=f"the file is {found}")
+        return Statement(QUANTIZATION_MATCHES, holds=True, reason=Reason.MATCHES, message=f"the file is {found}")
     message = f"spec.quantization is {wanted}, but the header says {found}: correct it, or name another file"
-    return Statement(QUANTIZATION_MATCHES, holds=False, reason="QuantizationMismatch", message=message)
+    return Statement(QUANTIZATION_MATCHES, holds=False, reason=Reason.QUANTIZATION_MISMATCH, message=message)
 
 
 def label_quantization(model: Model, found: str) -> dict[str, str]:

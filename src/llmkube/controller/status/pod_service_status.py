@@ -31,38 +31,40 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.render.labels import RUNTIME_LABEL, pod_selector
-from llmkube.controller.render.routing import is_accepted
+from llmkube.controller.render.manifests import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.host_part import HostPart, both, judge_both
-from llmkube.controller.status.pod_model_status import NOT_BOUND
-from llmkube.controller.status.pods import UNSCHEDULABLE, lacks, trouble_of
-from llmkube.controller.status.service_status import PRIORITY_WEIGHTS, Replicas, resolve_mode
+from llmkube.controller.status.pods import lacks, trouble_of
+from llmkube.controller.status.service_status import (
+    Replicas,
+    missing_model,
+    resolve_mode,
+    stopped,
+    suspended,
+    suspended_statement,
+    weight_of,
+)
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
-from llmkube.k8s.errors import NameTakenError
-from llmkube.k8s.extensions import HTTPRoute, Workload
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,
     DEGRADED,
     PROGRESSING,
     SPEC_HONOURED,
-    SUSPENDED,
     Statement,
     Verdict,
     find_condition,
     settle,
 )
 from llmkube.k8s.wire.names import endpoint_url, service_name
-from llmkube.k8s.workloads import Pod
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.workloads import HTTPRoute, Pod, Workload
 from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
-WAITING_FOR_GPU: Final = "WaitingForGPU"
-INVALID: Final = "Invalid"
-NOT_ALLOWED: Final = "NotAllowed"
-POD_SECURITY: Final = "PodSecurity"
+WAITING_FOR_GPU: Final = "WaitingForGPU"  # the phase
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([a-z]+):[^"]*": (.*)', re.DOTALL)
 """How the API server's admission says that a namespace's Pod Security standard forbids a pod."""
@@ -90,7 +92,7 @@ class ServiceFacts:
     model: Verdict | None = None
     plan: ContainerPlan | None = None
     refusal: str = ""
-    refusal_reason: str = INVALID
+    refusal_reason: str = Reason.INVALID
     obstacle: str = ""
     passing: bool = False
     unmet: tuple[str, ...] = ()
@@ -131,22 +133,19 @@ def judge_pods(service: InferenceService, facts: ServiceFacts) -> Verdict:
     replicas = count_pods(service, facts.deployment)
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
-        still = f"; {ready} still ready" if ready else ""
-        return Verdict("Suspended", "Suspended", f"spec.suspend is true{still}")
+        return suspended(ready)
     if not ready:
         if facts.model is None:
-            return _missing(service)
+            return missing_model(service)
         if facts.refusal:
             return Verdict("Failed", facts.refusal_reason, facts.refusal)
         if facts.obstacle:
-            return Verdict("Pending" if facts.passing else "Failed", NameTakenError.reason, facts.obstacle)
+            return Verdict("Pending" if facts.passing else "Failed", Reason.NAME_TAKEN, facts.obstacle)
     if not desired:
-        if ready:
-            return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
-        return Verdict("Stopped", "ManuallyScaledToZero", "spec.replicas is 0")
-    model = facts.model or _missing(service)
+        return stopped(ready)
+    model = facts.model or missing_model(service)
     if ready >= desired and model.phase == "Ready" and _is_rolled_out(facts):
-        return Verdict("Ready", "InferenceReady", f"{ready} of {desired} replicas ready")
+        return Verdict("Ready", Reason.INFERENCE_READY, f"{ready} of {desired} replicas ready")
     return _judge_start(facts, model, desired, ready)
 
 
@@ -155,6 +154,7 @@ def derive_pod_status(
     facts: ServiceFacts,
     settings: ControllerSettings,
     *,
+    verdict: Verdict,
     position: int = 0,
     now: datetime.datetime,
 ) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def derive_pod_status(
         service: The service as observed.
         facts: What it is derived from.
         settings: For the endpoint's address.
+        verdict: What `judge_pods` says of its pods.
         position: Its place in the queue for GPUs, from 1; 0 when it does not wait.
         now: The time of a condition that flips here.
     """
     replicas = count_pods(service, facts.deployment)
-    verdict = judge_pods(service, facts)
     queued = verdict.phase == WAITING_FOR_GPU and position > 0
     if queued:
         verdict = attrs.evolve(verdict, message=f"number {position} in the queue; {verdict.message}")
@@ -186,7 +186,7 @@ def derive_pod_status(
         "modelReady": facts.model is not None and facts.model.phase == "Ready",
         "mode": resolve_mode(service.spec),
         "runtime": _runtime(service, facts),
-        "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
+        "effectivePriority": weight_of(service),
         **({"queuePosition": position} if queued else {}),
         **_scheduling(facts, verdict),
         **_gateway(service, facts),
@@ -219,21 +219,19 @@ def _is_rolled_out(facts: ServiceFacts) -> bool:
     )
 
 
-def _missing(service: InferenceService) -> Verdict:
-    return Verdict("Pending", "ModelNotFound", f'there is no Model "{service.spec.model_ref}" in this namespace')
-
-
 def _judge_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) -> Verdict:
     """Say why not everything is ready."""
     counted = f"{ready} of {desired} replicas ready"
     going = "Progressing" if ready else "Creating"
     broken = "Progressing" if ready else "Failed"
-    if model.phase != "Ready" and not (model.reason == NOT_BOUND and facts.pods):
+    if model.phase != "Ready" and not (model.reason == Reason.PVC_NOT_BOUND and facts.pods):
         phase = broken if model.phase == "Failed" else ("Progressing" if ready else "Pending")
         return Verdict(phase, model.reason, model.message)
     no_gpu = facts.no_gpu
     if no_gpu and facts.plan is not None:
-        return Verdict(WAITING_FOR_GPU, WAITING_FOR_GPU, f"waits for {wanted_gpus(facts.plan)}; scheduler: {no_gpu}")
+        return Verdict(
+            WAITING_FOR_GPU, Reason.WAITING_FOR_GPU, f"waits for {wanted_gpus(facts.plan)}; scheduler: {no_gpu}"
+        )
     trouble = trouble_of(facts.pods)
     if trouble is not None and not trouble.passing:
         return Verdict(broken, trouble.reason, trouble.message)
@@ -245,14 +243,14 @@ def _judge_start(facts: ServiceFacts, model: Verdict, desired: int, ready: int) 
     stuck = _standstill(facts.deployment)
     if stuck is not None:
         return Verdict(broken, stuck.reason, stuck.message or stuck.reason)
-    return Verdict(going, "Creating", counted if ready else "waiting for pods to answer")
+    return Verdict(going, Reason.CREATING, counted if ready else "waiting for pods to answer")
 
 
 def _refused_pods(phase: str, words: str) -> Verdict:
     """Say why a ReplicaSet cannot make pods, and of a namespace that is closed to them what would open it."""
     found = _POD_SECURITY.search(words)
     if found is None:
-        return Verdict(phase, "ReplicaFailure", words)
+        return Verdict(phase, Reason.REPLICA_FAILURE, words)
     level, violations = found.groups()
     way_out = (
         "name an image that runs without root, and its user in spec.podSecurityContext.runAsUser"
@@ -263,7 +261,7 @@ def _refused_pods(phase: str, words: str) -> Verdict:
         f'the namespace enforces the Pod Security standard "{level}", which these pods do not meet: {violations}. '
         f"To serve it here, {way_out}; else serve it in another namespace"
     )
-    return Verdict(phase, POD_SECURITY, message)
+    return Verdict(phase, Reason.POD_SECURITY, message)
 
 
 def _standstill(deployment: Workload | None) -> Condition | None:
@@ -280,18 +278,16 @@ def _statements(
     """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
     available = replicas.ready > 0 and replicas.desired > 0
-    unavailable = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
+    unavailable = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
     wrong = facts.refusal or ("" if facts.passing else facts.obstacle)
-    wrong_reason = facts.refusal_reason if facts.refusal else NameTakenError.reason
+    wrong_reason = facts.refusal_reason if facts.refusal else Reason.NAME_TAKEN
     ignored = (*facts.plan.not_honoured, *facts.unmet) if facts.plan else ()
-    suspended = service.spec.suspend
-    suspended_reason = "Suspended" if suspended else "NotSuspended"
     return [
-        Statement(AVAILABLE, available, "InferenceReady" if available else unavailable, message),
+        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available else unavailable, message),
         Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing", WAITING_FOR_GPU}, reason, message),
         Statement(DEGRADED, bool(wrong) or failed, wrong_reason if wrong else reason, wrong or message),
-        Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
-        Statement(ACCEPTED, not wrong, wrong_reason if wrong else ACCEPTED, wrong or "the spec can be served"),
+        suspended_statement(service),
+        Statement(ACCEPTED, not wrong, wrong_reason if wrong else Reason.ACCEPTED, wrong or "the spec can be served"),
         _honoured(facts, ignored),
         *_rollout(service, facts),
     ]
@@ -300,27 +296,27 @@ def _statements(
 def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
     if facts.plan is None:
         message = "not known until the spec can be made into pods"
-        return Statement(SPEC_HONOURED, holds=False, reason="NotPlanned", message=message)
+        return Statement(SPEC_HONOURED, holds=False, reason=Reason.NOT_PLANNED, message=message)
     if ignored:
         message = f"these fields are accepted and have no effect on pods: {', '.join(ignored)}"
-        return Statement(SPEC_HONOURED, holds=False, reason="FieldsIgnored", message=message)
-    return Statement(SPEC_HONOURED, holds=True, reason="Honoured", message="every given field has its effect")
+        return Statement(SPEC_HONOURED, holds=False, reason=Reason.FIELDS_IGNORED, message=message)
+    return Statement(SPEC_HONOURED, holds=True, reason=Reason.HONOURED, message="every given field has its effect")
 
 
 def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:
     if service.spec.rollout_policy is None and service.spec.max_pod_lifetime_seconds is None:
         return []
     reason, message = (
-        ("PodsBusy", facts.deferred) if facts.deferred else ("NothingWaits", "no pod waits to be replaced")
+        (Reason.PODS_BUSY, facts.deferred) if facts.deferred else (Reason.NOTHING_WAITS, "no pod waits to be replaced")
     )
     return [Statement(ROLLOUT_DEFERRED, bool(facts.deferred), reason, message)]
 
 
 def _scheduling(facts: ServiceFacts, verdict: Verdict) -> dict[str, Any]:
     if verdict.phase == WAITING_FOR_GPU and facts.plan is not None:
-        status = {"schedulingStatus": "InsufficientGPU", "waitingFor": wanted_gpus(facts.plan)}
-    elif verdict.reason == UNSCHEDULABLE:
-        status = {"schedulingStatus": UNSCHEDULABLE}
+        status = {"schedulingStatus": Reason.INSUFFICIENT_GPU.value, "waitingFor": wanted_gpus(facts.plan)}
+    elif verdict.reason == Reason.UNSCHEDULABLE:
+        status = {"schedulingStatus": Reason.UNSCHEDULABLE.value}
     else:
         return {}
     return {**status, "schedulingMessage": verdict.message}

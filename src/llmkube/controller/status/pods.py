@@ -13,12 +13,9 @@ from typing import Final
 import attrs
 
 from llmkube.base.messages import redact, shorten
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import parse_timestamp
 from llmkube.k8s.workloads import ContainerStatus, ContainerTerminated, Pod
-
-UNSCHEDULABLE: Final = "Unschedulable"
-CRASH_LOOP: Final = "CrashLoopBackOff"
-OOM_KILLED: Final = "OOMKilled"
 
 _IMAGE_REASONS: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"}
@@ -81,7 +78,7 @@ def _rank(trouble: Trouble) -> int:
 def _troubles(pod: Pod) -> Iterator[Trouble]:
     unscheduled = _unscheduled(pod)
     if unscheduled:
-        yield Trouble(UNSCHEDULABLE, _short(unscheduled), passing=True)
+        yield Trouble(Reason.UNSCHEDULABLE, _short(unscheduled), passing=True)
     for status in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         trouble = _container_trouble(status)
         if trouble:
@@ -102,12 +99,12 @@ def _container_trouble(status: ContainerStatus) -> Trouble | None:
     if waiting is not None and waiting.reason in _IMAGE_REASONS | _CONFIG_REASONS:
         return Trouble(waiting.reason, _short(f"container {status.name}: {waiting.message or waiting.reason}"))
     last = status.state.terminated or status.last_state.terminated
-    if (waiting is not None and waiting.reason == CRASH_LOOP) or _loops(status, last):
-        reason = OOM_KILLED if last is not None and last.reason == OOM_KILLED else CRASH_LOOP
+    if (waiting is not None and waiting.reason == Reason.CRASH_LOOP) or _loops(status, last):
+        reason = Reason.OOM_KILLED if last is not None and last.reason == Reason.OOM_KILLED else Reason.CRASH_LOOP
         times = f"started {status.restart_count + 1} times"
         return Trouble(reason, _short(f"container {status.name} {_ending(last)}; {times}"))
     if status.state.terminated is not None and status.state.terminated.exit_code:
-        reason = OOM_KILLED if status.state.terminated.reason == OOM_KILLED else "ContainerFailed"
+        reason = Reason.OOM_KILLED if status.state.terminated.reason == Reason.OOM_KILLED else Reason.CONTAINER_FAILED
         return Trouble(reason, _short(f"container {status.name} {_ending(status.state.terminated)}"), passing=True)
     return None
 
@@ -123,7 +120,7 @@ def _loops(status: ContainerStatus, last: ContainerTerminated | None) -> bool:
 def _ending(last: ContainerTerminated | None) -> str:
     if last is None:
         return "keeps ending"
-    if last.reason == OOM_KILLED:
+    if last.reason == Reason.OOM_KILLED:
         return "was killed because it used more memory than its limit, or than the node has"
     words = f"ended with exit code {last.exit_code}"
     tail = last.message.strip().splitlines()

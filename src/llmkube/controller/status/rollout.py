@@ -14,9 +14,8 @@ from collections.abc import Sequence
 
 from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.extensions import Workload
 from llmkube.k8s.wire.times import parse_timestamp
-from llmkube.k8s.workloads import Pod
+from llmkube.k8s.workloads import Pod, Workload
 
 
 def waits_for_idle(service: InferenceService) -> bool:

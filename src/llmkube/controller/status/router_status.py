@@ -16,8 +16,7 @@ from typing import Any
 import attrs
 
 from llmkube.controller.status.pods import Trouble, trouble_of
-from llmkube.k8s.crd.modelrouter import CLOUD, LOCAL, ModelRouter
-from llmkube.k8s.crd.router_status import BackendStatus
+from llmkube.k8s.crd.modelrouter import CLOUD, LOCAL, BackendStatus, ModelRouter
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
     AVAILABLE,

@@ -122,24 +122,51 @@ def judge_service(
     """Decide a service's phase; the table above, from top to bottom."""
     desired, ready = replicas.desired, replicas.ready
     if service.spec.suspend:
-        still = f"; {ready} still ready" if ready else ""
-        return Verdict("Suspended", "Suspended", f"spec.suspend is true{still}")
+        return suspended(ready)
     if model is None:
-        return Verdict("Pending", "ModelNotFound", f'there is no Model "{service.spec.model_ref}" in this namespace')
+        return missing_model(service)
     if not desired:
-        if ready:
-            return Verdict("Progressing", "Creating", f"stopping: {ready} still ready")
-        return Verdict("Stopped", "ManuallyScaledToZero", "spec.replicas is 0")
+        return stopped(ready)
     if ready >= desired:
-        return Verdict("Ready", "InferenceReady", f"{ready} of {desired} replicas ready")
+        return Verdict("Ready", Reason.INFERENCE_READY, f"{ready} of {desired} replicas ready")
     serving = len(hosts.serving(accelerator_of(model)))
     if ready:
         if serving < desired:
             return Verdict("Progressing", Reason.NO_HOST, _too_few_hosts(desired, ready, serving))
-        return Verdict("Progressing", "Creating", f"{ready} of {desired} replicas ready")
+        return Verdict("Progressing", Reason.CREATING, f"{ready} of {desired} replicas ready")
     if not serving:
         return Verdict("Pending", Reason.NO_HOST, no_host_message(accelerator_of(model), hosts))
     return _judge_start(service, model, hosts, holders)
+
+
+def suspended(ready: int) -> Verdict:
+    """Return the verdict on a service with `spec.suspend`."""
+    still = f"; {ready} still ready" if ready else ""
+    return Verdict("Suspended", Reason.SUSPENDED, f"spec.suspend is true{still}")
+
+
+def stopped(ready: int) -> Verdict:
+    """Return the verdict on a service of which no replica is wanted."""
+    if ready:
+        return Verdict("Progressing", Reason.CREATING, f"stopping: {ready} still ready")
+    return Verdict("Stopped", Reason.MANUALLY_SCALED_TO_ZERO, "spec.replicas is 0")
+
+
+def missing_model(service: InferenceService) -> Verdict:
+    """Return the verdict on a service whose Model is not there."""
+    return Verdict("Pending", Reason.MODEL_NOT_FOUND, f'there is no Model "{service.spec.model_ref}" in this namespace')
+
+
+def weight_of(service: InferenceService) -> int:
+    """Return what a service's priority weighs; one that is not known is normal."""
+    return PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"])
+
+
+def suspended_statement(service: InferenceService) -> Statement:
+    """Return the condition `Suspended`."""
+    on = service.spec.suspend
+    reason = Reason.SUSPENDED if on else Reason.NOT_SUSPENDED
+    return Statement(SUSPENDED, on, reason, f"spec.suspend is {str(on).lower()}")
 
 
 def derive_service_status(
@@ -176,7 +203,7 @@ def derive_service_status(
         "modelReady": model is not None and judge_model(model, hosts).phase == "Ready",
         "mode": resolve_mode(service.spec),
         **({"runtime": runtime} if (runtime := _runtime(service, model)) else {}),
-        "effectivePriority": PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"]),
+        "effectivePriority": weight_of(service),
         "conditions": settle(statements, service.status.conditions, generation=generation, now=now),
     }
 
@@ -244,7 +271,7 @@ def _judge_start(service: InferenceService, model: Model, hosts: LiveHosts, hold
         return Verdict("Pending", file.reason, file.message)
     loaded = current(service.status.conditions, LOADED, service.metadata.generation)
     message = loaded.message if loaded else ""
-    return Verdict("Creating", "Creating", message or "waiting for a host to start the engine")
+    return Verdict("Creating", Reason.CREATING, message or "waiting for a host to start the engine")
 
 
 def _left(service: InferenceService, holders: Sequence[str]) -> str:
@@ -260,20 +287,18 @@ def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas)
     """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
     phase, reason, message = verdict.phase, verdict.reason, verdict.message
     available = replicas.ready > 0 and replicas.desired > 0
-    unavailable_reason = "NoReadyReplicas" if phase in {"Creating", "Progressing"} else reason
+    unavailable_reason = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
         # A bad edit leaves the running engine alone, so the phase may well be Ready.
         degraded = Statement(DEGRADED, holds=True, reason=accepted.reason, message=accepted.message)
     else:
         degraded = Statement(DEGRADED, phase == "Failed", reason, message)
-    suspended = service.spec.suspend
-    suspended_reason = "Suspended" if suspended else "NotSuspended"
     return [
-        Statement(AVAILABLE, available, "InferenceReady" if available else unavailable_reason, message),
+        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available else unavailable_reason, message),
         Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing"}, reason, message),
         degraded,
-        Statement(SUSPENDED, suspended, suspended_reason, f"spec.suspend is {str(suspended).lower()}"),
+        suspended_statement(service),
     ]
 
 

@@ -16,9 +16,10 @@ from llmkube.controller.render.model_sources import (
 )
 from llmkube.controller.render.pod_policy import fetch_refusals, is_allowed_folder, refusal_message
 from llmkube.controller.settings import WorkloadSettings
-from llmkube.controller.status.inspection import is_inspected
+from llmkube.controller.status.job_result import is_inspected
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.fields import changed_paths
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.weights.errors import WeightsError
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.source import BucketFile, HubRepository, ImageSource, LocalFile, VolumeSource
@@ -84,7 +85,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
             "copy the folder to a PersistentVolumeClaim and write pvc://CLAIM/PATH, or name a Hugging Face repository"
         )
         message = f"{source.redacted}: only GGUF files are fetched from a bucket, not {model.spec.format}: {advice}"
-        return Supply("nothing", "SourceUnsupported", message)
+        return Supply("nothing", Reason.SOURCE_UNSUPPORTED, message)
     if isinstance(source, HubRepository) and model.spec.format != "gguf":
         return Supply("runtime")  # tens of files in a layout that only the engine's own loader knows
     if settings.cache_per_service:
@@ -92,7 +93,7 @@ def choose_supply(model: Model, users: Sequence[User], settings: WorkloadSetting
     if fetchers and all(user.fetches_itself for user in fetchers) and not model.spec.prefetch:
         return Supply("pods")
     refusals = fetch_refusals(model.spec, settings)
-    return Supply("nothing", "NotAllowed", refusal_message(refusals)) if refusals else Supply("job")
+    return Supply("nothing", Reason.NOT_ALLOWED, refusal_message(refusals)) if refusals else Supply("job")
 
 
 def without_effect(model: Model, supply: Supply, paths: Sequence[str]) -> tuple[str, ...]:
@@ -155,11 +156,11 @@ def _as_it_is(source: VolumeSource | ImageSource | OllamaModel) -> Supply:
         return Supply("claim")
     if isinstance(source, OllamaModel):
         message = f"{source.redacted} is pulled by the Ollama of a host, and pods are given files: {REMEDY}"
-        return Supply("nothing", "SourceUnsupported", message)
+        return Supply("nothing", Reason.SOURCE_UNSUPPORTED, message)
     if source.file:
         return Supply("image")
     message = f"{source.redacted} names an image and no file in it: name the engine's file in Model.spec.files"
-    return Supply("nothing", "SourceInvalid", message)
+    return Supply("nothing", Reason.SOURCE_INVALID, message)
 
 
 def _is_allowed(source: LocalFile, settings: WorkloadSettings) -> bool:
@@ -175,4 +176,4 @@ def _on_node(source: LocalFile, settings: WorkloadSettings) -> Supply:
         f"workloads.allow.hostPaths, --host-path of the controller ({allowed}); copy the file to a "
         "PersistentVolumeClaim and write pvc://CLAIM/PATH, or add its folder there"
     )
-    return Supply("nothing", "SourceNotAllowed", message)
+    return Supply("nothing", Reason.SOURCE_NOT_ALLOWED, message)

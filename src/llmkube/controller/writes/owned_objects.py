@@ -32,9 +32,8 @@ from llmkube.k8s.errors import (
 )
 from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.reflector import is_older
-from llmkube.k8s.resource import Key, Object
+from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
-from llmkube.k8s.wire.owners import controller_key, is_controlled_by
 
 T = TypeVar("T", bound=Object)
 
@@ -110,10 +109,6 @@ class OwnedObjects(Generic[T]):
         position = self.informer.cache.position
         return last.live if not position or is_older(position, version) else None
 
-    def knows(self, key: Key) -> bool:
-        """Whether there is an object of that name, or was at our last write: else there is nothing to remove."""
-        return key in self._records or self.informer.get(key) is not None
-
     async def ensure(self, manifest: Mapping[str, Any]) -> T:
         """Make the object as the manifest has it, and return it; one write at most, and none if it is so already.
 
@@ -161,7 +156,7 @@ class OwnedObjects(Generic[T]):
             ConflictError: It has changed meanwhile.
             ApiError: The API server could not or would not.
         """
-        if self.knows(key):
+        if key in self._records or self.informer.get(key) is not None:
             return
         try:
             live = await self.client.get(self.kind, key)

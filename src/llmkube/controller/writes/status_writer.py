@@ -12,21 +12,25 @@ would land on a new one of the same name. A stale version is a ConflictError. It
 event wakes the object if it matters here; trying again with the old state could only fail again.
 """
 
-from collections.abc import Mapping
+import datetime
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
+import structlog
 
+from llmkube.controller.metrics import Durations
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceStatus
 from llmkube.k8s.crd.model import Model, ModelStatus
-from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.router_status import ModelRouterStatus
+from llmkube.k8s.crd.modelrouter import ModelRouter, ModelRouterStatus
+from llmkube.k8s.events import EventRecorder, EventType
 from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.conditions import PROGRESSING
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
 T = TypeVar("T", Model, InferenceService, ModelRouter)
@@ -134,3 +138,31 @@ class StatusWriter(Generic[T]):
         fields = {slot.key: getattr(typed, slot.attribute) for slot in wire_fields(kind) if slot.key in asked}
         found = {condition.type: condition for condition in typed.conditions}
         return {**fields, "conditions": [found.get(condition["type"]) for condition in asked["conditions"]]}
+
+
+EVENT_TYPES: Final[Mapping[str, EventType]] = {"Ready": "Normal", "Failed": "Warning"}
+"""The phases whose coming is an Event: those that users wait for, and those that they have to look at."""
+
+log = structlog.get_logger()
+
+
+@attrs.frozen(eq=False)
+class PhaseChanges:
+    """Where new phases are recorded."""
+
+    recorder: EventRecorder
+    durations: Durations
+    utcnow: Callable[[], datetime.datetime]
+
+    def tell(self, before: Model | InferenceService, status: Mapping[str, Any]) -> None:
+        """Tell of a status that has just been written, if its phase is another one than before."""
+        phase = status["phase"]
+        if phase == before.status.phase:
+            return
+        [progressing] = [one for one in status["conditions"] if one["type"] == PROGRESSING]
+        reason, message = progressing["reason"], progressing["message"]
+        log.info("phase changed", kind=before.RESOURCE.kind, name=str(before.key), phase=phase, reason=reason)
+        if phase == "Ready":
+            self.durations.became_ready(before, self.utcnow())
+        if phase in EVENT_TYPES:
+            self.recorder.emit_nowait(before, reason, message, type=EVENT_TYPES[phase])

@@ -1,7 +1,6 @@
 """Who we are and where the server is: kubeconfig or service account in, an authenticated transport out.
 
-load                picks the source
-kubeconfig, config  what it says; the service account is read by the kubernetes package
+kubeconfig, config  picks the source, and says what is in it; the kubernetes package reads the service account
 credentials         tokens, files and exec plug-ins, renewed in time
-tls, transport      the connection; watches have a pool of their own
+transport           the connection, its TLS; watches have a pool of their own
 """

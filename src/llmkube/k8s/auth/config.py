@@ -35,6 +35,14 @@ class PemFile:
 Pem = InlinePem | PemFile
 
 
+@attrs.frozen
+class ClientCertificate:
+    """Our side of mutual TLS."""
+
+    certificate: bytes = attrs.field(repr=False)
+    key: bytes = attrs.field(repr=False)
+
+
 @attrs.frozen(kw_only=True)
 class TlsSettings:
     """How the server proves itself to us, and we to it.

@@ -11,8 +11,7 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from llmkube.k8s.auth.config import BasicAuth, BearerToken, ExecPlugin, Identity, TokenFile, is_token
-from llmkube.k8s.auth.tls import ClientCertificate
+from llmkube.k8s.auth.config import BasicAuth, BearerToken, ClientCertificate, ExecPlugin, Identity, TokenFile, is_token
 from llmkube.k8s.errors import CredentialsError
 
 REFRESH_AFTER: Final = 0.8

@@ -1,4 +1,6 @@
-"""Read kubeconfigs and service accounts; the only module that knows the `kubernetes` package.
+"""Find the cluster that the user means, in the order that kubectl uses; read kubeconfigs and service accounts.
+
+This is the only module that knows the `kubernetes` package.
 
 The package reads service accounts. Kubeconfigs are read here: the package runs exec plugins without a deadline, prefers
 the last current-context where kubectl prefers the first, and leaves keys behind in temporary files. Nor does a command
@@ -315,3 +317,37 @@ def _proxy_url(cluster: Section, tls: TlsSettings) -> str:
     if url and tls.server_name:  # httpcore checks the tunnelled server against the URL's host alone
         raise ConfigError(f"{cluster.label}: cannot be combined with proxy-url", field="tls-server-name")
     return url
+
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+def load_config(
+    kubeconfig: Path | None = None,
+    context: str | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> ClusterConfig:
+    """Return the configuration of the cluster that is meant.
+
+    Args:
+        kubeconfig: A file that must exist; None looks at `KUBECONFIG` (a list of files, merged as kubectl does),
+            `~/.kube/config`, and then at the service account of the pod that we run in.
+        context: A context of the kubeconfig; None means its current one.
+        environ: The environment.
+        service_account: Where a pod finds its token.
+
+    Raises:
+        ConfigError: There is no configuration, or it cannot be used; the message names the file and the entry.
+    """
+    home = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
+    if kubeconfig is not None:
+        return read_kubeconfig(str(kubeconfig), context)
+    if environ.get("KUBECONFIG"):
+        return read_kubeconfig(environ["KUBECONFIG"], context)
+    if home.is_file():
+        return read_kubeconfig(str(home), context)
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return read_service_account(service_account, environ)
+    raise ConfigError(f"no cluster: no --kubeconfig, KUBECONFIG is not set, {home} does not exist, and this is no pod")

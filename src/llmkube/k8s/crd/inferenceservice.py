@@ -14,8 +14,19 @@ from llmkube.k8s.crd.meta import (
     LocalObjectReference,
 )
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, RUNTIME_NAMES
-from llmkube.k8s.crd.placement import Autoscaling, EndpointSpec, EnvVar, ProbeOverrides, ServiceResources
-from llmkube.k8s.crd.rollout import SLO, Disruption, HostReplicas, ModelCache, MultiNode, RolloutPolicy
+from llmkube.k8s.crd.placement import (
+    SLO,
+    Autoscaling,
+    Disruption,
+    EndpointSpec,
+    EnvVar,
+    HostReplicas,
+    ModelCache,
+    MultiNode,
+    ProbeOverrides,
+    RolloutPolicy,
+    ServiceResources,
+)
 from llmkube.k8s.crd.serving import (
     CACHE_TYPES,
     PersonaPlexConfig,
@@ -71,12 +82,12 @@ class InferenceServiceSpec(Wired):
     )
 
     # How often, how important
-    replicas: int = field("How many processes; 0 stops the service.", 1, minimum=0, maximum=10)
-    suspend: bool = field("Stops the service and keeps replicas as they are.", False)
-    autoscaling: Autoscaling | None = field("Lets an autoscaler choose the replica count.")
-    priority: str = field("Order for scarce GPUs and for eviction.", "normal", enum=PRIORITIES)
+    replicas: int = field("How many processes; 0 stops the service.", 1, minimum=0, maximum=10, rendered=True)
+    suspend: bool = field("Stops the service and keeps replicas as they are.", False, rendered=True)
+    autoscaling: Autoscaling | None = field("Lets an autoscaler choose the replica count.", rendered=True)
+    priority: str = field("Order for scarce GPUs and for eviction.", "normal", enum=PRIORITIES, rendered=True)
     priority_class_name: str | None = field(
-        "PriorityClass of the pods, one that the operator allows; wins over priority there."
+        "PriorityClass of the pods, one that the operator allows; wins over priority there.", rendered=True
     )
     eviction_protection: bool = field("Never evicted under memory pressure.", False)
 
@@ -124,7 +135,7 @@ class InferenceServiceSpec(Wired):
 
     # The process
     image: str | None = field("Container image; unset means the runtime's own.", min_length=1)
-    image_pull_secrets: tuple[LocalObjectReference, ...] = field("Secrets for pulling the image.", ())
+    image_pull_secrets: tuple[LocalObjectReference, ...] = field("Secrets for pulling the image.", (), rendered=True)
     command: tuple[str, ...] = field("Replaces the entrypoint of the container.", ())
     args: tuple[str, ...] = field("All arguments, for the generic runtime.", ())
     extra_args: tuple[str, ...] = field("Arguments added to the engine's command line, such as --mlock.", ())
@@ -139,50 +150,63 @@ class InferenceServiceSpec(Wired):
         pattern=r"^/[^\s?#]*$",
         max_length=1024,
     )
-    model_cache: ModelCache | None = field("Where pods keep the weights.")
+    model_cache: ModelCache | None = field("Where pods keep the weights.", rendered=True)
 
     # How pods come and go
-    rollout_policy: RolloutPolicy | None = field("When a change may replace running pods.")
-    disruption: Disruption | None = field("When node autoscalers must leave the pods alone.")
+    rollout_policy: RolloutPolicy | None = field("When a change may replace running pods.", rendered=True)
+    disruption: Disruption | None = field("When node autoscalers must leave the pods alone.", rendered=True)
     max_pod_lifetime_seconds: int | None = field(
-        "Age of the oldest pod, in seconds, at which all are replaced as by an edit.", minimum=1, format="int64"
+        "Age of the oldest pod, in seconds, at which all are replaced as by an edit.",
+        minimum=1,
+        format="int64",
+        rendered=True,
     )
     max_pod_lifetime_idle_timeout_seconds: int | None = field(
-        "Longest wait for aged pods to be idle, in seconds; unset waits for ever.", minimum=0, format="int64"
+        "Longest wait for aged pods to be idle, in seconds; unset waits for ever.",
+        minimum=0,
+        format="int64",
+        rendered=True,
     )
-    revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0)
-    slo: SLO | None = field("Service level objective, for Pyrra.")
+    revision_history_limit: int | None = field("Old ReplicaSets to keep.", minimum=0, rendered=True)
+    slo: SLO | None = field("Service level objective, for Pyrra.", rendered=True)
 
     # Where
-    hosts: HostReplicas | None = field("Hosts that serve the same name beside the pods; unset means none.")
+    hosts: HostReplicas | None = field(
+        "Hosts that serve the same name beside the pods; unset means none.", rendered=True
+    )
     multi_node: MultiNode | None = field(
-        "Serves one model over several nodes by a LeaderWorkerSet; runtime vllm alone."
+        "Serves one model over several nodes by a LeaderWorkerSet; runtime vllm alone.", rendered=True
     )
     endpoint: EndpointSpec = field("How clients reach the service.", EndpointSpec)
     api_key_secret_ref: APIKeySecretRef | None = field(
         "Secret with the API keys of clients: the engine answers only requests that show one of them."
     )
     resources: ServiceResources = field("What each replica requests.", ServiceResources)
-    runtime_class_name: str | None = field("RuntimeClass of the pods, such as nvidia.")
-    node_selector: Mapping[str, str] = field("Labels that a node must have.", dict)
-    tolerations: tuple[PodPart, ...] = field("Taints that pods tolerate.", (), pod_part="Toleration")
-    affinity: PodPart | None = field("Affinity of the pods.", pod_part="Affinity")
+    runtime_class_name: str | None = field("RuntimeClass of the pods, such as nvidia.", rendered=True)
+    node_selector: Mapping[str, str] = field("Labels that a node must have.", dict, rendered=True)
+    tolerations: tuple[PodPart, ...] = field("Taints that pods tolerate.", (), pod_part="Toleration", rendered=True)
+    affinity: PodPart | None = field("Affinity of the pods.", pod_part="Affinity", rendered=True)
     topology_spread_constraints: tuple[PodPart, ...] = field(
-        "How pods spread over the cluster.", (), pod_part="TopologySpreadConstraint"
+        "How pods spread over the cluster.", (), pod_part="TopologySpreadConstraint", rendered=True
     )
-    pod_labels: Mapping[str, str] = field("Labels for the pods; those of LLMKube win.", dict)
-    pod_annotations: Mapping[str, str] = field("Annotations for the pods.", dict)
+    pod_labels: Mapping[str, str] = field("Labels for the pods; those of LLMKube win.", dict, rendered=True)
+    pod_annotations: Mapping[str, str] = field("Annotations for the pods.", dict, rendered=True)
     pod_security_context: PodPart | None = field(
-        "Security context of the pod; what it leaves out stays LLMKube's.", pod_part="PodSecurityContext"
+        "Security context of the pod; what it leaves out stays LLMKube's.", pod_part="PodSecurityContext", rendered=True
     )
     security_context: PodPart | None = field(
-        "Security context of the engine's container; what it leaves out stays LLMKube's.", pod_part="SecurityContext"
+        "Security context of the engine's container; what it leaves out stays LLMKube's.",
+        pod_part="SecurityContext",
+        rendered=True,
     )
     extra_volumes: tuple[PodPart, ...] = field(
-        "Volumes added to the pods: the namespace's own, and others that the operator allows.", (), pod_part="Volume"
+        "Volumes added to the pods: the namespace's own, and others that the operator allows.",
+        (),
+        pod_part="Volume",
+        rendered=True,
     )
     extra_volume_mounts: tuple[PodPart, ...] = field(
-        "Mounts added to the engine's container.", (), pod_part="VolumeMount"
+        "Mounts added to the engine's container.", (), pod_part="VolumeMount", rendered=True
     )
 
 

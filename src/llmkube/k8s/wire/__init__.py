@@ -3,6 +3,6 @@
 service_health        how a service does: the one judgement that all readers share
 reasons               every reason, and what it means to a reader
 conditions            set, find and compare them
-names, owners, times  labels and names, ownerReferences, RFC 3339
+names, times          labels and names, RFC 3339
 termination_message   what a Job's container leaves behind
 """

@@ -1,12 +1,35 @@
-"""What both programs that run engines on their own host are told: `llmkube up` and `llmkube agent`."""
+"""The settings of what runs engines on its own host, `llmkube up` and `llmkube agent`; and what others share."""
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import attrs
 
-from llmkube.base.settings import setting
-from llmkube.programs.config.common_settings import HF_TOKEN_FILE, HUB_ENDPOINT
+from llmkube.base.settings import LOG_LEVELS, setting
+from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.programs.state_location import STATE_DIR
+from llmkube.weights.download.hugging_face import ENDPOINT
+
+NAMESPACE = setting(None, help="Only serve this namespace; without it, all of them.")
+KUBECONFIG = setting(None, help="Path of the kubeconfig.")
+CONTEXT = setting(None, help="Context of the kubeconfig.")
+MODEL_STORE = setting(None, help="Folder for model files; without it, `store` in the state directory.")
+HF_TOKEN_FILE = setting(
+    None, help="File with a Hugging Face token, for every Model that names no Secret; read anew for each download."
+)
+HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror of it.")
+LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
+
+
+def port_setting(default: int, what: str) -> Any:
+    """Return the setting of a port on 127.0.0.1."""
+    return setting(default, help=f"Port of {what} on 127.0.0.1; 0 takes a free one.", minimum=0, maximum=65535)
+
+
+def log_level_setting(default: str) -> Any:
+    """Return the setting of a program's log level."""
+    return setting(default, help="The least important log line to write.", choices=LOG_LEVELS)
 
 
 @attrs.frozen
@@ -101,3 +124,118 @@ class HostConfig:
         30.0, help="How long memory has to be normal before services that were evicted return.", minimum=1, maximum=60
     )
     state_dir: Path | None = STATE_DIR
+
+
+@attrs.frozen
+class AgentConfig(HostConfig):
+    """The settings of `llmkube agent`."""
+
+    namespace: str | None = NAMESPACE
+    selector: str = setting(
+        "", help="Only serve InferenceServices with these labels, such as team=ml; without it, all of them."
+    )
+    model_store: Path | None = MODEL_STORE
+    port: int = setting(
+        9090, help="Port of /healthz, /readyz and /metrics on 127.0.0.1; 0 for none.", minimum=0, maximum=65535
+    )
+    log_level: str = log_level_setting("info")
+    kubeconfig: Path | None = KUBECONFIG
+    context: str | None = CONTEXT
+    accelerator: tuple[str, ...] = setting(("metal",), help="What this host serves.", choices=ACCELERATORS)
+    insecure_lan: bool = setting(False, help="Let every request in at published engines, from any address.")
+    endpoints_api: str = setting(
+        "endpointslices",
+        help="Publish EndpointSlices, or the classic Endpoints for scripts that read them.",
+        choices=("endpointslices", "endpoints"),
+    )
+    lease_namespace: str = LEASE_NAMESPACE
+    allow_private_sources: tuple[str, ...] = setting(
+        (),
+        help="Network (CIDR) that Models may be downloaded from although it is not public, such as that of a web "
+        "server beside this host; repeatable. A Model can make this host send requests to any address in it.",
+    )
+    allow_local_sources: tuple[str, ...] = setting(
+        (),
+        help="Folder of this host whose GGUF files Models may name by path; repeatable. Without it, none: a Model can "
+        "make this host serve any GGUF file below it.",
+    )
+    allow_ollama_sources: tuple[str, ...] = setting(
+        (),
+        help="Model of this host's Ollama that Models may name as ollama://NAME, such as llama3.2, or * for all that "
+        "have no namespace; repeatable. Without it, none: Ollama pulls what a Model names, and serves what is yours.",
+    )
+    on_exit: str = setting(
+        "stop",
+        help="What SIGTERM does to the engines: stop them, or keep them for the next agent on this host.",
+        choices=("stop", "keep"),
+    )
+    keep_awake: bool = setting(
+        False, help="Keep a Mac awake while an engine runs, and not only while one works (caffeinate)."
+    )
+    apple_power_enabled: bool = setting(
+        False, help="Measure what a Mac's chip draws; needs the line of sudoers that `llmkube agent sudoers` prints."
+    )
+    power_enabled: bool = setting(
+        False,
+        help="Measure what this host's processors draw, and for which service: RAPL on Linux; on a Mac this is "
+        "--apple-power-enabled.",
+    )
+    log_file: Path | None = setting(
+        None,
+        help="File that a service manager appends this program's output to; the agent keeps it below 10 MiB.",
+        in_file=False,
+    )
+
+
+OWN_NETWORKS = (
+    "127.0.0.0/8",
+    "::1/128",
+    "10.0.0.0/8",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+    "100.64.0.0/10",
+    "fc00::/7",
+)
+"""This machine and the networks around it. Under `llmkube up` the owner of the machine writes the Models, and could
+send requests to these addresses anyway; in a cluster other users write them."""
+
+
+@attrs.frozen
+class UpConfig(HostConfig):
+    """The settings of `llmkube up`."""
+
+    api_port: int = port_setting(7443, "the Kubernetes API")
+    gateway_port: int = port_setting(8080, "the OpenAI-compatible gateway")
+    probe_port: int = port_setting(9090, "/healthz, /readyz and /metrics")
+    accelerator: tuple[str, ...] = setting(
+        ("cpu", "metal") if sys.platform == "darwin" else ("cpu",), help="What this host serves.", choices=ACCELERATORS
+    )
+    listen: str | None = setting(
+        None,
+        help="Address of this machine, such as 192.168.1.50 or 192.168.1.50:8080, at which other machines reach the "
+        "gateway, with a key; without a port, that of the gateway.",
+    )
+    listen_key_file: Path | None = setting(
+        None,
+        help="File with keys, one per line, of which clients of --listen show one; without it, a key is drawn and kept "
+        "in the state directory.",
+    )
+    insecure_lan: bool = setting(
+        False, help="Let every request in at published engines and at --listen, from any address."
+    )
+    allow_private_sources: tuple[str, ...] = setting(
+        OWN_NETWORKS,
+        help="Network (CIDR) that Models may be downloaded from although it is not public; repeatable. Cloud metadata "
+        "services are refused whatever stands here.",
+    )
+    allow_local_sources: tuple[str, ...] | None = setting(
+        None,
+        help="Folder of this machine whose GGUF files Models may name by path; repeatable. Without it, the user's home "
+        "and the store.",
+    )
+    allow_ollama_sources: tuple[str, ...] = setting(
+        ("*", "*/*"),
+        help="Model of this machine's Ollama that Models may name as ollama://NAME; * stands for any part of a name; "
+        "repeatable.",
+    )
+    log_level: str = log_level_setting("warning")

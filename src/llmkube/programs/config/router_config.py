@@ -5,7 +5,7 @@ from pathlib import Path
 import attrs
 
 from llmkube.base.settings import removed_setting, setting
-from llmkube.programs.config.common_settings import log_level_setting
+from llmkube.programs.config.host_config import log_level_setting
 from llmkube.programs.state_location import STATE_DIR
 
 

@@ -17,22 +17,21 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
-import trio
 
-from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
-from llmkube.programs.daemon_engine.model_lock import OpenLock, locks_in, unshared
+from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
 from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
-from llmkube.programs.daemon_engine.process_table import ProcessTable, ThisMachine
-from llmkube.programs.daemon_engine.server import NoStarter, Server, ServerCommand, Starter, borrowed_or_own
+from llmkube.programs.daemon_engine.process_table import ThisMachine
+from llmkube.programs.daemon_engine.server import Server, ServerCommand, borrowed_or_own
 from llmkube.programs.daemon_engine.serving import (
     FrontOptions,
+    Outside,
     free_port,
     front_fields,
     front_parser,
-    kept,
     run_program,
     serve_model,
     service_of,
@@ -198,23 +197,6 @@ class OllamaProgram:
             yield server
 
 
-@attrs.frozen
-class Outside:
-    """What of the world a test replaces.
-
-    Attributes:
-        client: The way to Ollama.
-        table: The processes of this machine.
-        starter: Starts a server where none answers.
-        open_lock: Tells who else uses a model.
-    """
-
-    client: HttpClient
-    table: ProcessTable
-    starter: Starter
-    open_lock: OpenLock = unshared
-
-
 @asynccontextmanager
 async def opened_model(options: Options, outside: Outside) -> AsyncIterator[OllamaModel]:
     """Have a server during the block, and the model in it.
@@ -229,26 +211,15 @@ async def opened_model(options: Options, outside: Outside) -> AsyncIterator[Olla
         yield OllamaModel(witness, weights_of(options), options.embeds)
 
 
-async def serve(
-    options: Options,
-    keys: frozenset[str],
-    outside: Outside,
-    stop: Stop,
-    *,
-    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
-) -> bool:
-    """Serve the model until a stop; arguments and errors are those of `serve_model`."""
-    if options.only_unloads:
-        outside = attrs.evolve(outside, starter=NoStarter())
-    opened = kept(opened_model(options, outside), outside.open_lock)
-    return await serve_model(options, keys, outside.client, opened, stop, task_status=task_status)
+serve: Final = partial(serve_model, opened_model)
+"""Serves the model until a stop (`serve_model`)."""
 
 
 async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
         starter = OllamaProgram(options.program, DaemonApi(client, options.daemon), await free_port())
         locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        return await serve(options, keys, Outside(client, ThisMachine(), starter, locks), stop)
+        return await serve(options, keys, Outside(client, ThisMachine(), starter, open_lock=locks), stop)
 
 
 def main() -> None:

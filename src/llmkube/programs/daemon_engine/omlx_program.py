@@ -16,20 +16,20 @@ import attrs
 import structlog
 import trio
 
-from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
-from llmkube.programs.daemon_engine.model_lock import OpenLock, locks_in, unshared
+from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.omlx_api import DaemonApi
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel, followed
 from llmkube.programs.daemon_engine.omlx_server import START_SECONDS, OmlxProgram, remove_abandoned
-from llmkube.programs.daemon_engine.process_table import ProcessTable, ThisMachine
-from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, NoStarter, Server, Starter
+from llmkube.programs.daemon_engine.process_table import ThisMachine
+from llmkube.programs.daemon_engine.server import DaemonError, NoDaemonError, Server
 from llmkube.programs.daemon_engine.serving import (
     FrontOptions,
+    Outside,
     free_port,
     front_fields,
     front_parser,
-    kept,
     run_program,
     serve_model,
     service_of,
@@ -160,28 +160,20 @@ log = structlog.get_logger()
 
 
 @attrs.frozen
-class Outside:
+class OmlxOutside(Outside):
     """What of the world a test replaces.
 
     Attributes:
-        client: The way to oMLX.
-        table: The processes of this machine.
-        starter: Starts one of our own.
         key: What the owner's oMLX asks for; "" where none was given.
         follow: Returns a path with its links followed.
-        open_lock: Tells who else uses a model.
     """
 
-    client: HttpClient
-    table: ProcessTable
-    starter: Starter
     key: str = attrs.field(default="", repr=False)
     follow: Callable[[str], Awaitable[str]] = followed
-    open_lock: OpenLock = unshared
 
 
 @asynccontextmanager
-async def opened_model(options: Options, outside: Outside) -> AsyncIterator[OmlxModel]:
+async def opened_model(options: Options, outside: OmlxOutside) -> AsyncIterator[OmlxModel]:
     """Have a server during the block, and the model in it.
 
     Raises:
@@ -214,19 +206,8 @@ async def look_for(api: DaemonApi, follow: Callable[[str], Awaitable[str]] = fol
     return Found(url=api.url, folders=[await follow(entry.path) for entry in entries])
 
 
-async def serve(
-    options: Options,
-    keys: frozenset[str],
-    outside: Outside,
-    stop: Stop,
-    *,
-    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
-) -> bool:
-    """Serve the model until a stop; arguments and errors are those of `serve_model`."""
-    if options.only_unloads:
-        outside = attrs.evolve(outside, starter=NoStarter())
-    opened = kept(opened_model(options, outside), outside.open_lock)
-    return await serve_model(options, keys, outside.client, opened, stop, task_status=task_status)
+serve: Final = partial(serve_model, opened_model)
+"""Serves the model until a stop (`serve_model`)."""
 
 
 async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> bool:
@@ -243,7 +224,7 @@ async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> 
             options.start_seconds,
         )
         locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        outside = Outside(client, ThisMachine(), starter, key, open_lock=locks)
+        outside = OmlxOutside(client, ThisMachine(), starter, key, open_lock=locks)
         return await serve(options, keys, outside, stop)
 
 

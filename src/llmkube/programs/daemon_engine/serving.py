@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import structlog
@@ -30,9 +30,11 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.programs.daemon_engine.front import handler_of, judge_of
 from llmkube.programs.daemon_engine.keeper import Adapter, Counters, Keeper
-from llmkube.programs.daemon_engine.model_lock import OpenLock
+from llmkube.programs.daemon_engine.model_lock import OpenLock, unshared
+from llmkube.programs.daemon_engine.process_table import ProcessTable
+from llmkube.programs.daemon_engine.server import NoStarter, Starter
 from llmkube.programs.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 
 
 @attrs.frozen(kw_only=True)
@@ -128,11 +130,32 @@ async def kept(opened: AbstractAsyncContextManager[Adapter], open_lock: OpenLock
         yield Keeper(adapter, Counters(), lock)
 
 
+@attrs.frozen
+class Outside:
+    """What of the world a test replaces.
+
+    Attributes:
+        client: The way to the daemon.
+        table: The processes of this machine.
+        starter: Starts a server where none is borrowed.
+        open_lock: Tells who else uses a model.
+    """
+
+    client: HttpClient
+    table: ProcessTable
+    starter: Starter
+    open_lock: OpenLock = attrs.field(default=unshared, kw_only=True)
+
+
+OptionsT = TypeVar("OptionsT", bound=FrontOptions)
+OutsideT = TypeVar("OutsideT", bound=Outside)
+
+
 async def serve_model(
-    options: FrontOptions,
+    open_model: Callable[[OptionsT, OutsideT], AbstractAsyncContextManager[Adapter]],
+    options: OptionsT,
     keys: frozenset[str],
-    client: HttpClient,
-    opened: AbstractAsyncContextManager[Keeper],
+    outside: OutsideT,
     stop: Stop,
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
@@ -142,16 +165,19 @@ async def serve_model(
     With `only_unloads` nothing is served: what an engine that was killed has left is unloaded.
 
     Args:
+        open_model: Has the daemon run during the block, and the model in it.
         options: What clients reach.
         keys: What they have to show.
-        client: The way to the daemon.
-        opened: Has the daemon run during the block, and the model's keeper.
+        outside: What of the world it uses.
         stop: Ends it, in order.
         task_status: Told the port once it listens.
 
     Raises:
         LLMKubeError: It cannot be served; the model is unloaded then, too.
     """
+    if options.only_unloads:
+        outside = attrs.evolve(outside, starter=NoStarter())
+    opened = kept(open_model(options, outside), outside.open_lock)
     if options.only_unloads:
         async with opened as keeper:
             return await keeper.unload_left()
@@ -163,7 +189,7 @@ async def serve_model(
         back = False
         try:
             async with open_sockets() as sockets, open_service_nursery() as servers:
-                handler = handler_of(keeper, client, options.alias, keeper.counters, embeds=options.embeds)
+                handler = handler_of(keeper, outside.client, options.alias, keeper.counters, embeds=options.embeds)
                 run = partial(
                     run_server, handler, sockets.listen(listeners), limits=Limits(drain_seconds=DRAIN_SECONDS)
                 )

@@ -31,7 +31,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.programs.program import Stop, open_service_nursery, run_until_signal, settle_heap
 from llmkube.runtimes.container.in_flight import requests_in_flight
 from llmkube.supervisor.host.tcp_listeners import connections_at
@@ -187,10 +187,9 @@ def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("drain", context_settings=HELP)
+@command("drain")
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine.")
 @drain_options
-@guarded
 def drain(
     *, engine: int, drain_port: int | None, metrics_url: str, busy_metrics: tuple[str, ...], longest: float
 ) -> None:

@@ -22,7 +22,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.programs.engine_pod.drain import Watched, drain_options, run_drain
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,
@@ -93,14 +93,13 @@ class KeyFile:
             self._said = said
 
 
-@click.command("key-proxy", context_settings=HELP)
+@command("key-proxy")
 @click.option("--listen", type=click.IntRange(1, 65535), required=True, help="Port on all addresses, for clients.")
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine on 127.0.0.1.")
 @click.option("--keys", type=click.Path(path_type=Path), required=True, help="File with one API key per line.")
 @click.option("--named", default="", help="What messages call that file.")
 @click.option("--open", "open_paths", multiple=True, help="Path that is read without a key; repeatable.")
 @drain_options
-@guarded
 def key_proxy(
     *,
     listen: int,

@@ -32,11 +32,9 @@ from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.fetch_job.adoption import adopt
-from llmkube.programs.fetch_job.chores import inspect_file, prune_folders
-from llmkube.programs.fetch_job.progress_log import Gauge, run_gauge
-from llmkube.programs.fetch_job.termination_message import tell, told_failure, told_gguf
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.fetch_job.reports import Gauge, run_gauge, tell, told_failure, told_gguf
+from llmkube.programs.fetch_job.volume import adopt, inspect_file, prune_folders
+from llmkube.programs.options import command
 from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy, parse_networks
@@ -69,42 +67,50 @@ _VERSION_CHARS: Final = 16
 _TOKEN_VARIABLE: Final = "HF_TOKEN"  # noqa: S105 (the name of a variable, not a token)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Order:
-    """What to fetch, checked: the engine's own file first, others beside it.
+    """What the command line asks for; each field is an option."""
+
+    source: str | None
+    folder: Path | None
+    model_store: Path | None
+    files: tuple[str, ...]
+    beside: tuple[str, ...]
+    sha256: str | None
+    fresh: bool
+    versions: bool
+    hf_token_file: Path | None
+    hub_endpoint: str
+    allow_private_sources: tuple[str, ...]
+    adopted: Path | None
+    progress_port: int | None
+    inspected: Path | None
+    keys: tuple[str, ...]
+    termination_log: Path
+
+
+@attrs.frozen
+class Terms:
+    """What an order comes to, checked.
 
     Attributes:
-        sources: What to fetch.
-        names: What to call all but the first.
+        sources: What to fetch: the engine's own file first, others beside it.
         folder: Where to show it, or its versions.
         store: Where downloads are kept.
-        sha256: Digest that the first must have.
-        endpoint: The hub's address.
         policy: What the sources may lead to.
         token: For the hub.
         access: For buckets.
-        fresh: Compare what is there with what the servers have now.
-        versions: Show each version in a folder of its own.
-        progress_port: The port that answers with the progress; None for none.
-        adopted: A folder of an earlier cache, from which weights are taken instead of fetched.
     """
 
     sources: tuple[Source, ...]
-    names: tuple[str, ...]
     folder: Path
     store: Path
-    sha256: str | None
-    endpoint: str
     policy: AddressPolicy
     token: str | None = attrs.field(repr=False)
-    access: BucketAccess = BucketAccess()
-    fresh: bool = False
-    versions: bool = False
-    progress_port: int | None = None
-    adopted: Path | None = None
+    access: BucketAccess
 
 
-@click.command("fetch", context_settings=HELP)
+@command("fetch")
 @click.argument("source", envvar="LLMKUBE_SOURCE", required=False)
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder that engines read.")
 @click.option("--model-store", type=click.Path(path_type=Path), help="Folder for downloads; same disk.")
@@ -123,26 +129,7 @@ class Order:
 @click.option(
     "--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, help="File for the result."
 )
-@guarded
-def fetch_weights(
-    *,
-    source: str | None,
-    folder: Path | None,
-    model_store: Path | None,
-    files: tuple[str, ...],
-    beside: tuple[str, ...],
-    sha256: str | None,
-    fresh: bool,
-    versions: bool,
-    hf_token_file: Path | None,
-    hub_endpoint: str,
-    allow_private_sources: tuple[str, ...],
-    adopted: Path | None,
-    progress_port: int | None,
-    inspected: Path | None,
-    keys: tuple[str, ...],
-    termination_log: Path,
-) -> None:
+def fetch_weights(**options: Any) -> None:
     """Fetch a model into a folder, as a Model's Job does.
 
     Instead of fetching a SOURCE, --inspect reads the header of a file that is there already, and --prune removes
@@ -154,82 +141,74 @@ def fetch_weights(
     Exit code 2: the request is wrong, and another try would not help; 1: the network or the disk failed, and what was
     downloaded is kept.
     """
-    if sum((source is not None, inspected is not None, bool(keys))) != 1:
+    order = Order(**options)
+    if sum((order.source is not None, order.inspected is not None, bool(order.keys))) != 1:
         raise click.UsageError("give one of SOURCE, --inspect and --prune")
-
-    def work() -> dict[str, Any]:
-        if inspected is not None:
-            return inspect_file(inspected)
-        if folder is None or model_store is None:
-            raise click.UsageError("--to and --model-store are needed, except with --inspect")
-        if source is None:
-            return prune_folders(folder, model_store, keys)
-        names, sources = _sources(source, files, beside)
-        order = Order(
-            sources=sources,
-            names=names,
-            folder=folder,
-            store=model_store,
-            sha256=_digest(sha256),
-            endpoint=hub_endpoint,
-            policy=AddressPolicy(allowed=parse_networks(allow_private_sources)),
-            token=_token(hf_token_file),
-            access=BucketAccess.read(os.environ),
-            fresh=fresh,
-            versions=versions,
-            progress_port=progress_port,
-            adopted=adopted,
-        )
-        return trio.run(fetch_all, order)
-
     try:
-        result = work()
+        result = _work(order)
     except* LLMKubeError as group:
         error = innermost(group)
         assert isinstance(error, LLMKubeError)
-        tell(termination_log, told_failure(error))
-        raise CommandError(str(error), _exit_code(error)) from group
-    tell(termination_log, result)
-    where = f"{folder}: " if folder is not None else ""
+        tell(order.termination_log, told_failure(error))
+        code = ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
+        raise CommandError(str(error), code) from group
+    tell(order.termination_log, result)
+    where = f"{order.folder}: " if order.folder is not None else ""
     click.echo(f"{where}{_summary(result)}")
 
 
-async def fetch_all(order: Order) -> dict[str, Any]:
+def _work(order: Order) -> dict[str, Any]:
+    if order.inspected is not None:
+        return inspect_file(order.inspected)
+    if order.folder is None or order.model_store is None:
+        raise click.UsageError("--to and --model-store are needed, except with --inspect")
+    if order.source is None:
+        return prune_folders(order.folder, order.model_store, order.keys)
+    sources = _sources(order.source, order.files, order.beside)
+    if order.sha256 is not None and not DIGEST.fullmatch(order.sha256.lower()):
+        raise DigestMismatchError(f"{order.sha256!r} is not a digest of 64 hex digits")
+    policy = AddressPolicy(allowed=parse_networks(order.allow_private_sources))
+    token = _token(order.hf_token_file)
+    access = BucketAccess.read(os.environ)
+    return trio.run(fetch_all, order, Terms(sources, order.folder, order.model_store, policy, token, access))
+
+
+async def fetch_all(order: Order, terms: Terms) -> dict[str, Any]:
     """Fetch everything, show it in the folder, and return what it is.
 
     Raises:
         WeightsError: What was asked for is wrong; see `weights.errors`.
         FetchError: The disk or the network got in the way.
     """
-    gauge = Gauge(len(order.sources))
+    gauge = Gauge(len(terms.sources))
     async with open_service_nursery() as nursery:
         if order.progress_port is not None:
             nursery.start_soon(run_gauge, gauge, order.progress_port)
-        return await _fetch_all(order, gauge)
+        return await _fetch_all(order, terms, gauge)
     raise AssertionError("a nursery hides no error")
 
 
-async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
+async def _fetch_all(order: Order, terms: Terms, gauge: Gauge) -> dict[str, Any]:
     limiter = trio.CapacityLimiter(4)
-    store = await trio.to_thread.run_sync(open_store, order.store, limiter=limiter)
+    store = await trio.to_thread.run_sync(open_store, terms.store, limiter=limiter)
 
     async def token() -> str | None:
         await trio.lowlevel.checkpoint()
-        return order.token
+        return terms.token
 
     async def access() -> BucketAccess:
         await trio.lowlevel.checkpoint()
-        return order.access
+        return terms.access
 
     async with open_downloader(
         store,
         limiter=limiter,
         utcnow=utcnow,
         rng=random.Random(),  # noqa: S311 - jitter, not a secret
-        endpoint=order.endpoint,
+        endpoint=order.hub_endpoint,
     ) as downloader:
         found, kept = [], ""
-        for index, source in enumerate(order.sources):
+        for index, source in enumerate(terms.sources):
             gauge.begin(index + 1)
             expected = order.sha256 if index == 0 else None
             if order.adopted is not None and isinstance(source, Remote):
@@ -242,15 +221,17 @@ async def _fetch_all(order: Order, gauge: Gauge) -> dict[str, Any]:
                     progress=gauge,
                     limiter=limiter,
                     download=partial(
-                        downloader.fetch, token=token, access=access, policy=order.policy, fresh=order.fresh
+                        downloader.fetch, token=token, access=access, policy=terms.policy, fresh=order.fresh
                     ),
                 )
             except (WeightsError, FetchError) as error:
-                file = await trio.to_thread.run_sync(partial(_kept, order, store, source, error), limiter=limiter)
+                file = await trio.to_thread.run_sync(
+                    partial(_kept, order, terms, store, source, error), limiter=limiter
+                )
                 kept = str(error)[:_KEPT_CHARS]
                 click.echo(f"kept as it is: {kept}", err=True)
             found.append(file)
-    return await trio.to_thread.run_sync(partial(_show, order, store, found, kept), limiter=limiter)
+    return await trio.to_thread.run_sync(partial(_show, order, terms, store, found, kept), limiter=limiter)
 
 
 def publish(folder: Path, files: Mapping[str, Path]) -> None:
@@ -285,14 +266,14 @@ def publish(folder: Path, files: Mapping[str, Path]) -> None:
             shutil.rmtree(fresh.with_name(f"{fresh.name}-old"), ignore_errors=True)
 
 
-def _kept(order: Order, store: Store, source: Source, error: WeightsError | FetchError) -> WeightsFile:
+def _kept(order: Order, terms: Terms, store: Store, source: Source, error: WeightsError | FetchError) -> WeightsFile:
     """Return what is there of a source that could not be compared; what is there serves better than nothing.
 
     Raises:
         WeightsError: Nothing is there, or nothing but the newest was wanted: the error that it was.
         FetchError: The same.
     """
-    server = order.access.server if isinstance(source, BucketFile) else None
+    server = terms.access.server if isinstance(source, BucketFile) else None
     found = None
     if order.fresh and isinstance(source, Remote | Builtin):
         found = find_weights(store, name_of(store, source), server)
@@ -308,18 +289,18 @@ def _drop_old(folder: Path, newest: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _show(order: Order, store: Store, found: Sequence[WeightsFile], kept: str) -> dict[str, Any]:
+def _show(order: Order, terms: Terms, store: Store, found: Sequence[WeightsFile], kept: str) -> dict[str, Any]:
     facts = read_header(found[0].path)  # before anything is shown: what no engine could load is no model
     parts = part_names(found[0].path.name)
     first = _MODEL_NAME if len(parts) == 1 else parts[0]
     files = {first: found[0].path} if len(parts) == 1 else {part: found[0].path.with_name(part) for part in parts}
-    files |= {name: one.path for name, one in zip(order.names, found[1:], strict=True)}
+    files |= {name: one.path for name, one in zip(order.beside, found[1:], strict=True)}
     version = hashlib.sha256("\n".join(one.identity for one in found).encode()).hexdigest()[:_VERSION_CHARS]
-    publish(order.folder / version if order.versions else order.folder, files)
+    publish(terms.folder / version if order.versions else terms.folder, files)
     if order.versions:
-        _drop_old(order.folder, version)
+        _drop_old(terms.folder, version)
         remove_unreferenced(store)
-    source = order.sources[0]
+    source = terms.sources[0]
     record = read_record(store, key_of(name_of(store, source))) if isinstance(source, Remote | Builtin) else None
     return {
         "path": f"{version}/{first}" if order.versions else first,
@@ -337,8 +318,8 @@ def _is_published(folder: Path, files: Mapping[str, Path]) -> bool:
     return there == set(files) and all((folder / name).samefile(file) for name, file in files.items())
 
 
-def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Source, ...]]:
-    """Return the names of what comes beside the engine's file, and the sources of it and of them."""
+def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tuple[Source, ...]:
+    """Return the sources of the engine's file, and of what comes beside it."""
     source = parse_source(text)
     if isinstance(source, LocalFile):
         raise SourceError(f"{source.path} is a file already; there is nothing to fetch")
@@ -351,7 +332,7 @@ def _sources(text: str, files: tuple[str, ...], beside: tuple[str, ...]) -> tupl
             raise FileSetError(
                 f"{name!r} would take the place of the model, which engines get by that name; rename the file there"
             )
-    return beside, (model, *others)
+    return (model, *others)
 
 
 def _shown_names(model: Source) -> Sequence[str]:
@@ -360,20 +341,10 @@ def _shown_names(model: Source) -> Sequence[str]:
     return [_MODEL_NAME] if parts == 1 else set_names(parts)
 
 
-def _digest(text: str | None) -> str | None:
-    if text is not None and not DIGEST.fullmatch(text.lower()):
-        raise DigestMismatchError(f"{text!r} is not a digest of 64 hex digits")
-    return text
-
-
 def _token(file: Path | None) -> str | None:
     if file is not None:
         return read_token_file(file)
     return os.environ.get(_TOKEN_VARIABLE, "").strip() or None
-
-
-def _exit_code(error: LLMKubeError) -> ExitCode:
-    return ExitCode.USAGE if isinstance(error, UserError) else ExitCode.FAILED
 
 
 def _summary(result: Mapping[str, Any]) -> str:

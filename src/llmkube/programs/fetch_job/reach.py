@@ -10,19 +10,18 @@ import trio
 from llmkube.base.errors import innermost
 from llmkube.base.http.dial import dial
 from llmkube.k8s.wire.termination_message import REACHED, TERMINATION_LOG
-from llmkube.programs.fetch_job.termination_message import tell
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.fetch_job.reports import tell
+from llmkube.programs.options import command
 
 TRY_SECONDS: Final = 10.0
 OTHER: Final = "another machine answers there"
 _WORD_BYTES: Final = 256
 
 
-@click.command("reach", context_settings=HELP)
+@command("reach")
 @click.argument("address")
 @click.option("--word", required=True, help="The first word of the program that listens there.")
 @click.option("--termination-log", type=click.Path(path_type=Path), default=TERMINATION_LOG, hidden=True)
-@guarded
 def reach(address: str, word: str, termination_log: Path) -> None:
     """Connect to ADDRESS (HOST:PORT), and say what came of it: `ok`, or the error."""
     host, _, port = address.rpartition(":")

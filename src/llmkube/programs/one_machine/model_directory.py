@@ -1,13 +1,14 @@
 """The gateway looks models up in the running agent: an engine is reachable the moment it is ready."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.router.backends import Backend, State, UnavailableModel
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 
 _RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
     Meaning.FINE: 2,
@@ -16,55 +17,6 @@ _RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
     Meaning.RETRIED: 5,
 }
 """What `Retry-After` says, by what the reason means. All other models wait for a person; no client should wait, too."""
-
-
-class Snapshot(Protocol):
-    """What the directory reads of one service (the supervisor's ServiceView)."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the engine answers."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why it does not, as one word."""
-        ...
-
-    @property
-    def message(self) -> str:
-        """Why it does not, as a sentence."""
-        ...
-
-    @property
-    def host(self) -> str:
-        """Where it listens."""
-        ...
-
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        ...
-
-    @property
-    def alias(self) -> str:
-        """The model id that it answers to."""
-        ...
-
-    @property
-    def api_key(self) -> str:
-        """The key that it asks for; "" when it asks for none."""
-        ...
-
-    @property
-    def mode(self) -> str:
-        """What its engine was started for."""
-        ...
-
-    @property
-    def aliases(self) -> tuple[str, ...]:
-        """The further ids that clients may send."""
-        ...
 
 
 Found = Backend | UnavailableModel
@@ -83,7 +35,7 @@ class AgentDirectory:
         version: Grows whenever `services` may return something else.
     """
 
-    services: Callable[[], Mapping[Key, Snapshot]]
+    services: Callable[[], Mapping[Key, ServiceView]]
     version: Callable[[], int]
     _seen: int | None = None
     _by_id: Mapping[str, Found] = {}
@@ -131,7 +83,7 @@ class AgentDirectory:
         self._seen = version
 
 
-def _found(key: Key, view: Snapshot) -> Found:
+def _found(key: Key, view: ServiceView) -> Found:
     if view.ready:
         credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
         return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))

@@ -30,16 +30,11 @@ from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.placement import ACCELERATORS
 from llmkube.programs.api_server import open_server
-from llmkube.programs.config.up_config import UpConfig
-from llmkube.programs.host.access_options import access_settings
-from llmkube.programs.host.download_options import download_settings, own_folders
-from llmkube.programs.host.engine_options import engine_allowances
-from llmkube.programs.host.engine_program import engine_settings
-from llmkube.programs.host.host_name import lasting_host_name
-from llmkube.programs.host.memory_options import memory_settings
+from llmkube.programs.config.host_config import UpConfig
+from llmkube.programs.host_name import lasting_host_name
+from llmkube.programs.host_settings import host_settings, own_folders
 from llmkube.programs.informer import Followed, open_follow
-from llmkube.programs.lan_gateway.lan_listener import LanGateway, open_lan_gateway, run_lan_listener
-from llmkube.programs.lan_gateway.listen_options import Listen
+from llmkube.programs.lan_gateway import LanGateway, Listen, open_lan_gateway, run_lan_listener
 from llmkube.programs.ollama_library import ollama_here
 from llmkube.programs.one_machine.model_directory import AgentDirectory
 from llmkube.programs.program import (
@@ -88,15 +83,9 @@ class UpPlan:
             state_dir=self.state_dir,
             store_dir=store,
             llama_server=str(self.llama_server),
-            **engine_settings(self.config),
             advertise_address=self.config.host_ip,
             bind_address=self.config.host_ip or LOOPBACK,
-            accelerators=frozenset(self.config.accelerator),
-            drain_seconds=self.config.drain_seconds,
-            **download_settings(self.config, own_folders(store)),
-            allowances=engine_allowances(self.config),
-            **memory_settings(self.config),
-            **access_settings(self.config),
+            **host_settings(self.config, own_folders(store)),
         )
 
 
@@ -208,7 +197,9 @@ class _Up(Generic[T]):
             async with open_service_nursery() as agents:
                 with stop.here():
                     view = await agents.start(run_agent, server.client, settings, ports)
-                    registry = agent_registry(view, ports.downloads, view.memory, cordon=lambda: view.cordon.current)
+                    registry = agent_registry(
+                        view.services, ports.downloads, view.memory, cordon=lambda: view.cordon.current
+                    )
                     registry.register(loop_watchdog)
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
                     shared = HostedSettings(

@@ -96,4 +96,5 @@ class RouterHost:
                 await hosted.run()
         finally:
             del self._running[hosted]
-        await hosted.remove()
+        if hosted.key not in self._placed:  # else the keys that are there are those of another one of its name
+            await hosted.remove()

@@ -24,9 +24,8 @@ from llmkube.router.backends import ModelDirectory, engine_of
 from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
 from llmkube.router.dialects.inbound import DIALECTS
-from llmkube.router.front_door import passing_door
+from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.model_field import BodyError, read_model
-from llmkube.router.pass_through import PassThrough
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
 from llmkube.router.queue.turns import Turns
@@ -85,7 +84,7 @@ async def run_default_route(
         directory=services.directory,
         turns=services.turns,
     ) as router:
-        passes = PassThrough(services.directory, client, router.under_way)
+        passes = PassThrough(services.directory, client, router.begin)
         task_status.started(passing_door(passes, utcnow, _listed_fields(services, router)))
         await trio.sleep_forever()
 

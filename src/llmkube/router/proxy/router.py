@@ -16,8 +16,8 @@ The caller serves its handler, and stops serving before it closes.
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -48,13 +48,12 @@ from llmkube.router.dispatch.circuits import Circuits, Terms
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.transport import open_transport, trusted_context
-from llmkube.router.front_door import FrontDoor
+from llmkube.router.front_door import Begin, FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.model_list import ModelList
 from llmkube.router.origin_policy import page_grant
-from llmkube.router.pass_through import UnderWay
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.decisions import Decisions
@@ -85,7 +84,7 @@ class Router:
         states: Returns why each backend is not asked now, by its name; "" of one that is.
         in_flight: Returns how many requests are under way.
         in_flight_of: Returns the same by the backend's name.
-        under_way: Counts a request of a backend that passes its handler by.
+        begin: Counts a request of a backend that passes its handler by.
         budgets: Returns how much of each budget is taken.
         live: The config that counts now.
     """
@@ -99,7 +98,7 @@ class Router:
     states: Callable[[], Mapping[str, str]]
     in_flight: Callable[[], int]
     in_flight_of: Callable[[], Mapping[str, int]]
-    under_way: UnderWay
+    begin: Begin
     budgets: Callable[[], Sequence[Mapping[str, Any]]]
     live: LiveConfig
 
@@ -137,26 +136,19 @@ async def open_router(
     """
     checker_of = _checkers(utcnow, rng)
     routing, seen = load_routing(source, checker_of)
-    name = routing.config.name
-    metrics = RouterMetrics.on(registry, name)
+    metrics = RouterMetrics.on(registry, routing.config.name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
-    turns = turns or Turns()
-    circuits = Circuits(Terms.of(routing.config.circuit_seconds), rng)
+    turns, circuits = turns or Turns(), Circuits(Terms.of(routing.config.circuit_seconds), rng)
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
-    budget_file = budget_file_of(budgets_folder, name) if budgets_folder else None
-
+    budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
         kept=KeptBudgets(budget_file, utcnow, rng),
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
     async with (
         open_transport(connect, ca_file=ca_file, directory=directory) as transport,
-        trio.open_nursery() as writing,
+        _open_writers(audit, accounts, routing.config),
     ):
-        await accounts.open(routing.config)
-        await writing.start(audit.run)
-        await writing.start(accounts.run)
-        await audit.begin(routing.config)
         attempts = Attempts(transport, keys)
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
@@ -166,25 +158,15 @@ async def open_router(
         standing = Standing(live, keys, circuits, directory, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         registry.register(
-            BackendGauges(
-                router=name,
-                config=lambda: live.routing.config,
-                healthy=lambda each: not standing.why_not(each),
-                in_flight=observed.in_flight,
-                waiting=turns.waiting,
-                cache_use=caches.use,
-                config_valid=lambda: not live.problem,
-                budgets=lambda: accounts.used(live.routing.config),
-            )
+            _gauges(live=live, standing=standing, observed=observed, turns=turns, caches=caches, accounts=accounts)
         )
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, turns, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
-        decisions = Decisions(observed, prefixes, rng)
         listed_fields = ListedFields(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(calls, circuits, metrics.continued),
-            decisions=decisions,
+            decisions=Decisions(observed, prefixes, rng),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -193,12 +175,10 @@ async def open_router(
             conversations=conversations,
             rng=rng,
         )
-
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
-        judge = judge_of(lambda: live.routing.clients, metrics.unread)
         async with trio.open_nursery() as tasks:
-            for run in (refresh.run, watch.run, probes.run, caches.run, live.run, shadows.run, conversations.run):
-                await tasks.start(run)
+            for part in (refresh, watch, probes, caches, live, shadows, conversations):
+                await tasks.start(part.run)
             yield Router(
                 handler=FrontDoor(
                     hint=HINT,
@@ -207,20 +187,52 @@ async def open_router(
                     listed_fields=listed_fields,
                 ),
                 listed_fields=listed_fields,
-                judge=judge,
+                judge=judge_of(lambda: live.routing.clients, metrics.unread),
                 stamp=page_grant,
                 unread=UnreadRequests(lambda: live.routing, metrics, audit, rng),
                 ready=standing.ready,
                 states=standing.states,
                 in_flight=observed.in_flight.total,
                 in_flight_of=lambda: dict(observed.in_flight),
-                under_way=partial(_under_way, live, observed, turns),
+                begin=partial(_begin, live, observed, turns),
                 budgets=lambda: accounts.used(live.routing.config),
                 live=live,
             )
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
+
+
+@asynccontextmanager
+async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: RoutingConfig) -> AsyncIterator[None]:
+    """Write the audit log and the budgets, until all others have ended."""
+    async with trio.open_nursery() as writing:
+        await accounts.open(config)
+        await writing.start(audit.run)
+        await writing.start(accounts.run)
+        await audit.begin(config)
+        yield
         writing.cancel_scope.cancel(reason="the router closes")
+
+
+def _gauges(
+    *,
+    live: LiveConfig,
+    standing: Standing,
+    observed: Observed,
+    turns: Turns,
+    caches: CacheWatch,
+    accounts: RouterBudgets,
+) -> BackendGauges:
+    return BackendGauges(
+        router=live.routing.config.name,
+        config=lambda: live.routing.config,
+        healthy=lambda each: not standing.why_not(each),
+        in_flight=observed.in_flight,
+        waiting=turns.waiting,
+        cache_use=caches.use,
+        config_valid=lambda: not live.problem,
+        budgets=lambda: accounts.used(live.routing.config),
+    )
 
 
 @attrs.frozen(eq=False)
@@ -261,16 +273,17 @@ def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     return checker_of
 
 
-@contextmanager
-def _under_way(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Iterator[None]:
+def _begin(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Callable[[], None]:
     backend = live.routing.config.backends.get(name)
-    queued = backend if takes_slot and backend is not None and backend.slots else None
+    line = turns.slot_if_free(backend) if takes_slot and backend is not None and backend.slots else None
     observed.in_flight[name] += 1
-    try:
-        with turns.slot_if_free(queued) if queued is not None else nullcontext():
-            yield
-    finally:
+
+    def end() -> None:
         observed.in_flight[name] -= 1
+        if line is not None:
+            line.return_slot()
+
+    return end
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:

@@ -130,7 +130,8 @@ class FairQueue(Generic[Ticket]):
     def return_slot(self) -> None:
         """Free a slot that `take_slot` has taken."""
         self.running -= 1
-        self._tidy()
+        if self._tenants:
+            self._tidy()
 
     @property
     def _earliest(self) -> float:

@@ -92,6 +92,12 @@ class Line:
             turn.admitted_at = trio.current_time()
             turn.called.set()
 
+    def return_slot(self) -> None:
+        """Free a slot that was taken without a turn."""
+        self.queue.return_slot()
+        if self.queue.waiting:
+            self.admit()
+
     def why_not_called(self, turn: Turn) -> tuple[int, bool]:
         """Return of a turn that did not come in how many seconds to ask again, and if its own tenant is the reason."""
         return self.retry_seconds(), turn.is_own if turn.is_dropped else self.queue.waiting_of(turn.tenant) > 1
@@ -105,7 +111,10 @@ class Turns:
 
     def line(self, backend: Backend) -> Line:
         """Return the queue of a backend with slots."""
-        line = self._lines.setdefault(_engine(backend), Line(FairQueue(backend.slots)))
+        engine = _engine(backend)
+        line = self._lines.get(engine)
+        if line is None:
+            line = self._lines[engine] = Line(FairQueue(backend.slots))
         line.queue.slots = backend.slots
         return line
 
@@ -140,21 +149,13 @@ class Turns:
                 line.queue.leave(tenant, turn)
             line.admit()
 
-    @contextmanager
-    def slot_if_free(self, backend: Backend) -> Iterator[None]:
-        """Hold a slot of a backend, if one is free, until the scope ends: for a request that waits at its engine alone.
+    def slot_if_free(self, backend: Backend) -> Line | None:
+        """Take a slot of a backend if one is free, which `return_slot` frees: for a request that waits at its engine.
 
         Who waits here is called whenever one of these slots is freed, and so before later requests of that kind.
         """
         line = self.line(backend)
-        if not line.queue.take_slot():
-            yield
-            return
-        try:
-            yield
-        finally:
-            line.queue.return_slot()
-            line.admit()
+        return line if line.queue.take_slot() else None
 
 
 def engines_of(backends: Iterable[Backend]) -> frozenset[Engine]:

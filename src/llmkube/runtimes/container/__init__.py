@@ -2,6 +2,6 @@
 
 builder                      what all runtimes have in common
 container_plan               what a pod needs to know
-gpu, images, weights_source  resources, image names, where weights come from
+gpu, images                  resources, image names
 plugins                      runtimes of other packages (docs/adding-a-runtime.md)
 """

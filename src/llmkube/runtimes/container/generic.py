@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from llmkube.runtimes.container.builder import ContainerBuilder, Runtime
+from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, is_mounted
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Variable
-from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
 
 PORT: Final = 8080
 MODEL_PATH: Final = "MODEL_PATH"

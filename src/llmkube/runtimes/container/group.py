@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
-from llmkube.k8s.crd.rollout import Member, MultiNode
+from llmkube.k8s.crd.placement import Member, MultiNode
 from llmkube.runtimes.container.container_plan import Variable, literal
 from llmkube.runtimes.plan import PlanError
 

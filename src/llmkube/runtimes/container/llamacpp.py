@@ -1,18 +1,26 @@
 """llama.cpp's server in a pod: one model, or as a router over a folder of them."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
-from llmkube.runtimes.arguments import CommandLine, flags_in
-from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
-from llmkube.runtimes.container.bundled_engine import can_serve
-from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, Probes, ScalingMetric, Variable, literal
+from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
+from llmkube.k8s.crd.model import ModelSpec
+from llmkube.runtimes.arguments import CommandLine, flag_of, flags_in
+from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, fetches_always, is_mounted
+from llmkube.runtimes.container.container_plan import (
+    ContainerPlan,
+    ModelFile,
+    Probes,
+    Resources,
+    ScalingMetric,
+    Variable,
+    literal,
+)
 from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.images import CPU
-from llmkube.runtimes.container.weights_source import SOURCE, is_mounted
-from llmkube.runtimes.llama_arguments import read_as_fields
 from llmkube.runtimes.llama_fields import (
     WRITTEN_FLAGS,
     add_answers,
@@ -28,10 +36,55 @@ from llmkube.runtimes.llama_fields import (
     layers_of,
     vain_context,
 )
-from llmkube.runtimes.llama_flags import check_pod_args, given_by, said_in, take
+from llmkube.runtimes.llama_flags import check_pod_args, given_by, read_as_fields, said_in, take
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
+
+_BUNDLED_WORDS: Final = """
+--alias --api-key-file --api-prefix --batch-size --cache-prompt --cache-ram --cache-reuse --cache-type-k
+--cache-type-v --chat-template --chat-template-file --chat-template-kwargs --check-tensors --cont-batching
+--context-shift --cors-origins --cpu-moe --ctx-checkpoints --ctx-size --embd-normalize --embedding --embeddings
+--fit --flash-attn --gpu-layers --host --jinja --kv-offload --kv-unified --lazy-mode --load-mode --log-verbose
+--log-verbosity --main-gpu --metrics --min-p --model --model-draft --n-cpu-moe --n-gpu-layers --n-predict
+--no-cache-prompt --no-cont-batching --no-context-shift --no-host --no-jinja --no-kv-offload --no-op-offload
+--no-repack --no-slots --no-ui --no-warmup --no-webui --override-tensor --parallel --pooling --port --predict
+--props --reasoning --reasoning-budget --reasoning-budget-message --reasoning-format --repeat-penalty --rerank
+--reranking --reuse-port --rope-freq-base --rope-freq-scale --rope-scale --rope-scaling --seed --sleep-idle-seconds
+--slot-prompt-similarity --slots --spec-draft-model --spec-draft-n-max --spec-draft-n-min --spec-draft-ngl
+--spec-draft-p-min --spec-type --split-mode --sse-ping-interval --swa-full --temp --tensor-split --threads
+--threads-batch --threads-http --timeout --top-k --top-p --ubatch-size --ui --verbose --verbosity --warmup --webui
+--yarn-attn-factor --yarn-beta-fast --yarn-beta-slow --yarn-ext-factor --yarn-orig-ctx -a -b -c -cb -cmoe -cram -ctk
+-ctv -ctxcp -fa -fit -kvo -kvu -lm -lv -lzm -m -md -mg -n -ncmoe -ngl -ngld -nkvo -nocb -np -nr -ot -rea -s -sm -sps
+-t -tb -to -ts -ub -v
+"""
+
+BUNDLED_FLAGS: Final = frozenset(_BUNDLED_WORDS.split())
+"""Every flag that it honours (`cli.bundled_engine.llama_params`)."""
+
+_LAYERS_FLAG: Final = "--n-gpu-layers"
+_ARGUMENT_VARIABLE: Final = "LLAMA_ARG_"
+"""llama.cpp's own server reads flags from variables of that name, and ours does not."""
+
+
+def bundled_can_serve(spec: InferenceServiceSpec, model: ModelSpec, resources: Resources, argv: Sequence[str]) -> bool:
+    """Whether the bundled engine does what a service asks: on CPUs, by its own flags, with nothing of another image.
+
+    A pod may have a GPU that its resources do not tell of: one with a RuntimeClass, or with layers for a GPU.
+    """
+    gpu = model.hardware.gpu
+    on_gpu = resources.on_gpu or model.hardware.accelerator != CPU or bool(gpu and gpu.enabled)
+    layers = {value for flag, value in itertools.pairwise(argv) if flag == _LAYERS_FLAG}
+    if on_gpu or layers != {"0"} or spec.runtime_class_name or spec.command:
+        return False
+    if any(variable.name.startswith(_ARGUMENT_VARIABLE) for variable in spec.env):
+        return False
+    probes = spec.probe_overrides
+    given = (probes.startup, probes.liveness, probes.readiness) if probes else ()
+    if any("exec" in probe for probe in given if probe):
+        return False
+    return all(word.partition("=")[0] in BUNDLED_FLAGS for word in argv if flag_of(word))
+
 
 PORT: Final = 8080
 MODELS_FOLDER: Final = "/models"
@@ -138,7 +191,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> C
         container_name="llama-server",
         port=port,
         probes=Probes.http("/health"),
-        on_cpu=can_serve(spec, builder.model.spec, builder.resources, (*line.argv, *spec.extra_args)),
+        on_cpu=bundled_can_serve(spec, builder.model.spec, builder.resources, (*line.argv, *spec.extra_args)),
         hpa_metric=metric,
         busy_metrics=_BUSY,
         draft_model=draft_model,

@@ -7,9 +7,8 @@ Facts: the variables of `ollama serve --help` and the Modelfile's reference, 0.2
 import re
 from typing import Final
 
-from llmkube.runtimes.container.builder import KEYS_FIELD, LOOPBACK, ContainerBuilder, Runtime
+from llmkube.runtimes.container.builder import KEYS_FIELD, LOOPBACK, SOURCE, ContainerBuilder, Runtime
 from llmkube.runtimes.container.container_plan import LOAD_SECONDS, ContainerPlan, Probe, Probes, Variable
-from llmkube.runtimes.container.weights_source import SOURCE
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION
 

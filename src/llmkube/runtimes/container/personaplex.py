@@ -7,9 +7,8 @@ listens on all addresses whatever `--host` says. It does not know `--quantize-4b
 from typing import Final
 
 from llmkube.k8s.crd.serving import PersonaPlexConfig
-from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_always
+from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, Variable
-from llmkube.runtimes.container.weights_source import SOURCE
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION
 

@@ -8,9 +8,8 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.meta import SecretKeySelector
 from llmkube.k8s.crd.model import ModelSpec
-from llmkube.runtimes.container.builder import ContainerBuilder, Runtime, fetches_if_told
+from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, fetches_if_told, parsed_source
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric, Variable, literal
-from llmkube.runtimes.container.weights_source import SOURCE, parsed_source
 from llmkube.runtimes.plan import PlanError
 from llmkube.weights.source import BucketFile, WebFile
 

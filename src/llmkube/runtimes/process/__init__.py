@@ -2,13 +2,12 @@
 
 host_runtimes   the table
 host_runtime    what a row holds
-llamacpp        llama-server's row, and its command line
-mlx_lm          mlx_lm.server's; `mlx_entry` is what runs before it, in its own Python
+llamacpp        llama-server's row, its command line, what its log says of memory
+mlx_lm          mlx_lm.server's
 vllm_metal      vLLM's on a Mac
 ollama, omlx    Ollama's and oMLX's, each behind a process of ours
-daemon_front    what these two have in common
-host_fields     which fields take effect on a host whatever the runtime
+plan_inputs     what a plan is made from; what is the same for every runtime, or for those of a shared daemon
 environment     the environment variables of engines
 memory_demand   what llama-server's arguments mean for memory
-buffers, exits  what logs say of memory, and why an engine ended
+exits           why an engine ended, by its log
 """

@@ -9,7 +9,7 @@ general, because a failed allocation, too, ends with "failed to load model".
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -68,6 +68,21 @@ def rule(cause: ExitCause, words: str, summary: str, next_step: str = "") -> Rul
     return Rule(cause, re.compile(words, re.IGNORECASE), summary, next_step)
 
 
+def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
+    """Return what tells, by the newest line that says so, what an engine that loads does; "" when none does.
+
+    Args:
+        phases: A pattern of lines, and what one that fits it means; the first that fits wins.
+    """
+    known = [(re.compile(words), phase) for words, phase in phases]
+
+    def read(lines: Sequence[str]) -> str:
+        said = (phase for line in reversed(lines) for words, phase in known if words.search(line))
+        return next(said, "")
+
+    return read
+
+
 _LESS_MEMORY: Final = "a smaller spec.contextSize, fewer spec.parallelSlots or a smaller quantization needs less"
 
 GENERAL_RULES: Final = (
@@ -84,6 +99,47 @@ GENERAL_RULES: Final = (
     ),
 )
 """What programs of every kind say."""
+
+
+def python_rules(name: str, flag: str, *, missing: str, memory: str, model: str, cannot: str) -> tuple[Rule, ...]:
+    """Return the rules of a server in Python.
+
+    Args:
+        name: The runtime.
+        flag: The agent's flag that names another one.
+        missing: Words of a missing library, as a pattern.
+        memory: Words of too little memory.
+        model: Words of a model that it cannot use.
+        cannot: What it cannot do with such a one.
+    """
+    return (
+        rule(
+            ExitCause.MISSING_LIBRARY,
+            rf"ModuleNotFoundError|ImportError|{missing}",
+            "its Python lacks what it needs: {said}",
+            f"install {name} again, or give another one with {flag}",
+        ),
+        *GENERAL_RULES,
+        rule(
+            ExitCause.OUT_OF_MEMORY,
+            rf"{memory}|insufficient memory|out of memory|MemoryError",
+            "there was not enough memory: {said}",
+            "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
+        ),
+        rule(
+            ExitCause.BAD_FLAG,
+            r"error: unrecognized arguments|: error: argument ",
+            "it does not accept its command line: {said}",
+            f"install a newer {name}",
+        ),
+        rule(
+            ExitCause.BAD_MODEL,
+            model,
+            f"it cannot {cannot} the model: {{said}}",
+            "check the Model's spec.source and spec.format",
+        ),
+    )
+
 
 LLAMA_RULES: Final = (
     rule(
@@ -232,18 +288,9 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-_PHASES: Final = (
-    (re.compile(r"warming up"), "warming up"),
-    (re.compile(r"llama_context:|llama_kv_cache|sched_reserve|init_from_model"), "making room for the context"),
-    (re.compile(r"load_tensors|loading model tensors"), "loading tensors"),
-    (re.compile(r"llama_model_loader|print_info|loading model|fitting params"), "reading the model's header"),
+loading_phase: Final = phase_reader(
+    (r"warming up", "warming up"),
+    (r"llama_context:|llama_kv_cache|sched_reserve|init_from_model", "making room for the context"),
+    (r"load_tensors|loading model tensors", "loading tensors"),
+    (r"llama_model_loader|print_info|loading model|fitting params", "reading the model's header"),
 )
-
-
-def loading_phase(lines: Sequence[str]) -> str:
-    """Return what a loading engine does, by its last words: the newest line that says so; "" when none does."""
-    for line in reversed(lines):
-        for words, phase in _PHASES:
-            if words.search(line):
-                return phase
-    return ""

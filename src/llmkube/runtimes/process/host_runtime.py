@@ -6,7 +6,7 @@ into its log or its answers.
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import attrs
 
@@ -92,20 +92,16 @@ class LogWords:
     gpu_failure: Callable[[Sequence[str]], Diagnosis | None] = _nothing
 
 
-class Check(Protocol):
-    """Refuse what the objects alone show to be impossible, before anything is downloaded."""
-
-    def __call__(self, isvc: InferenceService, model: Model, allowances: Allowances) -> None:
-        """Raise `PlanError` with the field that stands in the way."""
-        ...
-
-
-class Planning(Protocol):
-    """Write the command line of one engine."""
-
-    def __call__(self, inputs: PlanInputs) -> LaunchPlan:
-        """Return the plan, or raise `PlanError`."""
-        ...
+LLAMA_QUESTIONS: Final = Questions(
+    metrics_path="/metrics",
+    metric=re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
+    work=frozenset({"requests_processing", "requests_deferred"}),
+    progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
+    slots_path="/slots",
+    names_path="/v1/models",
+)
+FRONT_QUESTIONS: Final = attrs.evolve(LLAMA_QUESTIONS, build_path="/props")
+"""Of the process before a shared daemon, which looks like llama-server."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,8 +112,9 @@ class HostRuntime:
         name: Its name in `spec.runtime`, in plans and in the status.
         further_names: Other values of `spec.runtime` that mean it.
         program: What runs.
-        check: Refuses what it cannot serve.
-        plan: Writes its command line.
+        check: Refuses what the objects alone show to be impossible, before anything is downloaded, by a `PlanError`
+            with the field that stands in the way.
+        plan: Returns the plan of one engine, or raises `PlanError`.
         questions: What its engines are asked.
         log: What their lines mean.
         memory_elsewhere: Another process than the engine may hold the model: a daemon that its owner runs.
@@ -128,8 +125,8 @@ class HostRuntime:
     name: str
     further_names: tuple[str, ...] = ()
     program: Program
-    check: Check
-    plan: Planning
+    check: Callable[[InferenceService, Model, Allowances], None]
+    plan: Callable[[PlanInputs], LaunchPlan]
     questions: Questions = Questions()
     log: LogWords = LogWords()
     memory_elsewhere: bool = False

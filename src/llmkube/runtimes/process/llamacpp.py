@@ -5,7 +5,7 @@ was given but found no flag is reported in `LaunchPlan.not_honoured`, as is ever
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -13,11 +13,9 @@ import attrs
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.arguments import CommandLine, flag_of
-from llmkube.runtimes.llama_arguments import read_as_fields
+from llmkube.runtimes.arguments import CommandLine, flag_of, flag_words
 from llmkube.runtimes.llama_fields import (
     ALIAS_FLAGS,
-    DEFAULT_CONTEXT,
     DRAFT_FLAGS,
     WRITTEN_FLAGS,
     add_answers,
@@ -32,7 +30,6 @@ from llmkube.runtimes.llama_fields import (
     draft_of,
     further_ids,
     layers_of,
-    mode_of,
     vain_context,
 )
 from llmkube.runtimes.llama_flags import (
@@ -41,22 +38,67 @@ from llmkube.runtimes.llama_flags import (
     parse_help,
     parse_switches,
     parse_version,
+    read_as_fields,
     read_extra_args,
     render_extra_args,
 )
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process.buffers import device_limit, reported
 from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import LLAMA_RULES, loading_phase, metal_error
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
-from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.host_runtime import LLAMA_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
+from llmkube.weights.estimate.demand import Component, Place
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from llmkube.weights.formats.shape import Shape
 from llmkube.weights.store.blobs import WeightsFile
 
-__all__ = ["DEFAULT_CONTEXT", "check", "mode_of", "parse_help", "parse_switches", "parse_version", "plan"]
+_LINE: Final = re.compile(
+    r"\b(?P<buffer>[A-Za-z][\w.-]*)\s+(?P<kind>model|KV|RS|compute|output|DSV4 \w+ state) buffer size\s*=\s*"
+    r"(?P<size>\d{1,12}(?:\.\d{1,6})?) MiB",
+    re.ASCII,
+)
+_NAMES: Final[Mapping[str, str]] = {
+    "model": "weights",
+    "KV": "KV cache",
+    "RS": "recurrent state",
+    "compute": "compute buffer",
+    "output": "output buffer",
+}
+_DEVICE_LIMIT: Final = re.compile(r"recommendedMaxWorkingSetSize\s*=\s*(?P<size>\d{1,9}(?:\.\d{1,6})?) MB", re.ASCII)
+_ON_HOST: Final = re.compile(r"CPU(_\w+)?|BLAS|\w+_Host")
+
+
+def parse_buffer(line: str) -> Component | None:
+    """Return the buffer that a line of the log reports, if it reports one.
+
+    `CPU`, `CPU_Mapped`, `CPU_REPACK` and pinned memory (`CUDA_Host`) are the host's; all others are a device's, mapped
+    ones on a Mac (`MTL0_Mapped`) included.
+    """
+    found = _LINE.search(line)
+    if found is None:
+        return None
+    buffer, kind = found["buffer"], found["kind"]
+    name = "repacked weights" if buffer.endswith("_REPACK") else _NAMES.get(kind, "recurrent state")
+    place = Place.HOST if _ON_HOST.fullmatch(buffer) else Place.DEVICE
+    return Component(name, place, round(float(found["size"]) * (1 << 20)))
+
+
+def device_limit(lines: Iterable[str]) -> int | None:
+    """Return what Metal has told an engine that its GPU may hold, in bytes: ggml writes it with millions of them."""
+    found = [size for line in lines if (said := _DEVICE_LIMIT.search(line)) and (size := float(said["size"]))]
+    return round(max(found) * 1_000_000) if found else None
+
+
+def reported(lines: Iterable[str]) -> tuple[Component, ...]:
+    """Add up the buffers that these lines report, by name and place, in the order of their first mention."""
+    sizes: dict[tuple[str, Place], int] = {}
+    for line in lines:
+        if (buffer := parse_buffer(line)) is not None:
+            key = buffer.name, buffer.place
+            sizes[key] = sizes.get(key, 0) + buffer.size_bytes
+    return tuple(Component(name, place, size) for (name, place), size in sizes.items())
+
 
 RUNTIME: Final = "llamacpp"
 VERBOSITY: Final = 4
@@ -102,17 +144,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
     names, unheard = _names(inputs.alias, spec, engine)
-    line.argv += [
-        Placeholder.PROGRAM,
-        "--model",
-        Placeholder.MODEL,
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--alias",
-        names,
-    ]
+    decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
+    line.argv += [Placeholder.PROGRAM, *flag_words(decided)]
     if inputs.keys_digest:  # who has a key of the service may not see what others ask
         if not line.knows("--no-slots"):
             raise PlanError("this llama-server cannot keep /slots from clients with a key: install a newer one",
@@ -232,13 +265,6 @@ SERVER: Final = HostRuntime(
     ),
     check=check,
     plan=plan,
-    questions=Questions(
-        metrics_path="/metrics",
-        metric=re.compile(rb"^llamacpp:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+]+)", re.MULTILINE),
-        work=frozenset({"requests_processing", "requests_deferred"}),
-        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
-        slots_path="/slots",
-        names_path="/v1/models",
-    ),
+    questions=LLAMA_QUESTIONS,
     log=LogWords(LLAMA_RULES, loading_phase, reported, device_limit, metal_error),
 )

@@ -1,8 +1,9 @@
 """`mlx_lm.server`, planned: one folder of MLX weights or safetensors, served by a Python of the host's owner.
 
 The server asks for no key, answers pages of every origin, and loads whatever model, adapter or draft a request names
-(mlx_lm 0.32.2, `server.py`). `mlx_entry` stands before it, in its own Python: it asks for the keys of a file, serves
-one model, and counts the requests in flight. A build that it does not fit ends at once, and serves nothing.
+(mlx_lm 0.32.2, `server.py`). `programs/mlx_entry.py` stands before it, in its own Python: it asks for the keys of a
+file, serves one model, and counts the requests in flight. A build that it does not fit ends at once, and serves
+nothing.
 """
 
 import re
@@ -12,14 +13,13 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process import mlx_entry
 from llmkube.runtimes.process.environment import plan_environment
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
+from llmkube.runtimes.process.exits import python_rules
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
-from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import Demand
 
 NAME: Final = "mlx-lm"
@@ -31,32 +31,14 @@ _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSi
 _OFFLINE: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"))
 """The folder is whole: a server that fetches has been asked for something else."""
 
-_RULES: Final = (
-    rule(
-        ExitCause.MISSING_LIBRARY,
-        r"ModuleNotFoundError|ImportError|is not the mlx_lm that llmkube knows",
-        "its Python lacks what it needs: {said}",
-        "install mlx-lm again, or give another one with --mlx-server",
-    ),
-    *GENERAL_RULES,
-    rule(
-        ExitCause.OUT_OF_MEMORY,
-        r"attempting to allocate|insufficient memory|out of memory|MemoryError|\[metal::malloc\]",
-        "there was not enough memory: {said}",
-        "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
-    ),
-    rule(
-        ExitCause.BAD_FLAG,
-        r"error: unrecognized arguments|: error: argument ",
-        "it does not accept its command line: {said}",
-        "install a newer mlx-lm",
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        r"^(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|JSONDecode|Safetensor)Error: |generation thread died: ",
-        "it cannot load or compute the model: {said}",
-        "check the Model's spec.source and spec.format",
-    ),
+_RULES: Final = python_rules(
+    NAME,
+    "--mlx-server",
+    missing="is not the mlx_lm that llmkube knows",
+    memory=r"attempting to allocate|\[metal::malloc\]",
+    model=r"^(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|JSONDecode|Safetensor)Error: "
+    r"|generation thread died: ",
+    cannot="load or compute",
 )
 
 
@@ -99,22 +81,18 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         Placeholder.PROGRAM,
         Placeholder.WRAPPER,
         *(("--llmkube-keys", Placeholder.KEYS) if inputs.takes_keys else ()),
-        "--llmkube-alias",
-        inputs.alias,
-        "--model",
-        Placeholder.MODEL,
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--allowed-origins",
-        "http://localhost",
-        "--decode-concurrency",
-        str(slots),
-        "--prompt-concurrency",
-        "1",
-        "--prompt-cache-size",
-        str(PROMPT_CACHES),
+        *flag_words(
+            {
+                "--llmkube-alias": inputs.alias,
+                "--model": Placeholder.MODEL,
+                "--host": Placeholder.HOST,
+                "--port": Placeholder.PORT,
+                "--allowed-origins": "http://localhost",
+                "--decode-concurrency": str(slots),
+                "--prompt-concurrency": "1",
+                "--prompt-cache-size": str(PROMPT_CACHES),
+            }
+        ),
     ]
     return inputs.launch_plan(
         argv,
@@ -134,7 +112,7 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     version = next(iter(answers[0].split()[-1:]), "")
     if not re.fullmatch(r"\d+(\.\w+)+", version):
         raise ProgramError(f"{program} has no mlx_lm that says its version: install mlx-lm again (pip install mlx-lm)")
-    return EngineInfo(program, version, frozenset(), wrapper=mlx_entry.__file__)
+    return EngineInfo(program, version, frozenset())
 
 
 def interpreter_of(head: str) -> str:

@@ -13,12 +13,10 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process.daemon_front import front_arguments, refuse_further
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
-from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
+from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, phase_reader, rule
+from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
-from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
 from llmkube.weights.ollama_model import SCHEME, OllamaModel
 from llmkube.weights.source import parse_source
 
@@ -51,7 +49,7 @@ _RULES: Final = (
     rule(ExitCause.UNKNOWN, _OURS, "{said}"),
 )
 
-_PHASES: Final = (
+phase: Final = phase_reader(
     ("Ollama loads the model", "Ollama is loading the model"),
     ("copying the weights", "copying the weights into Ollama's store"),
     ("hashing the weights", "hashing the weights"),
@@ -114,15 +112,6 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     return EngineInfo(program, found[1], frozenset())
 
 
-def phase(lines: Sequence[str]) -> str:
-    """Return what one that loads does, by its newest line that says so."""
-    for line in reversed(lines):
-        for words, said in _PHASES:
-            if words in line:
-                return said
-    return ""
-
-
 RUNTIME: Final = HostRuntime(
     name=NAME,
     program=Program(
@@ -134,15 +123,7 @@ RUNTIME: Final = HostRuntime(
     ),
     check=check,
     plan=plan,
-    questions=Questions(
-        metrics_path="/metrics",
-        metric=re.compile(rb"^llamacpp:(\w+)\s+([0-9.eE+]+)", re.MULTILINE),
-        work=frozenset({"requests_processing", "requests_deferred"}),
-        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
-        slots_path="/slots",
-        names_path="/v1/models",
-        build_path="/props",
-    ),
+    questions=FRONT_QUESTIONS,
     log=LogWords(_RULES, phase=phase),
     memory_elsewhere=True,
     library=SCHEME,

@@ -13,11 +13,9 @@ from llmkube.k8s.crd.pairing import OMLX
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
-from llmkube.runtimes.process.daemon_front import front_arguments, refuse_further
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
-from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
-from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, phase_reader, rule
+from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
 from llmkube.weights.estimate.demand import Demand
 
 NAME: Final = OMLX
@@ -86,11 +84,6 @@ def describe(program: str, answers: Sequence[str]) -> EngineInfo:
     return EngineInfo(program, found[1], frozenset())
 
 
-def phase(lines: Sequence[str]) -> str:
-    """Return what one that loads does, by its newest line that says so."""
-    return next(("oMLX is loading the model" for line in reversed(lines) if "oMLX loads the model" in line), "")
-
-
 RUNTIME: Final = HostRuntime(
     name=NAME,
     program=Program(
@@ -101,16 +94,8 @@ RUNTIME: Final = HostRuntime(
     ),
     check=check,
     plan=plan,
-    questions=Questions(
-        metrics_path="/metrics",
-        metric=re.compile(rb"^llamacpp:(\w+)\s+([0-9.eE+]+)", re.MULTILINE),
-        work=frozenset({"requests_processing", "requests_deferred"}),
-        progress=("n_decode_total", "prompt_tokens_total", "tokens_predicted_total"),
-        slots_path="/slots",
-        names_path="/v1/models",
-        build_path="/props",
-    ),
-    log=LogWords(_RULES, phase=phase),
+    questions=FRONT_QUESTIONS,
+    log=LogWords(_RULES, phase=phase_reader(("oMLX loads the model", "oMLX is loading the model"))),
     memory_elsewhere=True,
     keys_asked_by="what LLMKube puts before it",
 )

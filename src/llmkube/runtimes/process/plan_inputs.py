@@ -1,20 +1,60 @@
-"""What the plan of an engine on a host is made from, and the part of it that is the same for every runtime."""
+"""What the plan of an engine on a host is made from; what is the same for every runtime, or for those of daemons."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import MLX_RUNTIME
+from llmkube.k8s.fields import changed_paths
 from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
-from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
-from llmkube.runtimes.plan import EngineInfo, LaunchPlan
-from llmkube.runtimes.process.host_fields import given_paths
+from llmkube.runtimes.arguments import flag_words
+from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT, mode_of
+from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError, front_words
 from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
+
+# Fields that take effect on a host without reaching the command line
+HONOURED_BY_THE_HOST: Final = frozenset(
+    {
+        "spec.modelRef",
+        "spec.runtime",
+        "spec.hosts.modelRef",
+        "spec.hosts.replicas",
+        "spec.replicas",
+        "spec.suspend",
+        "spec.priority",
+        "spec.evictionProtection",
+        "spec.endpoint.path",
+        "spec.apiKeySecretRef.name",
+        "spec.apiKeySecretRef.key",
+        "spec.env",
+        "Model.spec.source",
+        "Model.spec.sha256",
+        "Model.spec.sourceSecretRef.name",
+        "Model.spec.files",
+        "Model.spec.format",
+        "Model.spec.quantization",
+        "Model.spec.hardware.accelerator",
+        "Model.spec.hardware.memoryBudget",
+        "Model.spec.hardware.memoryFraction",
+        "Model.spec.hardware.gpu.enabled",
+    }
+)
+"""Fields that take effect without reaching the command line."""
+
+
+def given_paths(isvc: InferenceService, model: Model) -> Iterator[str]:
+    """Yield the paths of the fields that say something else than their defaults."""
+    spec = isvc.spec
+    if spec.pod_annotations.keys() == {RESTARTED_AT}:  # it has its effect; others are for pods alone
+        spec = attrs.evolve(spec, pod_annotations={})
+    yield from changed_paths(spec, "spec")
+    yield from changed_paths(model.spec, "Model.spec")
 
 
 @attrs.frozen
@@ -95,3 +135,51 @@ class PlanInputs:
             restarted_at=self.spec.pod_annotations.get(RESTARTED_AT, ""),
             weights_format=self.model.spec.format,
         )
+
+
+def refuse_further(spec: InferenceServiceSpec, runtime: str, daemon: str, instead: str) -> None:
+    """Refuse what no daemon takes for one of its models.
+
+    Args:
+        spec: Of the service.
+        runtime: Its runtime.
+        daemon: What people call the daemon.
+        instead: The runtime to use for a service with variables.
+
+    Raises:
+        PlanError: The field that stands in the way, and what to do about it.
+    """
+    if spec.extra_args:
+        raise PlanError(f"{runtime} takes no further arguments: leave it out, or use llamacpp", field="spec.extraArgs")
+    if spec.speculative_decoding is not None:
+        words = f"{runtime} takes no draft model: leave it out, or use llamacpp"
+        raise PlanError(words, field="spec.speculativeDecoding")
+    if spec.env:
+        words = f"the environment of {daemon} is its owner's: leave it out, or use {instead}"
+        raise PlanError(words, field="spec.env")
+
+
+def front_arguments(inputs: PlanInputs, runtime: str, program_flag: str, model: str = Placeholder.MODEL) -> list[str]:
+    """Return the command line of a service, but for what the daemon's own model needs.
+
+    Args:
+        inputs: What is known of the service.
+        runtime: Its runtime.
+        program_flag: The flag that names the daemon's program.
+        model: The model's file or folder, or its name in the daemon's library.
+    """
+    return [
+        *front_words(runtime),
+        *flag_words(
+            {
+                program_flag: Placeholder.PROGRAM,
+                "--model": model,
+                "--service": f"{inputs.isvc.metadata.namespace}/{inputs.isvc.metadata.name}",
+                "--host": Placeholder.HOST,
+                "--port": Placeholder.PORT,
+                "--alias": inputs.alias,
+            }
+        ),
+        *(("--api-key-file", Placeholder.KEYS) if inputs.takes_keys else ()),
+        *(("--embedding",) if mode_of(inputs.spec) == "embedding" else ()),
+    ]

@@ -13,13 +13,13 @@ from typing import Final
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, rule
-from llmkube.runtimes.process.host_fields import HONOURED_BY_THE_HOST
+from llmkube.runtimes.process.exits import python_rules
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
-from llmkube.runtimes.process.plan_inputs import PlanInputs
+from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.estimate.mlx import cache_size
 
@@ -30,34 +30,14 @@ _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSi
 _ENV: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"))
 """The folder is whole, and nothing of this host is told to vLLM's makers."""
 
-_RULES: Final = (
-    rule(
-        ExitCause.MISSING_LIBRARY,
-        r"ModuleNotFoundError|ImportError|No platform detected|Failed to infer device type",
-        "its Python lacks what it needs: {said}",
-        "install vllm-metal again, or give another one with --vllm-metal",
-    ),
-    *GENERAL_RULES,
-    rule(
-        ExitCause.OUT_OF_MEMORY,
-        r"kv_budget|No available memory for the cache blocks|larger than the (?:available|maximum) .*KV cache"
-        r"|insufficient memory|out of memory|MemoryError",
-        "there was not enough memory: {said}",
-        "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
-    ),
-    rule(
-        ExitCause.BAD_FLAG,
-        r"error: unrecognized arguments|: error: argument ",
-        "it does not accept its command line: {said}",
-        "install a newer vllm-metal",
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        r"(?:^|\s)(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|Validation|Safetensor)Error: "
-        r"|are not supported for now",
-        "it cannot load the model: {said}",
-        "check the Model's spec.source and spec.format",
-    ),
+_RULES: Final = python_rules(
+    NAME,
+    "--vllm-metal",
+    missing="No platform detected|Failed to infer device type",
+    memory=r"kv_budget|No available memory for the cache blocks|larger than the (?:available|maximum) .*KV cache",
+    model=r"(?:^|\s)(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|Validation|Safetensor)Error: "
+    r"|are not supported for now",
+    cannot="load",
 )
 
 
@@ -97,16 +77,15 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         "--served-model-name",
         inputs.alias,
         *(name for name in spec.aliases if name != inputs.alias),
-        "--host",
-        Placeholder.HOST,
-        "--port",
-        Placeholder.PORT,
-        "--max-model-len",
-        str(inputs.context),
-        "--max-num-seqs",
-        str(slots),
-        "--allowed-origins",
-        '["http://localhost"]',
+        *flag_words(
+            {
+                "--host": Placeholder.HOST,
+                "--port": Placeholder.PORT,
+                "--max-model-len": str(inputs.context),
+                "--max-num-seqs": str(slots),
+                "--allowed-origins": '["http://localhost"]',
+            }
+        ),
         "--disable-uvicorn-access-log",
     ]
     if inputs.header.shape is not None:

@@ -2,10 +2,14 @@
 
 Everything that the agent writes goes through here, so a slow or absent API server costs a service nothing but the news
 of it.
+
+At its start an agent takes back what an earlier one has published of services that do not run here any more. The
+journal tells what runs; it may be lost, and the slices are then the only trace. Until this is done, a cluster sends
+requests to ports without a listener, so it is the first write to the API server.
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -20,11 +24,12 @@ from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import NameTakenError, NotFoundError
-from llmkube.k8s.resource import Key, Object
-from llmkube.k8s.wire.names import SERVICE_LABEL, SERVICE_NAME_LABEL, service_name
+from llmkube.k8s.resource import Key, Object, controller_key
+from llmkube.k8s.wire.names import HOST_LABEL, SERVICE_LABEL, SERVICE_NAME_LABEL, host_id, service_name
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster.predecessor import adopt_service, clear_endpoints, is_predecessors, names_service
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.status import Slot
+from llmkube.supervisor.nouns.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
@@ -323,3 +328,28 @@ def _is_followed(slot: Slot, manifest: Mapping[str, Any] | None) -> bool:
     """Whether a slice leads clients to an engine that answers."""
     ends = (manifest or {}).get("endpoints", ())
     return slot.kind is EndpointSlice and any(one["conditions"]["ready"] for one in ends)
+
+
+async def delete_stale_endpoints(
+    client: Client, settings: AgentSettings, applier: Applier, running: Container[Key]
+) -> None:
+    """Take back the slices of this host that belong to no service that it looks after; return once that is told.
+
+    Of the services in `running` their own status managers write.
+    """
+    failures = 0
+    ours = f"{HOST_LABEL}={host_id(settings.host_name)}"
+    while True:
+        try:
+            with trio.fail_after(WRITE_SECONDS):
+                slices = (await client.list(EndpointSlice, namespace=settings.namespace, label_selector=ours)).items
+            break
+        except (LLMKubeError, trio.TooSlowError) as error:
+            failures += 1
+            log.info("slices not listed; will be repeated", error=str(error) or "no answer")
+            await trio.sleep(RETRY.delay(failures, applier.rng))
+    for piece in slices:
+        slot = Slot(EndpointSlice, piece.key)
+        if controller_key(piece, InferenceService.RESOURCE.kind) not in running and not applier.has(slot):
+            log.info("endpoint of an earlier agent withdrawn", slice=str(piece.key))
+            applier.delete_nowait(slot, followed=True)

@@ -15,7 +15,7 @@ import trio
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.workqueue import WorkQueue, run_workers
 from llmkube.supervisor.cluster.applier import Applier
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.status import Slot
 
 log = structlog.get_logger(__name__)
 

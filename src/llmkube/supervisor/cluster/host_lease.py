@@ -52,7 +52,8 @@ from llmkube.k8s.wire.names import (
 from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
-from llmkube.supervisor.memory.view import Room
+from llmkube.supervisor.credential_monitor import CredentialMonitor
+from llmkube.supervisor.memory.capacity import Room
 from llmkube.supervisor.nouns.host_addresses import Reach, settle
 from llmkube.supervisor.nouns.ports import HostFacts, Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
@@ -61,6 +62,22 @@ log = structlog.get_logger(__name__)
 
 WAKE_SECONDS: Final = 10.0
 """Shorter sleeps are lost in what every connection and every Lease survives anyway."""
+
+
+EXPIRES_AFTER_RENEWALS = 4
+"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
+
+RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
+"""Pauses after missed renewals, where they are shorter than between two renewals."""
+
+FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
+"""Pauses between looks for another machine of this name while the API server does not answer."""
+
+RIVAL_LOOK_SECONDS = 1.0
+"""How often to look whether another machine that stands in the Lease is alive."""
+
+ENGINE_LOOK_SECONDS = 60.0
+"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
 
 @attrs.frozen
@@ -83,22 +100,6 @@ def slept_seconds(before: Reading, now: Reading, planned_seconds: float) -> floa
     monotonic = now.monotonic_seconds - before.monotonic_seconds
     lost = max(wall - monotonic, monotonic - planned_seconds)
     return lost if lost >= WAKE_SECONDS else 0.0
-
-
-EXPIRES_AFTER_RENEWALS = 4
-"""A Lease outlives this many missed renewals: one lost packet, or a write that hangs once, is not a dead Mac."""
-
-RETRY = Backoff(base_seconds=5.0, cap_seconds=300.0)
-"""Pauses after missed renewals, where they are shorter than between two renewals."""
-
-FIRST_LOOK = Backoff(base_seconds=0.2, cap_seconds=5.0)
-"""Pauses between looks for another machine of this name while the API server does not answer."""
-
-RIVAL_LOOK_SECONDS = 1.0
-"""How often to look whether another machine that stands in the Lease is alive."""
-
-ENGINE_LOOK_SECONDS = 60.0
-"""How often to look whether the engine program has been replaced; a multiple of the renewals."""
 
 
 class HostNameTakenError(UserError):
@@ -173,6 +174,7 @@ class HostLease:
 
     Attributes:
         reach: How this host is reached; replaced when that changes.
+        credential: Hears whether the API server lets this host in; says what is wrong with it.
         services: Counts the services that it looks after.
         on_wake: Told after a sleep how long it was, in seconds.
         on_renewed_again: Told when the Lease is renewed after a renewal that was missed.
@@ -180,9 +182,6 @@ class HostLease:
         renewed: Set once the Lease is there.
         on_engine_upgrade: Told when the engine program has become another one.
         memory: What is known of its memory, if it is watched.
-        credential: What is wrong with this host's credential; told while it still counts.
-        on_accepted: Told after each renewal.
-        on_refused: Told when the API server does not know who asks.
         closed: Why every request from elsewhere needs a key; empty while that is not so.
         cordon: Until when this host serves nothing; empty while it serves.
     """
@@ -191,6 +190,7 @@ class HostLease:
     settings: AgentSettings
     ports: Ports
     reach: Mailbox[Reach]
+    credential: CredentialMonitor
     services: Callable[[], int]
     on_wake: Callable[[float], None]
     on_renewed_again: Callable[[], None]
@@ -198,9 +198,6 @@ class HostLease:
     renewed: trio.Event
     on_engine_upgrade: Callable[[], None] = lambda: None
     memory: Callable[[], Room | None] = lambda: None
-    credential: Callable[[], str] = lambda: ""
-    on_accepted: Callable[[], None] = lambda: None
-    on_refused: Callable[[], None] = lambda: None
     closed: Callable[[], str] = lambda: ""
     cordon: Callable[[], str] = lambda: ""
     _engine: str = ""
@@ -312,7 +309,7 @@ class HostLease:
                 log.warning("lease not renewed", host=self.settings.host_name, error=str(error) or "no answer")
             return
         self.renewed.set()
-        self.on_accepted()
+        self.credential.accept()
         if self._missed:
             self._missed = 0
             log.info("lease renewed again", host=self.settings.host_name)
@@ -320,7 +317,7 @@ class HostLease:
 
     def _note_refusal(self, error: Exception) -> None:
         if isinstance(error, UnauthorizedError):
-            self.on_refused()
+            self.credential.refuse()
 
     async def _write(self) -> None:
         """Renew; if another client has written meanwhile, find out which.
@@ -340,7 +337,7 @@ class HostLease:
             self.reach.value,
             self.ports.machine,
             budget_bytes,
-            credential=self.credential(),
+            credential=self.credential.value.value.advice,
             cordon=self.cordon(),
         )
         manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)

@@ -1,8 +1,10 @@
 """Watch the cluster's Nodes and publish their networks, which published engines answer without a key."""
 
+import ipaddress
 import random
-from collections.abc import Awaitable, Callable
-from typing import Final, Never
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Final, Never
 
 import attrs
 import structlog
@@ -14,17 +16,60 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ApiError
 from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.node_networks import networks_of
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
+from llmkube.supervisor.nouns.host_addresses import is_usable
 from llmkube.supervisor.nouns.settings import AgentSettings
+from llmkube.weights.address_policy import Network
 
 log = structlog.get_logger(__name__)
+
+WIDEST: Final = {4: 16, 6: 48}
+"""The shortest prefix of a pod CIDR that is admitted, by IP version; kube-controller-manager gives /24 and /64."""
+
+MAX_ADDRESSES: Final = 32
+"""Addresses that are read from one Node, whose status its kubelet writes."""
+
+_ADDRESS_TYPES: Final = frozenset({"InternalIP", "ExternalIP"})
+
 
 REFUSED_SECONDS: Final = 60.0
 """Pause before Nodes are listed again after a refusal: an administrator may have granted the right."""
 
 _REFUSALS: Final = (403, 404)
 """Statuses of an API server that forbids this host to list Nodes, or does not serve them."""
+
+
+def networks_of(nodes: Iterable[Node]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the networks of nodes, adjacent ones merged, and an error message for each rejected value.
+
+    A value is rejected if it is not an address or network, or wider than the pods of one node need.
+    """
+    found: dict[int, list[Any]] = {4: [], 6: []}
+    refused = []
+    for node in nodes:
+        for field, text in _values(node):
+            try:
+                network = _checked(text, address=field.startswith("status"))
+                found[network.version].append(network)
+            except ValueError as error:
+                refused.append(f"node {node.metadata.name}: {field}: {error}")
+    joined = (str(one) for version in (4, 6) for one in ipaddress.collapse_addresses(found[version]))
+    return tuple(joined), tuple(sorted(refused))
+
+
+def _values(node: Node) -> Iterator[tuple[str, str]]:
+    addresses = (each.address for each in node.status.addresses if each.type in _ADDRESS_TYPES)
+    yield from (("status.addresses", text) for text in islice(addresses, MAX_ADDRESSES))
+    yield from (("spec.podCIDRs", text) for text in node.spec.pod_cidrs)
+
+
+def _checked(text: str, *, address: bool) -> Network:
+    network = ipaddress.ip_network(text)
+    if not is_usable(str(network.network_address)) or (address and network.num_addresses > 1):
+        raise ValueError(f"{text!r} is no address that a node may have")
+    if network.prefixlen < WIDEST[network.version]:
+        raise ValueError(f"{text!r} is wider than /{WIDEST[network.version]}")
+    return network
 
 
 @attrs.define(eq=False)

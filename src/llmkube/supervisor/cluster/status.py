@@ -7,11 +7,13 @@ import datetime
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
+
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.units import format_bytes
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.conditions import Statement, settled
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.nouns.lifecycle import ServiceView
@@ -37,6 +39,19 @@ server refuses a condition without its time: no status of this service would eve
 
 OF_MODEL = ("Fetched",)
 """The conditions that agents state of a Model."""
+
+
+@attrs.frozen
+class Slot:
+    """One thing that this agent says: an object, or one of its subresources."""
+
+    kind: type[Object]
+    key: Key
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        """`EndpointSlice default/chat.mac`."""
+        return f"{self.kind.RESOURCE.kind} {self.key}{'/' + self.subresource if self.subresource else ''}"
 
 
 def settle(statements: Iterable[Statement], before: Conditions, *, now: datetime.datetime) -> Conditions:
@@ -70,7 +85,7 @@ def _unstated(service: InferenceService, conditions: Conditions) -> list[dict[st
         {
             "type": kind,
             "status": "Unknown",
-            "reason": "NotStated",
+            "reason": Reason.NOT_STATED,
             "message": "the agent has not reported it yet",
             "lastTransitionTime": service.metadata.creation_timestamp,
         }
@@ -112,7 +127,8 @@ def gguf_status(facts: GGUFFacts) -> dict[str, Any]:
 
 def fetch_reason(error: LLMKubeError) -> str:
     """Return the reason of a `Fetched=False` condition: what kind of thing is wrong with the file or its source."""
-    return getattr(error, "reason", "") or ("SourceInvalid" if isinstance(error, UserError) else "FetchFailed")
+    kind = Reason.SOURCE_INVALID if isinstance(error, UserError) else Reason.FETCH_FAILED
+    return getattr(error, "reason", "") or kind
 
 
 def _patch(kind: type[Any], key: Key, status: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ is the same code: what an adopted engine gets is what a child gets.
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import full_disk, is_full
 from llmkube.base.waiting import wait_any
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.engine.key_file import write_keys
 from llmkube.supervisor.engine.logfile import open_for_append, read_lines, rotate
 from llmkube.supervisor.engine.process_stats import EngineProcess, Sampler
@@ -54,34 +55,34 @@ class SpawnError(WorldError):
 class NoRoomError(WorldError):
     """The disk has no room for what an engine needs beside its process: its log, its keys."""
 
-    reason = "NoSpace"
+    reason = Reason.NO_SPACE
 
 
 class AdoptError(WorldError):
     """The process that was to be adopted is not there any more."""
 
-    reason = "EngineExited"
+    reason = Reason.ENGINE_EXITED
 
 
 @attrs.define(eq=False)
 class OwnedProcess:
-    """A running engine; `supervisor.ports.Child` for real."""
+    """A running engine; `supervisor.ports.Child` for real.
+
+    `wait` returns how it ended; a pidfd or kqueue tells, so that costs nothing while it runs. `worked` is called when
+    it was seen to load or to compute just now.
+    """
 
     pid: int
     started: str
     log_offset: int
     _log_path: Path
-    _wait: Callable[[], Awaitable[Exit]]
+    wait: Callable[[], Awaitable[Exit]]
     _log_cap_bytes: int
-    _sampler: Sampler
+    sampler: Sampler
     _kills_before: int = attrs.field(factory=oom_kills)
     _engine: EngineProcess | None = None
     _killed_for_memory: int = 0
-    work_seen: Callable[[], None] = lambda: None
-
-    async def wait(self) -> Exit:
-        """Return how it ended; a pidfd or kqueue tells, so this costs nothing while it runs."""
-        return await self._wait()
+    worked: Callable[[], None] = lambda: None
 
     async def last_lines(self, count: int) -> tuple[str, ...]:
         """The last lines that this attempt wrote; lines of earlier ones in the same file are not shown."""
@@ -110,7 +111,7 @@ class OwnedProcess:
 
         A log that is seen to have outgrown its cap is rotated: so hundreds of idle engines cost no look of their own.
         """
-        seen = await self._sampler.sample(self._engine_at(host, port), loading=loading)
+        seen = await self.sampler.sample(self._engine_at(host, port), loading=loading)
         if seen is not None and loading:
             self.worked()
         if seen is not None and seen.log_bytes > self._log_cap_bytes:
@@ -119,7 +120,7 @@ class OwnedProcess:
 
     def read_stats_nowait(self, host: str, port: int) -> EngineStats | None:
         """The same without waiting; None also when its log has to be rotated."""
-        seen = self._sampler.sample_nowait(self._engine_at(host, port))
+        seen = self.sampler.sample_nowait(self._engine_at(host, port))
         return seen if seen is not None and seen.log_bytes <= self._log_cap_bytes else None
 
     def _engine_at(self, host: str, port: int) -> EngineProcess:
@@ -127,14 +128,6 @@ class OwnedProcess:
         if known is None or (known.host, known.port, known.log_path) != (host, port, self._log_path):
             self._engine = known = EngineProcess(self.pid, host, port, self._log_path)
         return known
-
-    async def family(self, cookie: str) -> Sequence[psutil.Process]:
-        """Every process on this host that carries its cookie, itself included."""
-        return await self._sampler.family(cookie)
-
-    def worked(self) -> None:
-        """It was seen to load or to compute just now; `work_seen` is told."""
-        self.work_seen()
 
     def memory_kills(self) -> int:
         """How often the kernel has killed for want of memory around here since it is watched."""
@@ -339,7 +332,7 @@ async def _end_family(child: OwnedProcess, cookie: str, number: signal.Signals) 
     told: set[psutil.Process] = set()
     while True:
         try:
-            family = set(await child.family(cookie))
+            family = set(await child.sampler.cookies.carriers(cookie))
         except OSError:  # no descriptor is left: who cannot be seen has not ended
             await trio.sleep(FAMILY_SECONDS)
             continue

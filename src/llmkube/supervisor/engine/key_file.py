@@ -13,9 +13,9 @@ import attrs
 
 from llmkube.base.private_files import write_private
 from llmkube.supervisor.nouns.api_keys import digest_of
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.journal import Entry
 from llmkube.supervisor.nouns.ports import Shutdown
-from llmkube.supervisor.nouns.target import Launch
 
 _FOLDER: Final = "keys"
 _KEY_BYTES: Final = 32

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,7 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import EngineInfo
 from llmkube.runtimes.process.environment import OURS
 from llmkube.runtimes.process.exits import SIGN_AGAIN
@@ -43,10 +44,23 @@ HOMEBREW: Final = ("/opt/homebrew/bin", "/usr/local/bin")
 """launchd starts agents with neither on PATH."""
 
 
+_OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
+"""Where this user's Ollama is, and its store."""
+
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_OLLAMA)
+"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
+
+_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
+"""What a proxy, which is this program once more, needs besides."""
+
+HELP_SECONDS = 30.0
+"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
+
+
 class EngineNotFoundError(WorldError):
     """The program of an engine is missing, or is not what it should be."""
 
-    reason = "EngineNotFound"
+    reason = Reason.ENGINE_NOT_FOUND
 
 
 def find_program(settings: AgentSettings, runtime: HostRuntime) -> str:
@@ -79,29 +93,16 @@ def read_head(path: str) -> str:
         raise EngineNotFoundError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-_OLLAMA = ("OLLAMA_HOST", "OLLAMA_MODELS")
-"""Where this user's Ollama is, and its store."""
-
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_OLLAMA)
-"""All that an engine inherits from the agent's environment; tokens and keys in it stay with the agent."""
-
-_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV")
-"""What a proxy, which is this program once more, needs besides."""
-
-HELP_SECONDS = 30.0
-"""How long `--help` may take; macOS checks a new binary's signature online at its first start."""
-
-
 class EngineStuckError(WorldError):
     """The last engine of the service cannot be ended, and there is to be no second one beside it."""
 
-    reason = "EngineStuck"
+    reason = Reason.ENGINE_STUCK
 
 
 class AddressMissingError(WorldError):
     """This host does not have the address that engines should listen on, at least not now."""
 
-    reason = "AddressMissing"
+    reason = Reason.ADDRESS_MISSING
 
 
 def killed_at_once(code: int, platform: str) -> str:
@@ -170,15 +171,17 @@ class LocalEngines:
         return self._known[identity]
 
     async def _ask(self, path: str, runtime: HostRuntime) -> EngineInfo:
-        program, front = runtime.program, self.settings.fronts.get(runtime.name, ())
+        program = runtime.program
         try:
             runs = path
             if program.runs_by is not None:
                 runs = program.runs_by(await trio.to_thread.run_sync(read_head, path))
             asked = [[word.replace("{program}", runs) for word in words] for words in program.questions]
-            return attrs.evolve(program.describe(runs, [await self._output(*words) for words in asked]), front=front)
+            found = program.describe(runs, [await self._output(*words) for words in asked])
         except ProgramError as error:
             raise EngineNotFoundError(f"{path}: {error}") from error
+        fronts, wrappers = self.settings.fronts, self.settings.wrappers
+        return attrs.evolve(found, front=fronts.get(runtime.name, ()), wrapper=wrappers.get(runtime.name, ""))
 
     async def _output(self, program: str, *flags: str) -> str:
         asked = " ".join((program, *flags))
@@ -220,42 +223,54 @@ class LocalEngines:
             SpawnError: It could not be started.
         """
         service = service_of(command.log_path)
-        complete = attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie}))
-        ending = self._ending(command.cookie, shutdown, grace, service)
-        cap = self.settings.log_cap_bytes
-        check = partial(self._refuse_beside_stuck, service)
-        async with AsyncExitStack() as stack:
-            stack.enter_context(self._keys(command.cookie, shutdown))
-            child = await stack.enter_async_context(
-                open_child(complete, ending, log_cap_bytes=cap, sampler=self._sampler, check=check)
-            )
-            await self._add_proxy(stack, command.proxy, child, command.cookie, shutdown)
-            await self._keep_awake(stack, child)
-            yield child
+        child = open_child(
+            attrs.evolve(command, env=self._environment(dict(command.env) | {COOKIE_VARIABLE: command.cookie})),
+            self._ending(command.cookie, shutdown, grace, service),
+            log_cap_bytes=self.settings.log_cap_bytes,
+            sampler=self._sampler,
+            check=partial(self._refuse_beside_stuck, service),
+        )
+        async with self._accompanied(child, command.cookie, command.proxy, shutdown) as process:
+            yield process
 
     @asynccontextmanager
     async def adopt_child(
         self, record: EngineRecord, log_path: Path, shutdown: Shutdown, grace: Grace
     ) -> AsyncIterator[Child]:
         """Take over a process that an earlier agent has started."""
-        ending = self._ending(record.cookie, shutdown, grace, service_of(log_path))
-        cap = self.settings.log_cap_bytes
+        child = adopt_child(
+            record,
+            log_path,
+            self._ending(record.cookie, shutdown, grace, service_of(log_path)),
+            log_cap_bytes=self.settings.log_cap_bytes,
+            sampler=self._sampler,
+        )
+        keys = read_keys(key_path(self.settings.state_dir, record.cookie)) if record.public_host else ()
+        proxy = proxy_of(record, self.settings.let_in, keys[1:])  # ours is the first
+        async with self._accompanied(child, record.cookie, proxy, shutdown) as process:
+            yield process
+
+    @asynccontextmanager
+    async def _accompanied(
+        self,
+        child: AbstractAsyncContextManager[OwnedProcess],
+        cookie: str,
+        proxy: ProxyConfig | None,
+        shutdown: Shutdown,
+    ) -> AsyncIterator[OwnedProcess]:
+        """Run a process with what it has beside it: its keys, its proxy, an assertion that keeps this machine awake."""
         async with AsyncExitStack() as stack:
-            stack.enter_context(self._keys(record.cookie, shutdown))
-            child = await stack.enter_async_context(
-                adopt_child(record, log_path, ending, log_cap_bytes=cap, sampler=self._sampler)
-            )
-            keys = read_keys(key_path(self.settings.state_dir, record.cookie)) if record.public_host else ()
-            proxy = proxy_of(record, self.settings.let_in, keys[1:])  # ours is the first
-            await self._add_proxy(stack, proxy, child, record.cookie, shutdown)
-            await self._keep_awake(stack, child)
-            yield child
+            stack.enter_context(kept_while_running(key_path(self.settings.state_dir, cookie), shutdown))
+            process = await stack.enter_async_context(child)
+            await self._add_proxy(stack, proxy, process, cookie, shutdown)
+            await self._keep_awake(stack, process)
+            yield process
 
     async def _keep_awake(self, stack: AsyncExitStack, child: OwnedProcess) -> None:
         if self.awake is None:
             return
         assertion = PowerAssertion(self.awake, always=self.settings.keep_awake)
-        child.work_seen = assertion.worked
+        child.worked = assertion.worked
         assertion.worked()  # it starts, or was found: for all that is known at work
         await stack.enter_async_context(keeping_awake(assertion))
 
@@ -271,9 +286,6 @@ class LocalEngines:
             config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
             proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
             await stack.enter_async_context(proxy.running(shutdown))
-
-    def _keys(self, cookie: str, shutdown: Shutdown) -> AbstractContextManager[None]:
-        return kept_while_running(key_path(self.settings.state_dir, cookie), shutdown)
 
     def _refuse_beside_stuck(self, service: str) -> None:
         engine = self._stuck.of(service)

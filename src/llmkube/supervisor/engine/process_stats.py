@@ -26,6 +26,27 @@ from llmkube.supervisor.host.procfs import ProcessStat
 from llmkube.supervisor.host.tcp_listeners import listening_ports
 from llmkube.supervisor.nouns.liveness import EngineStats
 
+FRESH_SECONDS: Final = 1.0
+"""A sample serves every service that asks within this time."""
+
+FAMILY_ROUNDS: Final = 15
+"""In every so many rounds the processes below engines are looked for: a wrapper script has its real engine there."""
+
+YOUNG_ROUNDS: Final = 8
+"""For so many rounds after its start an engine's family is looked for each time."""
+
+PORT_ROUNDS: Final = 2
+"""In every so many rounds the ports are looked at: the kernel takes a millisecond to list those of 500 engines."""
+
+FORGOTTEN_SECONDS: Final = 60.0
+"""An engine that no service has asked for during this time is not sampled any more."""
+
+CONNECT_SECONDS: Final = 0.2
+
+_LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
+"""What psutil says elsewhere than on Linux. Not "running": macOS says so of every process that has not been stopped
+(psutil issues 1754 and 2675), and to `progress` an R is progress."""
+
 
 @attrs.define(eq=False)
 class CookieScan:
@@ -57,28 +78,6 @@ class CookieScan:
                 self._running.set()
                 self._running = None
         return self._found.get(cookie, ())
-
-
-FRESH_SECONDS: Final = 1.0
-"""A sample serves every service that asks within this time."""
-
-FAMILY_ROUNDS: Final = 15
-"""In every so many rounds the processes below engines are looked for: a wrapper script has its real engine there."""
-
-YOUNG_ROUNDS: Final = 8
-"""For so many rounds after its start an engine's family is looked for each time."""
-
-PORT_ROUNDS: Final = 2
-"""In every so many rounds the ports are looked at: the kernel takes a millisecond to list those of 500 engines."""
-
-FORGOTTEN_SECONDS: Final = 60.0
-"""An engine that no service has asked for during this time is not sampled any more."""
-
-CONNECT_SECONDS: Final = 0.2
-
-_LETTERS: Final = {psutil.STATUS_STOPPED: "T", psutil.STATUS_ZOMBIE: "Z"}
-"""What psutil says elsewhere than on Linux. Not "running": macOS says so of every process that has not been stopped
-(psutil issues 1754 and 2675), and to `progress` an R is progress."""
 
 
 @attrs.frozen
@@ -145,11 +144,7 @@ class Sampler:
     _seen_at: float = float("-inf")
     _running: trio.Event | None = None
     _in_thread: bool = sys.platform != "linux"
-    _cookies: CookieScan = attrs.field(factory=CookieScan)
-
-    async def family(self, cookie: str) -> Sequence[psutil.Process]:
-        """Return every process that carries an engine's cookie now."""
-        return await self._cookies.carriers(cookie)
+    cookies: CookieScan = attrs.field(factory=CookieScan)
 
     async def sample(self, engine: EngineProcess, *, loading: bool) -> EngineStats | None:
         """Return what the kernel shows of an engine now; None when its process has ended."""

@@ -18,7 +18,6 @@ from llmkube.supervisor.host.mach import (
     NOTE_MEMORYSTATUS_PRESSURE_CRITICAL,
     NOTE_MEMORYSTATUS_PRESSURE_NORMAL,
     NOTE_MEMORYSTATUS_PRESSURE_WARN,
-    Kernel,
     LibSystem,
     Pages,
     decode_footprint,
@@ -59,13 +58,14 @@ class DarwinMemory:
     Attributes:
         kernel: Whom to ask.
         thresholds: When too little is left to be wired.
-        told: Returns when the kernel tells of a change of level.
+        wait_change: Returns when the kernel tells of a change of level; it tells the largest programs first and the
+            others when that has not helped, so look at intervals as well.
         working_set_bytes: What the GPU takes while its limit is not set; None when not known.
     """
 
-    kernel: Kernel
+    kernel: LibSystem
     thresholds: Thresholds = DEFAULTS
-    told: Callable[[], Awaitable[None]] = trio.sleep_forever
+    wait_change: Callable[[], Awaitable[None]] = trio.sleep_forever
     working_set_bytes: int | None = None
     _swapped: Count | None = attrs.field(default=None, init=False)
     _compressed: Count | None = attrs.field(default=None, init=False)
@@ -78,13 +78,6 @@ class DarwinMemory:
             return self.look(trio.current_time())
         except (OSError, ValueError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
-
-    async def wait_change(self) -> None:
-        """Return when the kernel tells of a change of level.
-
-        It tells the largest programs first and the others when that has not helped, so look at intervals as well.
-        """
-        await self.told()
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Ask for the physical footprint of each process; in a thread, since finding families takes milliseconds."""
@@ -140,7 +133,7 @@ class DarwinMemory:
         return int(CAUTIOUS_SHARE * total_bytes), GUESS
 
 
-def working_set_of(kernel: Kernel) -> int | None:
+def working_set_of(kernel: LibSystem) -> int | None:
     """Return what the GPU takes while its limit is not set, in bytes; None when not known. Blocks."""
     try:
         return kernel.working_set() or None

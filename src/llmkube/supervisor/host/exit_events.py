@@ -14,7 +14,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import trio
@@ -51,8 +51,8 @@ class Ended:
 UNKNOWN_END: Final = Ended()
 
 
-class ExitEvents(Protocol):
-    """kqueue's filter of processes."""
+class Kqueue:
+    """Trio's own kqueue, with its filter of processes."""
 
     async def wait(self, pid: int, flags: int) -> tuple[int, int]:
         """Return the event's flags and data as soon as the process has ended.
@@ -61,41 +61,6 @@ class ExitEvents(Protocol):
             ProcessLookupError: The kernel knows no such process: it has ended, or its exit has begun.
             PermissionError: The kernel does not tell this user as much as the flags ask.
         """
-        ...
-
-
-def decode_exit(flags: int, data: int) -> Ended:
-    """Return what an event says; pure."""
-    code = os.waitstatus_to_exitcode(data & 0xFFFF) if flags & NOTE_EXITSTATUS else None
-    detailed = bool(flags & NOTE_EXIT_DETAIL)
-    return Ended(code, detailed and bool(flags & NOTE_EXIT_MEMORY), detailed and bool(flags & NOTE_EXIT_CSERROR))
-
-
-async def wait_ended(events: ExitEvents, pid: int, has_ended: Callable[[], bool]) -> Ended:
-    """Return when a process has ended; polls in the while in which the kernel hides it.
-
-    Args:
-        events: Who tells.
-        pid: The process.
-        has_ended: Whether it is gone, or reaped; must not block.
-    """
-    for flags in (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL, NOTE_EXIT):
-        try:
-            return decode_exit(*await events.wait(pid, flags))
-        except PermissionError:
-            continue
-        except ProcessLookupError:
-            break
-    while not has_ended():  # noqa: ASYNC110 - the kernel tells of it no more
-        await trio.sleep(REAP_SECONDS)
-    return UNKNOWN_END
-
-
-class Kqueue:
-    """Trio's own kqueue."""
-
-    async def wait(self, pid: int, flags: int) -> tuple[int, int]:
-        """Register once, and wait for the event."""
         if sys.platform != "darwin":
             raise NotImplementedError("only macOS has kqueue with details of an exit")
         queue = trio.lowlevel.current_kqueue()
@@ -113,6 +78,28 @@ class Kqueue:
         return event.fflags, event.data
 
 
-def exit_events() -> ExitEvents:
-    """Return this platform's."""
-    return Kqueue()
+def decode_exit(flags: int, data: int) -> Ended:
+    """Return what an event says; pure."""
+    code = os.waitstatus_to_exitcode(data & 0xFFFF) if flags & NOTE_EXITSTATUS else None
+    detailed = bool(flags & NOTE_EXIT_DETAIL)
+    return Ended(code, detailed and bool(flags & NOTE_EXIT_MEMORY), detailed and bool(flags & NOTE_EXIT_CSERROR))
+
+
+async def wait_ended(events: Kqueue, pid: int, has_ended: Callable[[], bool]) -> Ended:
+    """Return when a process has ended; polls in the while in which the kernel hides it.
+
+    Args:
+        events: Who tells.
+        pid: The process.
+        has_ended: Whether it is gone, or reaped; must not block.
+    """
+    for flags in (NOTE_EXIT | NOTE_EXITSTATUS | NOTE_EXIT_DETAIL, NOTE_EXIT):
+        try:
+            return decode_exit(*await events.wait(pid, flags))
+        except PermissionError:
+            continue
+        except ProcessLookupError:
+            break
+    while not has_ended():  # noqa: ASYNC110 - the kernel tells of it no more
+        await trio.sleep(REAP_SECONDS)
+    return UNKNOWN_END

@@ -50,6 +50,13 @@ accepts only windows of whole multiples of 2 s, at which it then looks.
 _LINE: Final = re.compile(r"(some|full) avg10=(\d+\.\d+) ")
 
 
+PAUSE_SECONDS_PER_GIB: Final = 1.5
+"""Between two measurements of a process: at 30 ms per GiB this keeps one processor busy for 2 % of the time."""
+
+PAUSE_SECONDS_PER_PROCESS: Final = 0.25
+"""Between two measurements of each of so many: at 0.2 ms for a small one this keeps one processor busy for 0.1 %."""
+
+
 @attrs.frozen
 class Pressure:
     """How much of the last ten seconds programs have waited for memory, in per cent: some of them, and all at once."""
@@ -135,13 +142,6 @@ def _arm(path: Path) -> int | None:
     return None
 
 
-PAUSE_SECONDS_PER_GIB: Final = 1.5
-"""Between two measurements of a process: at 30 ms per GiB this keeps one processor busy for 2 % of the time."""
-
-PAUSE_SECONDS_PER_PROCESS: Final = 0.25
-"""Between two measurements of each of so many: at 0.2 ms for a small one this keeps one processor busy for 0.1 %."""
-
-
 @attrs.frozen
 class _Measured:
     stat: ProcessStat
@@ -181,12 +181,12 @@ class LinuxMemory:
 
     Attributes:
         thresholds: When memory is short.
-        stalled: Returns when programs begin to wait for memory.
+        wait_change: Returns when programs begin to wait for memory, on the machine or in our control group.
         proc: Where /proc is.
     """
 
     thresholds: Thresholds = DEFAULTS
-    stalled: Callable[[], Awaitable[None]] = trio.sleep_forever
+    wait_change: Callable[[], Awaitable[None]] = trio.sleep_forever
     proc: Path = PROC
     _mounts: tuple[Mount, ...] = attrs.field(init=False)
     _swapped: Count | None = attrs.field(default=None, init=False)
@@ -203,10 +203,6 @@ class LinuxMemory:
             return self.look(trio.current_time())
         except (OSError, ValueError, KeyError) as exc:
             return Sample(0, 0, Level.UNKNOWN, why=f"this host's memory cannot be read: {exc}")
-
-    async def wait_change(self) -> None:
-        """Return when programs begin to wait for memory, on the machine or in our control group."""
-        await self.stalled()
 
     async def footprint(self, pids: Sequence[int]) -> Mapping[int, int]:
         """Measure in a thread."""

@@ -1,4 +1,4 @@
-"""What macOS says of memory, as bytes and what they mean. The decoders are pure; `Kernel` is the only door.
+"""What macOS says of memory, as bytes and what they mean. The decoders are pure; `LibSystem` is the only door.
 
 The layouts are those of Apple's open source kernel, xnu: osfmk/mach/vm_statistics.h, bsd/sys/resource.h and
 bsd/sys/event.h. They are tested on bytes laid out by hand after these files, and on a library in C that answers as the
@@ -8,7 +8,7 @@ releases of macOS do; none of it has run on a Mac yet.
 import ctypes
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 
@@ -58,62 +58,6 @@ class Pages:
     compressor: int
     swapped_out: int
     compressed: int
-
-
-class Kernel(Protocol):
-    """Three questions to the kernel, each answered in microseconds without a subprocess, and one to Metal."""
-
-    def sysctl(self, name: str) -> bytes:
-        """Return a value as the kernel keeps it.
-
-        Raises:
-            OSError: There is no such name.
-        """
-        ...
-
-    def page_bytes(self) -> int:
-        """Return the size of the pages that `statistics` counts."""
-        ...
-
-    def statistics(self) -> bytes:
-        """Return the `vm_statistics64` of this host.
-
-        Raises:
-            OSError: The kernel refuses.
-        """
-        ...
-
-    def usage(self, pid: int) -> bytes:
-        """Return the `rusage_info_v0` of a process.
-
-        Raises:
-            OSError: There is no such process, or it is another user's.
-        """
-        ...
-
-    def working_set(self) -> int:
-        """Return how many bytes the GPU takes where its limit is not set; may block for a tenth of a second.
-
-        Raises:
-            OSError: There is no Metal here, or it shows this process no device.
-        """
-        ...
-
-
-class Metal(Protocol):
-    """Apple's graphics framework: two calls that give a device, and what a device says. An object is an address."""
-
-    def default_device(self) -> int | None:
-        """Call `MTLCreateSystemDefaultDevice`; None is nil, which daemons get, and programs in ssh and tmux."""
-        ...
-
-    def all_devices(self) -> Sequence[int]:
-        """Call `MTLCopyAllDevices`, which needs no session of a user."""
-        ...
-
-    def working_set(self, device: int) -> int:
-        """Return a device's `recommendedMaxWorkingSetSize`, in bytes."""
-        ...
 
 
 def decode_integer(data: bytes) -> int:
@@ -167,7 +111,7 @@ def decode_footprint(data: bytes) -> int:
     return footprint
 
 
-def recommended_working_set(metal: Metal) -> int:
+def recommended_working_set(metal: "MetalFramework") -> int:
     """Ask Metal's devices for `recommendedMaxWorkingSetSize`: 107.5 GiB on a Mac of 128 (measured by others, macOS 26).
 
     More than that fails with kIOGPUCommandBufferCallbackErrorOutOfMemory. In a daemon the default device is nil (candle
@@ -201,12 +145,12 @@ class MetalFramework:
         self._runtime.sel_registerName.argtypes = [ctypes.c_char_p]
 
     def default_device(self) -> int | None:
-        """Create it, or get nil."""
+        """Call `MTLCreateSystemDefaultDevice`; None is nil, which daemons get, and programs in ssh and tmux."""
         device: int | None = self._metal.MTLCreateSystemDefaultDevice()
         return device
 
     def all_devices(self) -> Sequence[int]:
-        """Take each out of the NSArray."""
+        """Call `MTLCopyAllDevices`, which needs no session of a user."""
         array = self._metal.MTLCopyAllDevices()
         if not array:
             return ()
@@ -216,7 +160,7 @@ class MetalFramework:
         return [each for each in found if each]
 
     def working_set(self, device: int) -> int:
-        """Send the message."""
+        """Return a device's `recommendedMaxWorkingSetSize`, in bytes."""
         size_bytes: int = self._message(ctypes.c_uint64)(device, self._name(b"recommendedMaxWorkingSetSize"))
         return size_bytes
 
@@ -243,7 +187,7 @@ class LibSystem:
         self._host = self._library.mach_host_self()
 
     def sysctl(self, name: str) -> bytes:
-        """Ask `sysctlbyname`."""
+        """Ask `sysctlbyname` for a value as the kernel keeps it; raises `OSError` where there is no such name."""
         buffer, size = ctypes.create_string_buffer(8), ctypes.c_size_t(8)
         if self._library.sysctlbyname(name.encode("ascii"), buffer, ctypes.byref(size), None, ctypes.c_size_t(0)):
             raise OSError(ctypes.get_errno(), f"sysctl {name} cannot be read")
@@ -269,12 +213,20 @@ class LibSystem:
         return ctypes.c_size_t.in_dll(self._library, "vm_kernel_page_size").value
 
     def usage(self, pid: int) -> bytes:
-        """Ask `proc_pid_rusage`."""
+        """Return the `rusage_info_v0` of a process.
+
+        Raises:
+            OSError: There is no such process, or it is another user's.
+        """
         buffer = ctypes.create_string_buffer(_RUSAGE.size)
         if self._library.proc_pid_rusage(pid, RUSAGE_INFO_V0, buffer):
             raise OSError(ctypes.get_errno(), f"the memory of process {pid} cannot be read")
         return buffer.raw
 
     def working_set(self) -> int:
-        """Ask Metal."""
+        """Return how many bytes the GPU takes where its limit is not set; may block for a tenth of a second.
+
+        Raises:
+            OSError: There is no Metal here, or it shows this process no device.
+        """
         return recommended_working_set(MetalFramework())

@@ -23,7 +23,7 @@ import trio
 
 from llmkube.base.errors import OUT_OF_RESOURCES
 from llmkube.supervisor.host import procfs
-from llmkube.supervisor.host.exit_events import REAP_SECONDS, UNKNOWN_END, Ended, ExitEvents, exit_events, wait_ended
+from llmkube.supervisor.host.exit_events import REAP_SECONDS, UNKNOWN_END, Ended, Kqueue, wait_ended
 
 log = structlog.get_logger(__name__)
 
@@ -70,9 +70,7 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
     Raises:
         OSError: No descriptor is left for the look.
     """
-    candidates = _hinted(f"{variable}={value}") if sys.platform == "linux" else _everyone()
-    found = [process for process in candidates if process.pid != os.getpid() and _mark(process, variable) == value]
-    return [*found, *_hidden_leaders(found)]
+    return carriers(variable).get(value, [])
 
 
 def cookie_of(process: psutil.Process) -> str:
@@ -154,7 +152,7 @@ def end_all(orphans: list[psutil.Process], *, grace_seconds: float) -> list[psut
 
 
 @asynccontextmanager
-async def open_exit_watch(pid: int, events: ExitEvents | None = None) -> AsyncIterator[Callable[[], Awaitable[Ended]]]:
+async def open_exit_watch(pid: int, events: Kqueue | None = None) -> AsyncIterator[Callable[[], Awaitable[Ended]]]:
     """Give a function that returns when a process has ended, whichever its parent is; an event, not a poll.
 
     Open it, then look at `start_of(pid)`: from then on it is that process that is watched, and not a later one. On
@@ -186,7 +184,7 @@ async def open_exit_watch(pid: int, events: ExitEvents | None = None) -> AsyncIt
         if is_gone(pid):
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         turn, end = trio.Lock(), None
-        told = exit_events() if events is None else events
+        told = Kqueue() if events is None else events
 
         def has_ended() -> bool:
             return is_gone(pid) or start_of(pid) not in {"", started}
@@ -201,7 +199,7 @@ async def open_exit_watch(pid: int, events: ExitEvents | None = None) -> AsyncIt
         yield wait
 
 
-async def wait_child(process: trio.Process, events: ExitEvents | None = None) -> tuple[int, Ended]:
+async def wait_child(process: trio.Process, events: Kqueue | None = None) -> tuple[int, Ended]:
     """Return the code of a child that has ended, and what the kernel tells beside it; never blocks the event loop.
 
     Args:
@@ -213,7 +211,7 @@ async def wait_child(process: trio.Process, events: ExitEvents | None = None) ->
     # Not Trio's way: a child whose exit has begun is hidden from kqueue, and Trio calls a blocking wait in the loop.
     ended = UNKNOWN_END
     if process.poll() is None:
-        told = exit_events() if events is None else events
+        told = Kqueue() if events is None else events
         ended = await wait_ended(told, process.pid, lambda: process.poll() is not None)
     while (code := process.poll()) is None:  # noqa: ASYNC110 - told of before it can be reaped
         await trio.sleep(REAP_SECONDS)

@@ -5,7 +5,7 @@ looks.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -59,8 +59,9 @@ class HostMemory(Protocol):
         """Look once; never raises: what cannot be read, or cannot be true, has level UNKNOWN. Takes microseconds."""
         ...
 
-    async def wait_change(self) -> None:
-        """Return when the kernel says that pressure has changed, and sleep for ever where it never says so.
+    @property
+    def wait_change(self) -> Callable[[], Awaitable[None]]:
+        """Returns when the kernel says that pressure has changed, and sleep for ever where it never says so.
 
         One task at a time. What the kernel says while no task waits may be lost: look at intervals as well.
         """

@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -45,32 +46,29 @@ def listening_ports(wanted: AbstractSet[int]) -> Mapping[int, bool] | None:
     listening: set[int] = set()
     waiting: set[int] = set()
     told = False
-    for family in (socket.AF_INET, socket.AF_INET6):
-        if told and wanted <= listening:
-            break
-        try:
-            for state, port, queue in _links(family):
-                if state == LISTEN:
-                    listening.add(port)
-                if queue:
-                    waiting.add(port)
-        except OSError:  # no IPv6 here
-            continue
+    for links in _by_family():
         told = True
+        listening |= {port for state, port, _ in links if state == LISTEN}
+        waiting |= {port for _, port, queue in links if queue}
+        if wanted <= listening:
+            break
     return {port: port in waiting for port in listening} if told else None
 
 
 def connections_at(port: int) -> tuple[bool, int] | None:
     """Return whether a port has a listener, and how many connections it has; None where the kernel does not tell."""
-    found: list[int] = []
-    told = False
+    families = [[state for state, local, _ in links if local == port] for links in _by_family()]
+    found = list(chain.from_iterable(families))
+    return (LISTEN in found, found.count(ESTABLISHED)) if families else None
+
+
+def _by_family() -> Iterator[list[Link]]:
+    """Yield the links of IPv4, then those of IPv6; nothing of a family that this host does not have."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
-            found += [state for state, local, _ in _links(family) if local == port]
-        except OSError:  # no IPv6 here
+            yield _links(family)
+        except OSError:
             continue
-        told = True
-    return (LISTEN in found, found.count(ESTABLISHED)) if told else None
 
 
 def _links(family: socket.AddressFamily) -> list[Link]:

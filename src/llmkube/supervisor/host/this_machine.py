@@ -9,7 +9,7 @@ import attrs
 
 from llmkube.supervisor.host.darwin import GUESS, DarwinMemory, open_darwin_memory, working_set_of
 from llmkube.supervisor.host.linux import LinuxMemory, PssSampler, open_linux_memory
-from llmkube.supervisor.host.mach import Kernel, LibSystem
+from llmkube.supervisor.host.mach import LibSystem
 from llmkube.supervisor.host.pressure_level import DEFAULTS, Thresholds
 from llmkube.supervisor.host.sample import HostMemory, Sample
 
@@ -54,7 +54,7 @@ class GpuLimit:
     guessed: bool
 
 
-def gpu_limit_of(kernel: Kernel, total_bytes: int) -> GpuLimit:
+def gpu_limit_of(kernel: LibSystem, total_bytes: int) -> GpuLimit:
     """Ask a Mac's kernel and Metal, once; blocks as long as Metal takes."""
     limit_bytes, source = DarwinMemory(kernel, working_set_bytes=working_set_of(kernel)).device_limit(total_bytes)
     return GpuLimit(limit_bytes, source, limit_bytes is not None and source == GUESS)

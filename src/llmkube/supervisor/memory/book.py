@@ -16,15 +16,13 @@ from llmkube.supervisor.host.sample import UNREADABLE, Level, Sample
 from llmkube.supervisor.memory import admission
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.budget import Budget, host_budget
-from llmkube.supervisor.memory.capacity import Capacity
+from llmkube.supervisor.memory.capacity import Capacity, MemoryView, Room, room_in
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Observation, Skip
 from llmkube.supervisor.memory.policy import Rules
-from llmkube.supervisor.memory.records import Records
+from llmkube.supervisor.memory.records import Records, ServiceRecord
 from llmkube.supervisor.memory.refusal import Refusal, judge
 from llmkube.supervisor.memory.releases import Releases, Unreturned
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Request, Reservation, Role
-from llmkube.supervisor.memory.service_record import ServiceRecord
-from llmkube.supervisor.memory.view import MemoryView, Room, room_in
 
 
 @attrs.frozen
@@ -98,7 +96,7 @@ class Book:
 
     def follow(self, key: Key, spec: MemorySpec, now: float) -> Orders:
         """Take in what the objects say now."""
-        return self.admit(now) if self.records.of(key).follow(spec) else ()
+        return self.admit(now) if self.records[key].follow(spec) else ()
 
     def adopt(self, key: Key, need: Need, now: float) -> None:
         """Promise at once what an engine has already that an earlier agent left."""
@@ -106,14 +104,14 @@ class Book:
 
     def forget(self, key: Key, now: float) -> Orders:
         """Strike a service that is no longer this host's, with all that its engines hold."""
-        record = self.records.pop(key)
+        record = self.records.pop(key, None)
         for each in record.reservations.values() if record else ():
             self._give_back(each, now)
         return self.admit(now)
 
     def ask(self, key: Key, need: Need, now: float) -> Orders:
         """Have a service wait for memory."""
-        record = self.records.of(key)
+        record = self.records[key]
         record.request, record.told = record.ask(self.rules.policy, Request(key, need, since=now)), None
         return self.admit(now)
 
@@ -125,7 +123,7 @@ class Book:
     def ask_beside(self, key: Key, need: Need, now: float) -> Reservation | None:
         """Promise a second engine of a service what it needs, if there is room now; None otherwise."""
         if (
-            self.records.of(key).engine(Role.SUCCESSOR) is not None
+            self.records[key].engine(Role.SUCCESSOR) is not None
             or self.replacement(key, need, now) is not Strategy.ROLLING_UPDATE
         ):
             return None
@@ -136,27 +134,19 @@ class Book:
         if self.decision is None:
             return Strategy.RECREATE  # whether the host holds both is not known
         return admission.replacement(
-            self._up_to_date(self.records.of(key), Request(key, need, since=now), now), self.capacity(now)
+            self._up_to_date(self.records[key], Request(key, need, since=now), now), self.capacity(now)
         )
 
     def never(self, key: Key, need: Need, now: float) -> Refusal | None:
         """Return why a service could not start if it had the host to itself; None if it could, or it is not known."""
         if self.decision is None:
             return None
-        record = self.records.of(key)
+        record = self.records[key]
         request = record.ask(self.rules.policy, Request(key, need, since=now))
         alone = Capacity(self.budget, self.budget.total_bytes, guesses=self.rules.guesses)
         return judge(self._up_to_date(record, request, now), alone)
 
     # -- engines --------------------------------------------------------------------------------------------------
-
-    def take(self, reservation: Reservation) -> Reservation:
-        """A task runs the engine from now on, which can be told to go by that."""
-        return self.records.update(reservation, held=True)
-
-    def started(self, reservation: Reservation, pid: int) -> None:
-        """The engine's process has been started, or found."""
-        self.records.update(reservation, pid=pid)
 
     def loaded(self, reservation: Reservation, now: float) -> None:
         """The engine answers: what it needs is there, and the next evicted service may return."""
@@ -165,7 +155,7 @@ class Book:
             record.load_seconds, record.evicted = now - reservation.since, None
             record.relapses = record.relapses if reservation.returns else 0
         # What was measured while it loaded is out of date.
-        self.records.update(
+        self.records.change(
             reservation, loaded_at=now, busy_at=now, measured=False, load_seconds=now - reservation.since
         )
 
@@ -173,17 +163,13 @@ class Book:
         """An engine's GPU has told it how much it may hold; counts where this host itself could only guess."""
         self._engines_limit = limit_bytes
 
-    def worked(self, reservation: Reservation, now: float) -> None:
-        """The engine has had work just now."""
-        self.records.update(reservation, busy_at=now)
-
     def take_over(self, successor: Reservation, now: float) -> None:
         """The successor serves from now on; its predecessor is on its way out."""
         record = self.records.get(successor.key)
         if record is None or self.records.newest(successor).role is not Role.SUCCESSOR:
             return
         before = record.engine(Role.SERVING)
-        self.records.update(successor, role=Role.SERVING)
+        self.records.change(successor, role=Role.SERVING)
         if before is not None:
             self._leave(before, now + self.rules.gentle_seconds, role=Role.PREDECESSOR)
 
@@ -208,7 +194,7 @@ class Book:
                 # A process that leaves and is not seen may be gone by now, and its memory back.
                 left = sample.available_bytes if each.is_leaving else 0
                 peak = max(each.peak_bytes, held)
-                self.records.update(
+                self.records.change(
                     each, measured=True, resident_bytes=max(held, promised), peak_bytes=peak, left_bytes=left
                 )
         self.unreturned.suspect(self._releases.note(sample, now))
@@ -223,7 +209,7 @@ class Book:
         spare = self._spare_bytes()
         for each in self.records.reservations():
             if each.spare_bytes < spare:
-                self.records.update(each, spare_bytes=spare)
+                self.records.change(each, spare_bytes=spare)
 
     def decide(self, decision: Decision, now: float) -> Orders:
         """Take in what follows from the look: admit what fits now, and have go what has to."""
@@ -257,17 +243,17 @@ class Book:
         """Promise memory to every service that fits now, have go what has to for that, and say why the others wait."""
         if self.decision is None:
             return ()
-        queue = {key: self._asked(record, now) for key, record in self.records.waiting().items()}
+        queue = {key: self._asked(record, now) for key, record in self.records.items() if record.request is not None}
         outcome = admission.step(tuple(queue.values()), self.capacity(now))
         orders: list[Order] = []
         for key in outcome.admitted:
             asked = queue[key]
             orders.append(Start(self._promise(key, asked.need, now, returns=asked.returns)))
         for key, refusal in outcome.refused:
-            if self.records.of(key).has_to_tell(refusal, now):
+            if self.records[key].has_to_tell(refusal, now):
                 orders.append(Tell(key, refusal))
         for each in outcome.displaced:
-            self.records.of(each.winner).displaced_at = now
+            self.records[each.winner].displaced_at = now
             orders += self.evict(Evict(each.victim, Cause.DISPLACED, each.why, winner=each.winner), now)
         return tuple(orders)
 
@@ -356,7 +342,7 @@ class Book:
 
     def _most_bytes(self, key: Key) -> int:
         """What all engines may take once one of this service is among them."""
-        return self.budget.for_model(self.records.of(key).spec.hardware).limit_bytes
+        return self.budget.for_model(self.records[key].spec.hardware).limit_bytes
 
     def _up_to_date(self, record: ServiceRecord, request: Request, now: float) -> Request:
         request = record.up_to_date(self.rules.policy, request, self._most_bytes(request.key), now)
@@ -379,10 +365,10 @@ class Book:
         return (Leave(engine, evict),)
 
     def _leave(self, engine: Reservation, by: float, **changes: Any) -> Reservation:
-        return self.records.update(engine, leaves_by=by, left_bytes=self._left_bytes, **changes)
+        return self.records.change(engine, leaves_by=by, left_bytes=self._left_bytes, **changes)
 
     def _hurry(self, engine: Reservation, now: float) -> Reservation:
-        return self.records.update(engine, leaves_by=now + self.rules.urgent_seconds, urgent=True)
+        return self.records.change(engine, leaves_by=now + self.rules.urgent_seconds, urgent=True)
 
     def _spare_bytes(self) -> int:
         """What all engines could have: what they hold, what is coming back, and what is left."""

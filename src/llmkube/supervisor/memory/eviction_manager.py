@@ -33,6 +33,29 @@ WILD_FACTOR: Final = 4
 a half-read file is likelier."""
 
 
+RELEASE_SECONDS: Final = 0.25
+"""Between two looks while the memory of an engine that has ended is not back."""
+
+MOVING_SECONDS: Final = 1.0
+"""Between two looks while memory is short, or engines load or go."""
+
+AWAITED_SECONDS: Final = 2.0
+"""Between two looks while a service waits for memory."""
+
+CALM_SECONDS: Final = 5.0
+"""Between two looks otherwise."""
+
+MEASURE_SECONDS: Final = 30.0
+"""Between two measurements of every engine while nothing moves: to add up what a large process holds takes the kernel
+tens of milliseconds."""
+
+REST_SHARE: Final = 0.01
+"""Of the host's memory. While less than this comes or goes, and nothing else happens, there is nothing to decide."""
+
+SIGNAL_PAUSE_SECONDS: Final = 0.2
+"""After the kernel has spoken: it may go on without a pause."""
+
+
 @attrs.frozen
 class Readings:
     """What is known of a host from the samples so far; begin with `Readings()`."""
@@ -82,29 +105,6 @@ def _possible(sample: Sample) -> bool:
 
 def _wild(one: int, other: int) -> bool:
     return max(one, other) > WILD_FACTOR * min(one, other)
-
-
-RELEASE_SECONDS: Final = 0.25
-"""Between two looks while the memory of an engine that has ended is not back."""
-
-MOVING_SECONDS: Final = 1.0
-"""Between two looks while memory is short, or engines load or go."""
-
-AWAITED_SECONDS: Final = 2.0
-"""Between two looks while a service waits for memory."""
-
-CALM_SECONDS: Final = 5.0
-"""Between two looks otherwise."""
-
-MEASURE_SECONDS: Final = 30.0
-"""Between two measurements of every engine while nothing moves: to add up what a large process holds takes the kernel
-tens of milliseconds."""
-
-REST_SHARE: Final = 0.01
-"""Of the host's memory. While less than this comes or goes, and nothing else happens, there is nothing to decide."""
-
-SIGNAL_PAUSE_SECONDS: Final = 0.2
-"""After the kernel has spoken: it may go on without a pause."""
 
 
 @attrs.frozen

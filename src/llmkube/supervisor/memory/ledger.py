@@ -19,10 +19,10 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.sample import Sample
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.book import Book, Hurry, Leave, Orders, Start, Tell
+from llmkube.supervisor.memory.capacity import MemoryView, Room
 from llmkube.supervisor.memory.eviction import Decision, Evict
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.memory.reservation import MemorySpec, Need, Reservation, Role
-from llmkube.supervisor.memory.view import MemoryView, Room
 
 
 @attrs.define(eq=False)
@@ -51,7 +51,7 @@ class Allocation:
 
     def worked(self) -> None:
         """The engine has had work just now."""
-        self._book.worked(self._reservation, trio.current_time())
+        self._book.records.change(self._reservation, busy_at=trio.current_time())
 
 
 @attrs.define(eq=False)
@@ -103,7 +103,7 @@ class Ledger:
         wait = self._waits[key] = _Wait(self.book.records.serving(key))  # an adopted engine has its memory already
         try:
             if wait.reservation is None:
-                self._carry_out(self.book.ask(key, need, trio.current_time()))
+                self.carry_out(self.book.ask(key, need, trio.current_time()))
             with self._allocated(await self._reserved(wait, say), scope) as allocation:
                 yield allocation
         finally:
@@ -141,7 +141,7 @@ class Ledger:
 
     def follow(self, key: Key, spec: MemorySpec) -> None:
         """Take in what the objects say now; an edit is a new chance for a service that waits."""
-        self._carry_out(self.book.follow(key, spec, trio.current_time()))
+        self.carry_out(self.book.follow(key, spec, trio.current_time()))
 
     def adopt(self, key: Key, need: Need) -> None:
         """Promise at once what an engine has already that an earlier agent left; `admitted` finds it there."""
@@ -150,7 +150,7 @@ class Ledger:
 
     def forget(self, key: Key) -> None:
         """The service is no longer this host's."""
-        self._carry_out(self.book.forget(key, trio.current_time()))
+        self.carry_out(self.book.forget(key, trio.current_time()))
         self.look_nowait()
 
     def replacement(self, key: Key, need: Need) -> Strategy | Refusal:
@@ -163,7 +163,7 @@ class Ledger:
 
     def started(self, allocation: Allocation, pid: int) -> None:
         """The engine's process has been started, or found."""
-        self.book.started(allocation.reservation, pid)
+        self.book.records.change(allocation.reservation, pid=pid)
         self.look_nowait()
 
     def loaded(self, allocation: Allocation) -> None:
@@ -195,11 +195,7 @@ class Ledger:
         orders = self.book.decide(decision, trio.current_time())
         self.decided.set()
         self.decided = trio.Event()
-        self._carry_out(orders)
-
-    def evict(self, evict: Evict) -> None:
-        """Have a service go, and wait for its turn to come back."""
-        self._carry_out(self.book.evict(evict, trio.current_time()))
+        self.carry_out(orders)
 
     def room(self) -> Room | None:
         """What there is for engines; None before the first look."""
@@ -223,7 +219,7 @@ class Ledger:
     @contextmanager
     def _allocated(self, reservation: Reservation, scope: trio.CancelScope) -> Iterator[Allocation]:
         """Have orders reach the engine's task while the body runs; one may have come before."""
-        reservation = self.book.take(reservation)
+        reservation = self.book.records.change(reservation, held=True)  # from now on it can be told to go
         allocation = self._allocations[reservation.number] = Allocation(self.book, reservation, scope)
         if reservation.urgent:
             allocation.hurried.set()
@@ -235,10 +231,11 @@ class Ledger:
             del self._allocations[reservation.number]
 
     def _release(self, reservation: Reservation) -> None:
-        self._carry_out(self.book.release(reservation, trio.current_time()))
+        self.carry_out(self.book.release(reservation, trio.current_time()))
         self.look_nowait()
 
-    def _carry_out(self, orders: Orders) -> None:
+    def carry_out(self, orders: Orders) -> None:
+        """Pass on what the book has decided to the tasks that it concerns."""
         for order in orders:
             match order:
                 case Start(reservation):

@@ -1,4 +1,4 @@
-"""Which services belong on this host, as a value; pure."""
+"""Which services belong on this host, and what should run for one right now, as values; pure."""
 
 import attrs
 
@@ -6,7 +6,10 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.llama_fields import draft_of
-from llmkube.runtimes.plan import PlanError
+from llmkube.runtimes.plan import LaunchPlan, PlanError
+from llmkube.weights.estimate.demand import Estimate
+from llmkube.weights.formats.shape import Shape
+from llmkube.weights.store.blobs import WeightsFile
 
 
 @attrs.frozen
@@ -97,3 +100,33 @@ def desired_here(
     if draft is None and current is not None and current.draft is not None and draft_key(service) == current.draft.key:
         draft = current.draft
     return Desired(service, model, draft)
+
+
+@attrs.frozen
+class Idle:
+    """Nothing should run, and why."""
+
+    reason: str
+    message: str = ""
+
+
+@attrs.frozen
+class Launch:
+    """This plan should run, with these weights.
+
+    Attributes:
+        plan: What to run.
+        weights: The Model's file.
+        estimate: How much memory that will take; None when not known.
+        client_keys: The API keys of clients that its engine takes; the plan has their digest, the journal none of them.
+        shape: What another context would take can be told from it; not known of what an earlier agent left.
+    """
+
+    plan: LaunchPlan
+    weights: WeightsFile
+    estimate: Estimate | None = None
+    client_keys: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False, kw_only=True)
+    shape: Shape | None = attrs.field(default=None, eq=False, repr=False)
+
+
+Target = Idle | Launch

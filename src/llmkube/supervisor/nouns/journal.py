@@ -25,9 +25,9 @@ from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import LaunchPlan, Placeholder
-from llmkube.supervisor.nouns.desired import Desired
-from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.nouns.desired import Desired, Launch
 from llmkube.weights.estimate.demand import Component, Demand, Estimate, Place
 from llmkube.weights.store.blobs import WeightsFile
 
@@ -40,7 +40,7 @@ FORMAT = 1
 class JournalError(WorldError):
     """The journal cannot be written, and without it a process must not be started; or this host cannot open it."""
 
-    reason = "JournalNotWritten"
+    reason = Reason.JOURNAL_NOT_WRITTEN
 
 
 @attrs.frozen

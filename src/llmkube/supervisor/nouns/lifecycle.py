@@ -12,6 +12,7 @@
 
 import random
 import signal
+from typing import Final
 
 import attrs
 
@@ -57,13 +58,13 @@ def reason_of(error: BaseException) -> Reason:
     return Reason.of(said) or Reason.ENGINE_NOT_FOUND
 
 
-@attrs.frozen
-class RestartPolicy:
-    """The first exit restarts at once, the next ones wait; a long healthy run is forgiven everything."""
+BACKOFF: Final = Backoff(base_seconds=1.0, cap_seconds=60.0)
+"""The first exit restarts at once, the next ones wait."""
 
-    backoff: Backoff = Backoff(base_seconds=1.0, cap_seconds=60.0)
-    forgiven_after_seconds: float = 300.0
-    port_tries: int = 3
+FORGIVEN_SECONDS: Final = 300.0
+"""An engine that has run for so long is forgiven everything."""
+
+PORT_TRIES: Final = 3
 
 
 @attrs.frozen
@@ -74,9 +75,7 @@ class RestartState:
     port_tries: int = 0
 
 
-def after_failure(
-    policy: RestartPolicy, state: RestartState, failure: Failure, rng: random.Random
-) -> tuple[RestartState, float]:
+def after_failure(state: RestartState, failure: Failure, rng: random.Random) -> tuple[RestartState, float]:
     """Return the new state and the seconds to wait before the next attempt; 0 means at once.
 
     A port that another process took before the engine could is no fault of the engine: the next one is tried at once.
@@ -84,10 +83,10 @@ def after_failure(
     other.
     """
     taken = failure.reason is Reason.PORT_TAKEN
-    if taken and state.port_tries < policy.port_tries:
+    if taken and state.port_tries < PORT_TRIES:
         return attrs.evolve(state, port_tries=state.port_tries + 1), 0.0
-    failures = 1 if failure.ready_seconds >= policy.forgiven_after_seconds else state.failures + 1
-    delay = 0.0 if failures == 1 else policy.backoff.delay(failures - 1, rng)
+    failures = 1 if failure.ready_seconds >= FORGIVEN_SECONDS else state.failures + 1
+    delay = 0.0 if failures == 1 else BACKOFF.delay(failures - 1, rng)
     return RestartState(failures, state.port_tries if taken else 0), delay
 
 

@@ -8,7 +8,7 @@ from llmkube.base.units import format_bytes
 from llmkube.runtimes.process.host_runtimes import holds_elsewhere
 from llmkube.supervisor.memory.learned import Figure
 from llmkube.supervisor.memory.reservation import Need
-from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.nouns.desired import Launch
 
 GUESS_SHARE: Final = 1.2
 GUESS_BYTES: Final = 512 << 20

@@ -22,7 +22,7 @@ from llmkube.supervisor.memory.learned import Learned
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks
 from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal
 from llmkube.supervisor.nouns.lifecycle import Exit
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.proxy_config import ProxyConfig
@@ -93,8 +93,9 @@ class Child(Protocol):
         """Its process id."""
         ...
 
-    async def wait(self) -> Exit:
-        """Return how it ended, as soon as it has; an event, not a poll."""
+    @property
+    def wait(self) -> Callable[[], Awaitable[Exit]]:
+        """Returns how it ended, as soon as it has; an event, not a poll."""
         ...
 
     @property
@@ -217,22 +218,6 @@ class HostFacts:
     free_bytes: int = 0
 
 
-class Journal(Protocol):
-    """What the next agent on this host will want to know."""
-
-    async def write(self, entry: Entry) -> None:
-        """Replace a service's entry.
-
-        Raises:
-            WorldError: It cannot be written.
-        """
-        ...
-
-    async def remove(self, key: Key) -> None:
-        """Forget a service."""
-        ...
-
-
 async def _no_secrets(service: InferenceService) -> tuple[str, ...]:  # noqa: ASYNC124 - it stands in for one that waits
     raise WorldError(f"{service.key}: no Secret can be read here")
 
@@ -251,7 +236,7 @@ class Ports:
 
     engines: Engines
     weights: Weights
-    journal: Journal
+    journal: FileJournal
     http: HttpClient
     utcnow: Callable[[], datetime.datetime]
     rng: random.Random

@@ -46,6 +46,7 @@ class AgentSettings:
         llama_server: Path of the llama-server program.
         programs: Paths of the programs of other runtimes, by runtime; one without is looked for by its name.
         fronts: The commands of the programs that run for each service of a shared daemon, by runtime.
+        wrappers: The files that a program of another's Python runs before its own arguments, by runtime.
         variables: What all engines of this host find in their environment, such as where their owner's oMLX is.
         mlx_runtime: Which of the engines built on MLX serves `format: mlx` where none is named.
         advertise_address: The address that goes into EndpointSlices, or None to publish no Service and no slice
@@ -123,6 +124,7 @@ class AgentSettings:
     allowances: Allowances = NO_ALLOWANCES
     programs: Mapping[str, str] = attrs.field(factory=dict)
     fronts: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    wrappers: Mapping[str, str] = attrs.field(factory=dict)
     variables: Mapping[str, str] = attrs.field(factory=dict)
     mlx_runtime: str = MLX_RUNTIME
 

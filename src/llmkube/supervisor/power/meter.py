@@ -16,7 +16,7 @@ What the host draws at rest is part of it: it belongs to those that work while t
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import psutil
@@ -28,6 +28,16 @@ from llmkube.supervisor.power.token_energy import TokenCount, TokenEnergy
 
 LONGEST_HOLE_SECONDS: Final = STALE_SECONDS
 """What a host drew in a longer one is not known."""
+
+
+WORKING_SHARE: Final = 0.01
+"""Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
+
+ENGINES_ALONE: Final = frozenset({"gpu", "ane"})
+"""The domains that other programs are taken to leave alone."""
+
+IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
+"""What is no work of this machine's programs, or is counted under another name as well (proc_stat(5))."""
 
 
 @attrs.frozen
@@ -74,13 +84,6 @@ def integrate(before: Point | None, sample: PowerSample, now: float) -> tuple[Po
     return Point(now, sample.watts), Interval(joules, covered + filled, hole - filled)
 
 
-WORKING_SHARE: Final = 0.01
-"""Of one core; below it is what answering health checks costs (`nouns.liveness.ALIVE_CPU_SHARE`)."""
-
-ENGINES_ALONE: Final = frozenset({"gpu", "ane"})
-"""The domains that other programs are taken to leave alone."""
-
-
 def share(
     joules: Mapping[str, float], cpu_seconds: Mapping[Key, float], *, host_cpu_seconds: float, seconds: float
 ) -> dict[Key, float]:
@@ -100,10 +103,6 @@ def share(
     alone = sum(each for domain, each in joules.items() if domain in ENGINES_ALONE)
     with_others = sum(each for domain, each in joules.items() if domain not in ENGINES_ALONE)
     return {key: took / engines * alone + took / everyone * with_others for key, took in working.items()}
-
-
-IDLE: Final = frozenset({"idle", "iowait", "guest", "guest_nice", "steal"})
-"""What is no work of this machine's programs, or is counted under another name as well (proc_stat(5))."""
 
 
 class CpuTime:
@@ -165,18 +164,6 @@ class PowerView:
     source: str = "apple"
 
 
-class ProcessorTime(Protocol):
-    """How long programs have computed, in seconds."""
-
-    def of_process(self, pid: int) -> float | None:
-        """What a process has taken; None when it cannot be looked at."""
-        ...
-
-    def of_host(self) -> float:
-        """What all have taken."""
-        ...
-
-
 @attrs.frozen
 class _Use:
     """One engine at the newest sample."""
@@ -199,7 +186,7 @@ class PowerMeter:
     source: str
     domains: tuple[str, ...]
     engines: Callable[[], Mapping[Key, EngineUse]]
-    cpu_time: ProcessorTime
+    cpu_time: CpuTime = CpuTime()
     _point: Point | None = None
     _interval: Interval = NOTHING
     _problem: PowerProblem | None = None

@@ -1,12 +1,138 @@
-"""Which source measures this host."""
+"""Which source measures this host, and RAPL: what Linux counts of a processor's energy (/sys/class/powercap).
+
+RAPL is a counter in microjoules per package, and one for its memory where the processor has one
+(Documentation/power/powercap/powercap.rst of the kernel; AMD's have the same names). Since 2020 only root may read them
+(CVE-2020-8694): `chmod a+r` on `energy_uj`, at each boot, lets an agent measure. Most virtual machines have none.
+"""
 
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final, Never
 
+import attrs
+import structlog
+import trio
+
+from llmkube.base.backoff import Backoff
 from llmkube.base.errors import UserError
+from llmkube.base.waiting import wait_tick
 from llmkube.supervisor.power.powermetrics import Powermetrics, power_command
-from llmkube.supervisor.power.rapl import POWERCAP, Rapl, read_counters
-from llmkube.supervisor.power.sample import PowerSource
+from llmkube.supervisor.power.sample import COMBINED, PowerProblem, PowerSample, PowerSource
+
+log = structlog.get_logger(__name__)
+
+POWERCAP: Final = Path("/sys/class/powercap")
+
+DOMAINS: Final = ("package", "dram")
+
+LOOK_SECONDS: Final = 5.0
+"""How often to look: with the looks at engines, so that an idle host wakes no more often."""
+
+MOST_WATTS: Final = 10_000.0
+"""More than any package draws: the counter has begun anew, as after a sleep."""
+
+RETRY: Final = Backoff(base_seconds=5, cap_seconds=600)
+
+
+@attrs.frozen
+class Counter:
+    """One counter at one moment; it begins again at zero after `range_joules`."""
+
+    joules: float
+    range_joules: float
+
+
+@attrs.frozen
+class Look:
+    """All counters at one moment, by the name of their folder; `domains` says what each counts."""
+
+    at: float
+    counters: Mapping[str, Counter]
+    domains: Mapping[str, str]
+
+
+def sample_between(before: Look, now: Look) -> PowerSample | None:
+    """Return the mean power between two looks; None where a counter has come, gone or begun anew."""
+    seconds = now.at - before.at
+    if seconds <= 0 or before.counters.keys() != now.counters.keys():
+        return None
+    watts: dict[str, float] = {}
+    for name, counter in now.counters.items():
+        joules = counter.joules - before.counters[name].joules
+        drawn = joules if joules >= 0 else joules + counter.range_joules
+        if not 0 <= drawn <= MOST_WATTS * seconds:
+            return None
+        domain = now.domains[name]
+        watts[domain] = watts.get(domain, 0.0) + drawn / seconds
+    return PowerSample({**watts, COMBINED: sum(watts.values())}, seconds) if watts else None
+
+
+def read_counters(folder: Path, now: float) -> Look:
+    """Read every package's counter, and its memory's; parts of a package and the whole system are counted in neither.
+
+    Raises:
+        OSError: One of them may not be read, or the folder is not there.
+        ValueError: One of them is no number.
+    """
+    counters, domains = {}, {}
+    for zone in sorted(folder.iterdir()):
+        if not zone.name.startswith("intel-rapl:"):
+            continue
+        name = (zone / "name").read_text("ascii").strip()
+        domain = "package" if name.startswith("package-") else name
+        if domain not in DOMAINS:
+            continue
+        used, most = ((zone / each).read_text("ascii") for each in ("energy_uj", "max_energy_range_uj"))
+        counters[zone.name], domains[zone.name] = Counter(int(used) / 1e6, int(most) / 1e6), domain
+    if not counters:
+        raise FileNotFoundError(f"no package has a counter in {folder}")
+    return Look(now, counters, domains)
+
+
+@attrs.define(eq=False)
+class Rapl:
+    """The source of a Linux host.
+
+    Attributes:
+        rng: Dice for the pauses after a failure.
+        folder: Where the counters are.
+        name: What its figures are called after.
+        domains: What it measures apart.
+    """
+
+    rng: random.Random
+    folder: Path = POWERCAP
+    name: str = "rapl"
+    domains: tuple[str, ...] = DOMAINS
+
+    async def run(self, take: Callable[[PowerSample], None], failed: Callable[[PowerProblem], None]) -> Never:
+        """Never return: tell a sample every `LOOK_SECONDS`, and failures. The kernel makes these files at once."""
+        before: Look | None = None
+        failures = 0
+        while True:
+            try:
+                now = read_counters(self.folder, trio.current_time())
+            except (OSError, ValueError) as error:
+                before, failures = None, failures + 1
+                problem = problem_of(error)
+                failed(problem)
+                delay = RETRY.delay(failures, self.rng)
+                log.warning("RAPL cannot be read", problem=str(problem), error=str(error), againInSeconds=round(delay))
+                await trio.sleep(delay)
+                continue
+            if before is not None and (sample := sample_between(before, now)) is not None:
+                failures = 0
+                take(sample)
+            before = now
+            await wait_tick(LOOK_SECONDS)
+
+
+def problem_of(error: Exception) -> PowerProblem:
+    """Return what an error of `read_counters` means."""
+    if isinstance(error, PermissionError):
+        return PowerProblem.NOT_PERMITTED
+    return PowerProblem.NOT_UNDERSTOOD if isinstance(error, ValueError) else PowerProblem.NOT_FOUND
 
 
 def power_source(platform: str, uid: int, rng: random.Random, *, folder: Path = POWERCAP) -> PowerSource:

@@ -22,7 +22,6 @@ import trio
 
 from llmkube.base.errors import WorldError, innermost
 from llmkube.base.http.message import netloc
-from llmkube.base.private_files import file_stem
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.host_runtimes import holds_elsewhere, words_of
@@ -32,20 +31,19 @@ from llmkube.supervisor.engine.logfile import next_log, old_log
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Child, Command, Grace
-from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.nouns.ports import Child, Grace
 from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
-from llmkube.supervisor.service.ending import LAST_LINES, Outcome, failure_of
 from llmkube.supervisor.service.engine_journal import EngineJournal, new_record
-from llmkube.supervisor.service.engine_status import EngineStatus, watch_model
+from llmkube.supervisor.service.engine_status import LAST_LINES, EngineStatus, Outcome, failure_of, watch_model
 from llmkube.supervisor.service.events import cut_short
 from llmkube.supervisor.service.leftover import leftover_unloaded
 from llmkube.supervisor.service.loading import Loading
-from llmkube.supervisor.service.measuring import Measuring, context_hint
+from llmkube.supervisor.service.measuring import Measuring, explained
 
 log = structlog.get_logger(__name__)
 
@@ -106,7 +104,6 @@ class Attempt:
 
     async def run(self) -> None:
         """Live: wait for memory, start, serve, end."""
-        key = self.context.status_manager.key
         try:
             with self.scope:
                 try:
@@ -116,7 +113,7 @@ class Attempt:
                     self.failure = Failure(reason_of(error), str(error))
                 except* Exception as bug:
                     # One of the broad catches: a bug in here is a failure of this engine, and of no other one.
-                    log.exception("attempt failed", name=key.name, namespace=key.namespace)
+                    self.context.log.exception("attempt failed")
                     self.failure = Failure(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
         finally:
             self.ended.set()
@@ -138,15 +135,14 @@ class Attempt:
     def address_changed(self) -> None:
         """This host is reached in another way: end it if the address that it listens on is not this host's any more."""
         if self._host and not self.context.status_manager.reach.value.serves(self._host):
-            key = self.context.status_manager.key
-            log.info("address lost; restarting", name=key.name, namespace=key.namespace, hostIP=self._host)
+            self.context.log.info("address lost; restarting", hostIP=self._host)
             self.scope.cancel(reason=f"{self._host} is not this host's address any more")
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     async def _admitted(self) -> Failure | None:
         """Have the memory, and run within it; None when there is no room beside the other engine any more."""
-        context, key = self.context, self.context.status_manager.key
+        context, key = self.context, self.context.key
         if self.before is not None:
             with context.ledger.beside(key, await context.need(self.launch), scope=self.scope) as allocation:
                 return await self._in_process(allocation) if allocation is not None else None
@@ -163,10 +159,10 @@ class Attempt:
     def _waits(self, refusal: Refusal) -> None:
         """Say why nothing runs, and what would help."""
         self._refused.set()
-        key, message = self.context.status_manager.key, refusal.message + context_hint(self.launch, refusal.room_bytes)
+        key, message = self.context.key, explained(refusal, self.launch)
         evicted = self.context.ledger.book.evicted(key)
         if evicted is None:
-            log.info("waiting for memory", name=key.name, namespace=key.namespace, reason=message)
+            self.context.log.info("waiting for memory", reason=message)
             self.status.set_view(ServiceView(refusal.reason, message))
         else:
             self.status.set_view(ServiceView(Reason.EVICTED, f"{evicted.why}. Now: {message}"))
@@ -213,23 +209,13 @@ class Attempt:
             raise KeysUnknownError(
                 "the keys of its clients are not known until the API server answers for their Secret"
             )
-        key, plan = context.status_manager.key, launch.plan
-        record = attrs.evolve(new_record(context, plan), build=engine.version)
-        log.info("starting inference service", name=key.name, namespace=key.namespace, port=record.address[1])
+        record = attrs.evolve(new_record(context, launch.plan), build=engine.version)
+        context.log.info("starting inference service", port=record.address[1])
         keys = key_path(context.settings.state_dir, record.cookie)
         alone = self.before is None
-        command = Command(
-            argv=plan.render(
-                engine,
-                model=str(launch.weights.path),
-                host=record.host,
-                port=record.port,
-                keys=str(keys),
-            ),
-            env=dict(plan.env),
-            work_dir=context.settings.state_dir / "work" / key.namespace / file_stem(key.name),
+        command = attrs.evolve(
+            context.command(launch, engine, record.cookie, host=record.host, port=record.port, keys=str(keys)),
             log_path=context.log_path if alone else next_log(context.log_path),
-            cookie=record.cookie,
             keys_path=keys if record.api_key else None,
             api_keys=(record.api_key, *launch.client_keys),
             proxy=proxy_of(record, context.settings.let_in, launch.client_keys),
@@ -245,17 +231,11 @@ class Attempt:
     @asynccontextmanager
     async def _adopted(self, record: EngineRecord, grace: Grace) -> AsyncIterator[tuple[Child, EngineRecord]]:
         """Take over the process that an earlier agent left."""
-        context, key = self.context, self.context.status_manager.key
+        context = self.context
         self.journal.expect(record)
         path = next_log(context.log_path) if record.next_log else context.log_path
         async with context.ports.engines.adopt_child(record, path, context.shutdown, grace) as child:
-            log.info(
-                "adopted inference service",
-                name=key.name,
-                namespace=key.namespace,
-                pid=child.pid,
-                port=record.address[1],
-            )
+            context.log.info("adopted inference service", pid=child.pid, port=record.address[1])
             if record.next_log:  # its agent was killed while it took over from another one
                 record = await self._named(child, record)
             yield child, record
@@ -336,8 +316,7 @@ class Attempt:
     ) -> Failure:
         """Return when it hangs, or its GPU has failed."""
         context = self.context
-        key, port = context.status_manager.key, record.address[1]
-        log.info("started inference service", name=key.name, pid=child.pid, port=port, namespace=key.namespace)
+        context.log.info("started inference service", pid=child.pid, port=record.address[1])
         self._started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
         read_nowait = partial(child.read_stats_nowait, record.host, record.port)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import NameTakenError
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, controller_reference
 from llmkube.k8s.wire.names import (
     AGENT_MANAGER,
     HOST_LABEL,
@@ -24,8 +24,7 @@ from llmkube.k8s.wire.names import (
     service_name,
     slice_name,
 )
-from llmkube.k8s.wire.owners import controller_reference
-from llmkube.supervisor.nouns.slot import Slot
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.service.facts import Facts
 
 

@@ -9,10 +9,9 @@ from llmkube.base.errors import WorldError
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.engine.key_file import new_key
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.host_addresses import LOOPBACK
-from llmkube.supervisor.nouns.journal import EngineRecord, Entry
-from llmkube.supervisor.nouns.ports import Journal
-from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.status_manager import StatusManager
 
@@ -31,7 +30,7 @@ class EngineJournal:
     """
 
     manager: StatusManager
-    journal: Journal
+    journal: FileJournal
     launch: Launch
     kept: Launch | None = None
     _entry: Entry | None = None  # what the journal says of the process, or will say
@@ -56,8 +55,7 @@ class EngineJournal:
         try:
             await self.note(record)
         except WorldError as error:
-            key = self.manager.key
-            log.warning("journal entry not written", name=key.name, namespace=key.namespace, error=str(error))
+            self.manager.log.warning("journal entry not written", error=str(error))
             return False
         return True
 

@@ -14,7 +14,7 @@ owner while the engine runs. What such an engine says of its work says nothing o
 requests are all refused.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Literal
 
@@ -24,20 +24,80 @@ import trio
 
 from llmkube.base.http.errors import HttpError
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.runtimes.process.exits import ExitCause, Rule, classify
 from llmkube.supervisor.engine.health import Engine
 from llmkube.supervisor.memory.ledger import Allocation
-from llmkube.supervisor.nouns.lifecycle import ServiceView
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView
 from llmkube.supervisor.nouns.ports import Shutdown
-from llmkube.supervisor.service.ending import Outcome
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 
 log = structlog.get_logger(__name__)
 
+LAST_LINES: Final = 20
+"""How much of an engine's own words goes into a condition."""
+
+
 ANSWER_SECONDS: Final = 5.0
 """What is late says nothing, as what is not answered at all: other looks judge that."""
 
 Said = Literal["loaded", "lost", "nothing"]
+
+
+@attrs.define(eq=False)
+class Outcome:
+    """How far an engine has come, and how it has ended; filled in as it happens.
+
+    Attributes:
+        published: It is, or may be, known to the API server as one that serves.
+        ready_at: When it first answered, on Trio's clock.
+        exit: How its process ended by itself.
+        failure: Why it had to be ended.
+    """
+
+    published: bool = False
+    ready_at: float | None = None
+    exit: Exit | None = None
+    failure: Failure | None = None
+
+
+def failure_of(
+    outcome: Outcome,
+    lines: Sequence[str],
+    *,
+    rules: Sequence[Rule],
+    now: float,
+    memory_kills: int,
+    memory_short: bool,
+) -> Failure:
+    """Say why an engine has ended.
+
+    Args:
+        outcome: How far it came, and what ended it.
+        lines: Its last lines, oldest first.
+        rules: What lines of its runtime mean.
+        now: The time on Trio's clock.
+        memory_kills: How many processes the kernel has killed for lack of memory where the engine ran.
+        memory_short: Whether the host was short of memory at the last look.
+    """
+    words = "\n" + "\n".join(lines) if lines else ""
+    seconds = 0.0 if outcome.ready_at is None else now - outcome.ready_at
+    if outcome.exit is None and outcome.failure is not None:
+        return attrs.evolve(outcome.failure, message=outcome.failure.message + words, ready_seconds=seconds)
+    code = outcome.exit.code if outcome.exit else None
+    why = classify(
+        code,
+        lines,
+        rules=rules,
+        memory_kills=memory_kills,
+        memory_short=memory_short,
+        for_signature=outcome.exit is not None and outcome.exit.for_signature,
+    )
+    loading = outcome.ready_at is None
+    reason = Reason.PORT_TAKEN if why.cause is ExitCause.PORT_TAKEN and loading else Reason.ENGINE_EXITED
+    because = f": {why}" if why.summary else ""
+    when = "while loading" if loading else "while serving"
+    return Failure(reason, f"the engine ended {when}: {outcome.exit}{because}{words}", seconds)
 
 
 async def watch_model(engine: Engine, tell: Callable[[Said, str], None], tick_seconds: float) -> None:
@@ -160,5 +220,4 @@ class EngineStatus:
         with trio.move_on_after(manager.settings.withdraw_seconds, shield=True) as bound:
             await manager.wait_endpoint_heard()
         if bound.cancelled_caught:
-            key = manager.key
-            log.warning("stopping although the endpoint is not withdrawn yet", name=key.name, namespace=key.namespace)
+            manager.log.warning("stopping although the endpoint is not withdrawn yet")

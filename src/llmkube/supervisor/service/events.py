@@ -16,7 +16,7 @@ from llmkube.k8s.wire.conditions import (
     UP_TO_DATE,
     Statement,
 )
-from llmkube.k8s.wire.reasons import is_failing
+from llmkube.k8s.wire.reasons import Reason, is_failing
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.service.facts import Facts
 
@@ -52,7 +52,7 @@ def events(before: Facts, after: Facts) -> tuple[Event, ...]:
 
 def _of_host(before: Facts, after: Facts) -> Iterator[Event]:
     if after.reach.problem not in {"", before.reach.problem}:
-        yield Event("NoAddress", after.reach.problem)
+        yield Event(Reason.NO_ADDRESS, after.reach.problem)
     for slot, error in after.refused.items():
         if str(error) != str(before.refused.get(slot)):
             yield Event("NotPublished", str(error))
@@ -61,7 +61,7 @@ def _of_host(before: Facts, after: Facts) -> Iterator[Event]:
 def _of_plan(before: Facts, after: Facts) -> Iterator[Event]:
     if after.problem != before.problem and after.problem is not None and after.problem.value:
         problem = after.problem.value
-        yield Event("Invalid", problem, log="spec refused", fields={"error": problem})
+        yield Event(Reason.INVALID, problem, log="spec refused", fields={"error": problem})
     if after.fetch_failures > before.fetch_failures and after.fetch is not None:
         error = after.fetch_error  # it is tried again and again; the log has each error once
         log = "model not fetched" if error != before.fetch_error else ""
@@ -86,7 +86,7 @@ def _of_memory(before: Facts, after: Facts) -> Iterator[Event]:
         yield Event("Displaced", evict.why)
     else:
         cut = "; requests in flight are cut short" if evict.urgent else "; requests in flight may finish first"
-        yield Event("Evicted", evict.why + cut)
+        yield Event(Reason.EVICTED, evict.why + cut)
 
 
 def _of_engines(before: Facts, after: Facts) -> Iterator[Event]:
@@ -98,7 +98,7 @@ def _of_engines(before: Facts, after: Facts) -> Iterator[Event]:
         view = after.view.value
         fields = {"hostIP": after.address or view.host, "port": view.port}
         message = f"{view.message} on host {after.host}"
-        yield Event("Loaded", message, "Normal", log="registered endpoint", fields=fields)
+        yield Event(Reason.LOADED, message, "Normal", log="registered endpoint", fields=fields)
         if before.evicted is not None:
             yield Event("Returned", f"Runs again; before that: {before.evicted.why}", "Normal")
 
@@ -141,8 +141,8 @@ def _accepted(facts: Facts) -> Statement | None:
         return None
     problem, generation = facts.problem.value, facts.problem.generation
     if problem:
-        return Statement(ACCEPTED, False, "Invalid", problem, generation)
-    return Statement(ACCEPTED, True, "Accepted", "the spec can be served on this host", generation)
+        return Statement(ACCEPTED, False, Reason.INVALID, problem, generation)
+    return Statement(ACCEPTED, True, Reason.ACCEPTED, "the spec can be served on this host", generation)
 
 
 def _spec_honoured(facts: Facts) -> Statement | None:
@@ -151,8 +151,8 @@ def _spec_honoured(facts: Facts) -> Statement | None:
     generation, listed = facts.ignored.generation, ", ".join(facts.ignored.value)
     if listed:
         message = f"these fields are accepted and have no effect on a host: {listed}"
-        return Statement(SPEC_HONOURED, False, "FieldsIgnored", message, generation)
-    return Statement(SPEC_HONOURED, True, "Honoured", "every given field has its effect", generation)
+        return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message, generation)
+    return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every given field has its effect", generation)
 
 
 def _loaded(facts: Facts) -> Statement | None:
@@ -168,14 +168,14 @@ def _up_to_date(facts: Facts) -> Statement | None:
     if not view.reason:
         return None
     if not view.ready:
-        return Statement(UP_TO_DATE, None, "NotServing", "no engine serves on this host", generation)
+        return Statement(UP_TO_DATE, None, Reason.NOT_SERVING, "no engine serves on this host", generation)
     if outdated.reason:
         message = outdated.message
         if outdated == facts.unplanned and is_failing(outdated.reason, unknown=True):
             message = f"the newest spec was refused ({message}); the previous one still serves"
         return Statement(UP_TO_DATE, False, outdated.reason, message, generation)
     return Statement(
-        UP_TO_DATE, True, "UpToDate", "the engine that serves was started from the newest spec", generation
+        UP_TO_DATE, True, Reason.UP_TO_DATE, "the engine that serves was started from the newest spec", generation
     )
 
 
@@ -186,7 +186,7 @@ def _published(facts: Facts) -> Statement | None:
     if problem.reason:
         return Statement(PUBLISHED, False, problem.reason, problem.message, facts.published)
     closed = f"; without a key, 401: {facts.closed}" if facts.closed else ""
-    return Statement(PUBLISHED, True, "Published", facts.reach.why + closed, facts.published)
+    return Statement(PUBLISHED, True, Reason.PUBLISHED, facts.reach.why + closed, facts.published)
 
 
 def _memory_pressure(facts: Facts) -> Statement | None:

@@ -16,13 +16,12 @@ from llmkube.k8s.crd.model import ModelSpec
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
-from llmkube.supervisor.cluster.status import fetch_reason
+from llmkube.supervisor.cluster.status import Slot, fetch_reason
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.memory.eviction import Cause, Evict
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
@@ -139,9 +138,9 @@ class Facts:
     def publish_problem(self) -> Why:
         """Why the endpoint is not published; empty if it is."""
         if self.reach.problem:
-            return Why("NoAddress", self.reach.problem)
+            return Why(Reason.NO_ADDRESS, self.reach.problem)
         for error in self.refused.values():
-            return Why(getattr(error, "reason", "") or "Refused", str(error))
+            return Why(getattr(error, "reason", "") or Reason.REFUSED, str(error))
         return Why()
 
     @property
@@ -200,13 +199,13 @@ class Facts:
         if self.fetched == self.wish.model.spec:
             return self
         late = self.with_unplanned(Reason.FETCHING, "the file that the newest spec asks for is on its way")
-        fetch = _observed(self.wish.model, Fetch(False, "Fetching", message))
+        fetch = _observed(self.wish.model, Fetch(False, Reason.FETCHING, message))
         return attrs.evolve(late, fetch=fetch, fetch_delay=delay)
 
     def with_file(self, weights: WeightsFile, header: ModelHeader) -> "Facts":
         """The file is here, and this is what it says of itself."""
         chosen = f": {weights.choice}" if weights.choice else ""
-        fetch = Fetch(True, "Fetched", f"the file is on host {self.host}{chosen}", weights, header)
+        fetch = Fetch(True, Reason.FETCHED, f"the file is on host {self.host}{chosen}", weights, header)
         fetched = _observed(self.wish.model, fetch)
         return attrs.evolve(self, fetched=self.wish.model.spec, fetch_error="", fetch_delay="", fetch=fetched)
 
@@ -285,7 +284,7 @@ class Facts:
         short = None if level is Level.UNKNOWN else level in {Level.WARNING, Level.CRITICAL}
         now = Pressure(short, level.name.capitalize(), f"memory on host {self.host}: {why}")
         if evicted is not None and evicted.cause is not Cause.DISPLACED:
-            now = Pressure(True, "Evicted", evicted.why)
+            now = Pressure(True, Reason.EVICTED, evicted.why)
         if self.pressure is not None and self.pressure.value.reason == now.reason:
             return self
         return attrs.evolve(self, pressure=_observed(self.wish.service, now))

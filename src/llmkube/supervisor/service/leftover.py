@@ -7,17 +7,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-import structlog
+import attrs
 import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError, innermost
-from llmkube.base.private_files import file_stem
-from llmkube.runtimes.process.daemon_front import UNLOAD_LEFT
+from llmkube.runtimes.plan import UNLOAD_LEFT
 from llmkube.runtimes.process.host_runtimes import holds_elsewhere
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.lifecycle import Exit
-from llmkube.supervisor.nouns.ports import Command, Grace
-from llmkube.supervisor.nouns.target import Launch
+from llmkube.supervisor.nouns.ports import Grace
 from llmkube.supervisor.service.context import ServiceContext
 
 PROGRAM_SECONDS: Final = 60.0
@@ -25,8 +24,6 @@ PROGRAM_SECONDS: Final = 60.0
 
 AGAIN: Final = Backoff(base_seconds=10.0, cap_seconds=300.0)
 """Between two tries while the daemon does not answer, or does not let go."""
-
-log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -57,7 +54,7 @@ async def unload_left(context: ServiceContext, launch: Launch) -> None:
 
     Cancelled, it ends its program in order first: nothing is unloaded after it.
     """
-    key, failures = context.status_manager.key, 0
+    failures = 0
     while True:
         try:
             ended = await _program(context, launch)
@@ -70,22 +67,16 @@ async def unload_left(context: ServiceContext, launch: Launch) -> None:
         failures += 1
         delay = AGAIN.delay(failures, context.ports.rng)
         said = "what a killed engine may have left in the daemon is not unloaded"
-        log.warning(said, name=key.name, namespace=key.namespace, reason=why, retry_seconds=round(delay, 1))
+        context.log.warning(said, reason=why, retry_seconds=round(delay, 1))
         await trio.sleep(delay)
 
 
 async def _program(context: ServiceContext, launch: Launch) -> Exit:
     """Run the program of the engine, told to unload alone; return how it has ended."""
-    engines, plan, key = context.ports.engines, launch.plan, context.status_manager.key
-    engine = await engines.info(plan.runtime)
-    argv = plan.render(engine, model=str(launch.weights.path), host="127.0.0.1", port=0, keys="")
-    command = Command(
-        argv=(*argv, UNLOAD_LEFT),
-        env=dict(plan.env),
-        work_dir=context.settings.state_dir / "work" / key.namespace / file_stem(key.name),
-        log_path=context.log_path,
-        cookie=f"{context.ports.rng.getrandbits(64):016x}",
-    )
+    engines = context.ports.engines
+    engine, cookie = await engines.info(launch.plan.runtime), f"{context.ports.rng.getrandbits(64):016x}"
+    command = context.command(launch, engine, cookie, host="127.0.0.1", port=0)
+    command = attrs.evolve(command, argv=(*command.argv, UNLOAD_LEFT))
     seconds = context.settings.grace_seconds
     async with engines.open_child(command, context.shutdown, Grace(seconds, seconds)) as child:
         with trio.move_on_after(PROGRAM_SECONDS):

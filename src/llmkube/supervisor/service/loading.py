@@ -25,6 +25,16 @@ LATEST_SECONDS: Final = 30.0
 LINES: Final = 20
 
 
+OPEN_SECONDS: Final = 30.0
+"""How long a proxy may take to answer that was started together with its engine."""
+
+CONFIRM_SECONDS: Final = 2.0
+"""How long an adopted engine may stay silent before its endpoint is made not-ready; a port that refuses, at once.
+
+Silence for less is a busy machine: the engine and its proxy have clients, and a starting agent takes the processor.
+"""
+
+
 @attrs.define(eq=False)
 class LoadLine:
     """Write the progress of one load into the service's `Loaded` condition; seldom, for each line is a write."""
@@ -53,16 +63,6 @@ class LoadLine:
         if waited >= LATEST_SECONDS or (what != self._said and waited >= SOONEST_SECONDS):
             self._written_at, self._said = now, what
             self._status.set_reason(Reason.LOADING, f"{what}, for {now - self._started_at:.0f} s so far")
-
-
-OPEN_SECONDS: Final = 30.0
-"""How long a proxy may take to answer that was started together with its engine."""
-
-CONFIRM_SECONDS: Final = 2.0
-"""How long an adopted engine may stay silent before its endpoint is made not-ready; a port that refuses, at once.
-
-Silence for less is a busy machine: the engine and its proxy have clients, and a starting agent takes the processor.
-"""
 
 
 @attrs.frozen

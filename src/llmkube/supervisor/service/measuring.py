@@ -12,9 +12,10 @@ from llmkube.base.errors import WorldError
 from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.memory.learned import Figure, figure_key
 from llmkube.supervisor.memory.ledger import Allocation
+from llmkube.supervisor.memory.refusal import Refusal
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.liveness import ALIVE_CPU_SHARE, EngineStats
 from llmkube.supervisor.nouns.ports import Child, Engines, Ports
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.demand import Place
 from llmkube.weights.estimate.sizing import largest_context
 
@@ -106,6 +107,11 @@ class Measuring:
         )
         figure = Figure(measured_bytes=measured, reported_bytes=said, device_bytes=on_device, estimated_bytes=estimated)
         self.ports.learned.note(await key_of(self.launch, self.ports.engines), figure)
+
+
+def explained(refusal: Refusal, launch: Launch) -> str:
+    """Return why a launch has to wait, with the largest context that would fit if that is smaller than its own."""
+    return refusal.message + context_hint(launch, refusal.room_bytes)
 
 
 def context_hint(launch: Launch, room_bytes: int | None) -> str:

@@ -14,11 +14,11 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.host_runtime import LogWords
 from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.engine.health import Engine
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.lifecycle import Failure
 from llmkube.supervisor.nouns.liveness import EngineStats
 from llmkube.supervisor.nouns.ports import Child, Grace
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.estimate.demand import Place
 
 LINES: Final = 200

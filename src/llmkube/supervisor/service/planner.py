@@ -24,15 +24,12 @@ from llmkube.runtimes.process.host_runtimes import host_runtime_of, refuse_libra
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import check, plan_for
 from llmkube.supervisor.memory.budget import own_cap
-from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.api_keys import digest_of
-from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.desired import Desired, Idle, Launch, Target
 from llmkube.supervisor.nouns.need import need_of
-from llmkube.supervisor.nouns.ports import Ports
-from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.target import Idle, Launch, Target
+from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.measuring import context_hint
+from llmkube.supervisor.service.measuring import explained
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import DigestMismatchError
@@ -54,127 +51,6 @@ _estimate = functools.lru_cache(maxsize=16)(estimate)
 """Milliseconds for a large model, before its engine can start; services of one Model need the same."""
 
 
-async def run_planner(
-    replan: Mailbox[None], target: Mailbox[Target], manager: StatusManager, ports: Ports, ledger: Ledger
-) -> None:
-    """Never return: keep the target in line with the newest wish; a newer one, or engine, interrupts the work."""
-    while True:
-        version = replan.version
-        newer = partial(replan.wait_newer, version)
-        await _plan_unless_newer(newer, target, manager, ports, ledger)
-        if isinstance(target.value, Launch) and manager.facts.wish.service.spec.api_key_secret_ref is not None:
-            await wait_any(newer, partial(_wait_other_keys, target.value, manager, ports))
-        else:
-            await newer()  # the planner of a service at rest is one task that waits
-
-
-async def _wait_other_keys(launch: Launch, manager: StatusManager, ports: Ports) -> None:
-    """Return when the service's Secret has other keys than its plan, or none."""
-    while True:
-        await trio.sleep(KEYS_SECONDS * ports.rng.uniform(0.75, 1.0))
-        try:
-            keys = await ports.client_keys(manager.facts.wish.service)
-        except UserError:
-            return
-        except WorldError:
-            continue  # what is known stays
-        if digest_of(keys) != launch.plan.keys_digest:
-            return
-
-
-async def _plan_unless_newer(
-    newer: Callable[[], Awaitable[object]],
-    target: Mailbox[Target],
-    manager: StatusManager,
-    ports: Ports,
-    ledger: Ledger,
-) -> None:
-    """Return when there is nothing more to do for this wish, or a newer one has arrived."""
-    line = _ProgressLine(target, manager)
-
-    async def plan() -> None:
-        backoff, failures = Backoff(cap_seconds=manager.settings.retry_cap_seconds), 0
-        while not await _plan(target, manager, ports, ledger, line):
-            failures += 1
-            await trio.sleep(backoff.delay(failures, ports.rng))
-
-    await wait_any(plan, newer, line.run)
-
-
-async def _plan(
-    target: Mailbox[Target], manager: StatusManager, ports: Ports, ledger: Ledger, progress: "_ProgressLine"
-) -> bool:
-    """Do it once; return False when trying again later could help."""
-    wish = manager.facts.wish
-    if not wish.running:
-        word = "suspended" if wish.service.spec.suspend else "replicas=0"
-        target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
-        return True
-    try:
-        check(wish.service, wish.model, manager.settings.allowances, manager.settings.mlx_runtime)
-        own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
-    except UserError as error:
-        manager.update(Facts.without_plan, error)
-        _idle_unless_running(target, manager, Reason.INVALID, str(error))
-        return True
-    keys: tuple[str, ...] = ()
-    if wish.service.spec.api_key_secret_ref is not None:
-        try:
-            keys = await ports.client_keys(wish.service)
-        except LLMKubeError as error:
-            _idle_unless_running(target, manager, getattr(error, "reason", Reason.API_KEYS_NOT_READ), str(error))
-            return False
-    if (never := await _preview(wish, manager.settings, ports, ledger)) is not None:
-        _idle_unless_running(target, manager, never.reason, never.message)
-        return False
-    try:
-        with progress:
-            weights, facts = await ports.weights.fetch(wish.model, progress)
-    except LLMKubeError as error:
-        manager.update(Facts.without_file, error)
-        _idle_unless_running(target, manager, getattr(error, "reason", Reason.FETCH_FAILED), str(error))
-        # Again also after a user's error: the file may appear or be mended without an edit of the object. But a whole
-        # file that had the wrong digest is not downloaded again for nothing.
-        return isinstance(error, DigestMismatchError) and error.final
-    try:
-        with progress:
-            draft = await _fetch_draft(wish, ports, progress)
-    except LLMKubeError as error:
-        manager.update(Facts.with_file, weights, facts)
-        reason = getattr(error, "reason", Reason.FETCH_FAILED)
-        _idle_unless_running(target, manager, reason, f"the draft model: {error}")
-        return False
-    manager.update(Facts.with_file, weights, facts)  # only now: while a draft is fetched, its progress is told
-    try:
-        launch = await _launch(wish, manager.settings, ports, weights, facts, draft=draft, keys=keys)
-    except UserError as error:
-        manager.update(Facts.without_plan, error)
-        _idle_unless_running(target, manager, Reason.INVALID, str(error))
-        return True
-    except WorldError as error:
-        _idle_unless_running(target, manager, getattr(error, "reason", Reason.ENGINE_NOT_FOUND), str(error))
-        return False
-    manager.update(Facts.with_plan, launch.plan.not_honoured)
-    target.put_nowait(launch)
-    return True
-
-
-async def _fetch_draft(wish: Desired, ports: Ports, progress: Callable[[Progress], None]) -> "_Draft | None":
-    """Make the file of the model that guesses ahead present; a file of this host is one as a Model could name it."""
-    named = draft_of(wish.service.spec)
-    if not named:
-        return None
-    model = wish.draft
-    if named.startswith("/"):
-        metadata = ObjectMeta(name=wish.key.name, namespace=wish.key.namespace)
-        model = Model(metadata=metadata, spec=ModelSpec(source=named))
-    if model is None:
-        raise DraftMissingError(f"there is no Model {named} in the namespace {wish.key.namespace}; create it")
-    refuse_library(host_runtime_of(wish.service, wish.model).name, model, draft=True)
-    weights, facts = await ports.weights.fetch(model, progress)
-    return _Draft(weights, facts.shape)
-
-
 @attrs.frozen
 class _Draft:
     """The model that guesses ahead: its file, and what its header says of its memory."""
@@ -189,68 +65,189 @@ class DraftMissingError(UserError):
     reason = Reason.MODEL_NOT_FOUND
 
 
-async def _launch(
-    wish: Desired,
-    settings: AgentSettings,
-    ports: Ports,
-    weights: WeightsFile,
-    facts: ModelHeader,
-    *,
-    draft: "_Draft | None" = None,
-    keys: tuple[str, ...] = (),
-) -> Launch:
-    engine = await ports.engines.info(host_runtime_of(wish.service, wish.model, settings.mlx_runtime).name)
-    plan = plan_for(
-        PlanInputs(
-            wish.service,
-            wish.model,
-            weights,
-            facts,
-            engine,
-            alias=wish.key.name,
-            draft=draft.weights if draft else None,
-            allowances=settings.allowances,
-            asks_key=not settings.insecure_lan,
-            keys_digest=digest_of(keys),
-            mlx_runtime=settings.mlx_runtime,
-        )
-    )
-    demand = plan.demand
-    if demand is not None and draft is not None:
-        demand = attrs.evolve(demand, draft=draft.shape)
-    expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
-    return Launch(plan, weights, expected, facts.shape, client_keys=keys)
+@attrs.define(eq=False)
+class Planner:
+    """Keep the target of one service in line with its newest wish.
 
-
-async def _preview(wish: Desired, settings: AgentSettings, ports: Ports, ledger: Ledger) -> Idle | None:
-    """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
-
-    Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
+    Attributes:
+        context: What the engines of the service share.
+        target: What should run.
     """
-    with trio.move_on_after(PREVIEW_SECONDS):
+
+    context: ServiceContext
+    target: Mailbox[Target]
+
+    async def run(self, replan: Mailbox[None]) -> None:
+        """Never return: a newer wish, or another engine program, of which `replan` tells, interrupts the work."""
+        manager, target = self.context.status_manager, self.target
+        while True:
+            version = replan.version
+            newer = partial(replan.wait_newer, version)
+            await self._plan_unless_newer(newer)
+            if isinstance(target.value, Launch) and manager.facts.wish.service.spec.api_key_secret_ref is not None:
+                await wait_any(newer, partial(self._wait_other_keys, target.value))
+            else:
+                await newer()  # the planner of a service at rest is one task that waits
+
+    async def _wait_other_keys(self, launch: Launch) -> None:
+        """Return when the service's Secret has other keys than its plan, or none."""
+        ports = self.context.ports
+        while True:
+            await trio.sleep(KEYS_SECONDS * ports.rng.uniform(0.75, 1.0))
+            try:
+                keys = await ports.client_keys(self.context.status_manager.facts.wish.service)
+            except UserError:
+                return
+            except WorldError:
+                continue  # what is known stays
+            if digest_of(keys) != launch.plan.keys_digest:
+                return
+
+    async def _plan_unless_newer(self, newer: Callable[[], Awaitable[object]]) -> None:
+        """Return when there is nothing more to do for this wish, or a newer one has arrived."""
+        line = _ProgressLine(self.target, self.context.status_manager)
+
+        async def plan() -> None:
+            backoff, failures = Backoff(cap_seconds=self.context.settings.retry_cap_seconds), 0
+            while not await self._plan(line):
+                failures += 1
+                await trio.sleep(backoff.delay(failures, self.context.ports.rng))
+
+        await wait_any(plan, newer, line.run)
+
+    async def _plan(self, progress: "_ProgressLine") -> bool:
+        """Do it once; return False when trying again later could help."""
+        manager, ports, settings = self.context.status_manager, self.context.ports, self.context.settings
+        wish = manager.facts.wish
+        if not wish.running:
+            word = "suspended" if wish.service.spec.suspend else "replicas=0"
+            self.target.put_nowait(Idle(Reason.SCALED_TO_ZERO, word))
+            return True
         try:
-            facts = await ports.weights.preview(wish.model)
-            if facts is None:
+            check(wish.service, wish.model, settings.allowances, settings.mlx_runtime)
+            own_cap(wish.model.spec.hardware, ports.facts().total_bytes)  # refuses a cap that is none
+        except UserError as error:
+            return self._refuse(error)
+        keys: tuple[str, ...] = ()
+        if wish.service.spec.api_key_secret_ref is not None:
+            try:
+                keys = await ports.client_keys(wish.service)
+            except LLMKubeError as error:
+                return self._fail(error, Reason.API_KEYS_NOT_READ)
+        if (never := await self._preview(wish)) is not None:
+            self._idle_unless_running(never.reason, never.message)
+            return False
+        try:
+            with progress:
+                weights, facts = await ports.weights.fetch(wish.model, progress)
+        except LLMKubeError as error:
+            manager.update(Facts.without_file, error)
+            self._fail(error, Reason.FETCH_FAILED)
+            # Again also after a user's error: the file may appear or be mended without an edit of the object. But a
+            # whole file that had the wrong digest is not downloaded again for nothing.
+            return isinstance(error, DigestMismatchError) and error.final
+        try:
+            with progress:
+                draft = await self._fetch_draft(wish, progress)
+        except LLMKubeError as error:
+            manager.update(Facts.with_file, weights, facts)
+            return self._fail(error, Reason.FETCH_FAILED, f"the draft model: {error}")
+        manager.update(Facts.with_file, weights, facts)  # only now: while a draft is fetched, its progress is told
+        try:
+            launch = await self._launch(wish, weights, facts, draft=draft, keys=keys)
+        except UserError as error:
+            return self._refuse(error)
+        except WorldError as error:
+            return self._fail(error, Reason.ENGINE_NOT_FOUND)
+        manager.update(Facts.with_plan, launch.plan.not_honoured)
+        self.target.put_nowait(launch)
+        return True
+
+    async def _fetch_draft(self, wish: Desired, progress: Callable[[Progress], None]) -> _Draft | None:
+        """Make the file of the model that guesses ahead present; a file of this host is as a Model could name it."""
+        named = draft_of(wish.service.spec)
+        if not named:
+            return None
+        model = wish.draft
+        if named.startswith("/"):
+            metadata = ObjectMeta(name=wish.key.name, namespace=wish.key.namespace)
+            model = Model(metadata=metadata, spec=ModelSpec(source=named))
+        if model is None:
+            raise DraftMissingError(f"there is no Model {named} in the namespace {wish.key.namespace}; create it")
+        refuse_library(host_runtime_of(wish.service, wish.model).name, model, draft=True)
+        weights, facts = await self.context.ports.weights.fetch(model, progress)
+        return _Draft(weights, facts.shape)
+
+    async def _launch(
+        self,
+        wish: Desired,
+        weights: WeightsFile,
+        facts: ModelHeader,
+        *,
+        draft: _Draft | None = None,
+        keys: tuple[str, ...] = (),
+    ) -> Launch:
+        settings = self.context.settings
+        runtime = host_runtime_of(wish.service, wish.model, settings.mlx_runtime).name
+        plan = plan_for(
+            PlanInputs(
+                wish.service,
+                wish.model,
+                weights,
+                facts,
+                await self.context.ports.engines.info(runtime),
+                alias=wish.key.name,
+                draft=draft.weights if draft else None,
+                allowances=settings.allowances,
+                asks_key=not settings.insecure_lan,
+                keys_digest=digest_of(keys),
+                mlx_runtime=settings.mlx_runtime,
+            )
+        )
+        demand = plan.demand
+        if demand is not None and draft is not None:
+            demand = attrs.evolve(demand, draft=draft.shape)
+        expected = _estimate(facts.shape, demand) if facts.shape is not None and demand is not None else None
+        return Launch(plan, weights, expected, facts.shape, client_keys=keys)
+
+    async def _preview(self, wish: Desired) -> Idle | None:
+        """Say why a file that is elsewhere is not worth its download: even alone on this host, it could not be served.
+
+        Whatever else the header shows to be wrong is left to the fetch and to the plan, which say so.
+        """
+        with trio.move_on_after(PREVIEW_SECONDS):
+            try:
+                facts = await self.context.ports.weights.preview(wish.model)
+                if facts is None:
+                    return None
+                file = WeightsFile(Path(wish.model.spec.source), facts.size_bytes, None, "")
+                launch = await self._launch(wish, file, facts)
+            except LLMKubeError:
                 return None
-            file = WeightsFile(Path(wish.model.spec.source), facts.size_bytes, None, "")
-            launch = await _launch(wish, settings, ports, file, facts)
-        except LLMKubeError:
-            return None
-        if launch.estimate is None or not launch.estimate.certain:
-            return None
-        refusal = ledger.never(wish.key, need_of(launch, None))
-        if refusal is not None:
-            message = refusal.message + context_hint(launch, refusal.room_bytes)
-            return Idle(refusal.reason, f"{message}; its file is not downloaded")
-    return None
+            if launch.estimate is None or not launch.estimate.certain:
+                return None
+            refusal = self.context.ledger.never(wish.key, need_of(launch, None))
+            if refusal is not None:
+                return Idle(refusal.reason, f"{explained(refusal, launch)}; its file is not downloaded")
+        return None
 
+    def _refuse(self, error: UserError) -> bool:
+        """Say that the newest spec makes no plan; only an edit of it can help."""
+        self.context.status_manager.update(Facts.without_plan, error)
+        self._idle_unless_running(Reason.INVALID, str(error))
+        return True
 
-def _idle_unless_running(target: Mailbox[Target], manager: StatusManager, reason: str, message: str) -> None:
-    """Say why nothing can run, or why what runs is not what was asked for last; it goes on running."""
-    if isinstance(target.value, Idle):
-        target.put_nowait(Idle(reason, message))
-    else:
-        manager.update(Facts.with_unplanned, reason, message)
+    def _fail(self, error: LLMKubeError, reason: str, message: str = "") -> bool:
+        """Say why there is no plan yet; trying again later could help."""
+        self._idle_unless_running(getattr(error, "reason", reason), message or str(error))
+        return False
+
+    def _idle_unless_running(self, reason: str, message: str) -> None:
+        """Say why nothing can run, or why what runs is not what was asked for last; it goes on running."""
+        if isinstance(self.target.value, Idle):
+            self.target.put_nowait(Idle(reason, message))
+        else:
+            self.context.status_manager.update(Facts.with_unplanned, reason, message)
 
 
 @attrs.define(eq=False)

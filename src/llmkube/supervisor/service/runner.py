@@ -3,7 +3,7 @@
 ```
  run_service                         lives until the agent cancels its life scope
  └ nursery
-   ├ run_planner   wish ─▶ Target           (fetch, read, plan; never touches a process)
+   ├ Planner.run   wish ─▶ Target           (fetch, read, plan; never touches a process)
    └ Runner.run    Target ─▶ engine
      └ attempts                             one after the other, and two while one replaces the other
 ```
@@ -20,6 +20,8 @@ until it answers; until then, whatever cancels the wait ends the successor, and 
 """
 
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Never
 
@@ -34,21 +36,64 @@ from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.memory.admission import Strategy
 from llmkube.supervisor.memory.refusal import Refusal
+from llmkube.supervisor.nouns.desired import Idle, Launch, Target
 from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Failure, RestartPolicy, RestartState, ServiceView, after_failure
-from llmkube.supervisor.nouns.target import Idle, Launch, Target
+from llmkube.supervisor.nouns.lifecycle import Failure, RestartState, ServiceView, after_failure
 from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.context import ServiceContext
-from llmkube.supervisor.service.engines import Engines, open_engines
 from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.measuring import context_hint
-from llmkube.supervisor.service.planner import run_planner
+from llmkube.supervisor.service.measuring import explained
+from llmkube.supervisor.service.planner import Planner
 
 log = structlog.get_logger(__name__)
+
+FOLLOW_SECONDS: Final = 2.0
+"""After the API server has heard of a new endpoint; nodes follow after a moment (kube-proxy gathers for up to 1 s)."""
+
 
 CONFIRMED_SECONDS: Final = 1.0
 """So long an engine that an earlier agent left may take to answer before it is ended for another plan: one that serves
 is replaced, and one that still loads is not waited for."""
+
+
+@attrs.define(eq=False)
+class Engines:
+    """Start attempts, and let those end that have been replaced."""
+
+    _nursery: trio.Nursery
+    _alive: list[Attempt]
+
+    async def start(self, attempt: Attempt) -> None:
+        """Return when an engine serves, or has ended before it did; whatever cancels the wait until then ends it."""
+        await self._nursery.start(self._run, attempt)
+
+    def retire(self, old: Attempt) -> None:
+        """Let an engine end in a task of its own when no request is sent to it any more."""
+        self._nursery.start_soon(retire, old)
+
+    async def _run(self, attempt: Attempt, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        attempt.tell_start(task_status)
+        del task_status  # it holds the nursery that the start was awaited in: the attempt drops it once it is told
+        self._alive.append(attempt)
+        try:
+            await attempt.run()
+        finally:
+            self._alive.remove(attempt)
+
+
+@asynccontextmanager
+async def open_engines(alive: list[Attempt]) -> AsyncIterator[Engines]:
+    """Open the nursery of a service's engines; `alive` lists those that are there."""
+    async with trio.open_nursery() as nursery:
+        yield Engines(nursery, alive)
+
+
+async def retire(old: Attempt) -> None:
+    """End an engine once clients have followed its successor's endpoint."""
+    with trio.move_on_after(old.context.settings.withdraw_seconds):
+        await old.context.status_manager.wait_endpoint_heard()
+    await trio.sleep(FOLLOW_SECONDS)
+    old.scope.cancel(reason="its successor serves")
 
 
 async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) -> None:
@@ -66,10 +111,10 @@ async def run_service(replan: Mailbox[None], runner: "Runner", first: Target) ->
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(runner.run, target)  # first: only who has taken an engine over can end it
-                nursery.start_soon(run_planner, replan, target, manager, context.ports, context.ledger)
+                nursery.start_soon(Planner(context, target).run, replan)
         except* Exception as bug:
             # One of the broad catches: here an error stops at the service that it belongs to.
-            log.exception("service task failed", name=manager.key.name, namespace=manager.key.namespace)
+            context.log.exception("service task failed")
             said = ServiceView(Reason.INTERNAL_ERROR, f"a bug in LLMKube: {innermost(bug)!r}")
             manager.update(Facts.with_view, said)
         first = Idle(Reason.PENDING)
@@ -85,13 +130,11 @@ class Runner:
         context: What its engines share.
         adoptable: The process that the first attempt takes over, if an earlier agent left one.
         kept: What has served last, once a newer plan could not take its place; None when the newest one serves.
-        policy: When a failed attempt is repeated.
     """
 
     context: ServiceContext
     adoptable: EngineRecord | None = None
     kept: Launch | None = None
-    policy: RestartPolicy = RestartPolicy()
     _current: Attempt | None = None  # the engine that serves, or will
     _retiring: Attempt | None = None  # the one that it has replaced, as long as that one is there
     _engines: list[Attempt] = attrs.field(factory=list)  # these two, and one that is to replace the first
@@ -146,12 +189,11 @@ class Runner:
 
     async def _rest(self, goal: Idle) -> None:
         """Have nothing run, and say why."""
-        key = self.context.status_manager.key
         alive = tuple(self._engines)
         if alive:
             zero = goal.reason == Reason.SCALED_TO_ZERO
             message = "replicas=0; stopping process" if zero else "stopping process"
-            log.info(message, name=key.name, namespace=key.namespace, reason=goal.message)
+            self.context.log.info(message, reason=goal.message)
         if goal.reason == Reason.SCALED_TO_ZERO:
             self.kept = None
         await self._forget_if_unwanted(goal)
@@ -181,22 +223,21 @@ class Runner:
 
     async def _is_refused(self, goal: Launch) -> bool:
         """Whether there is no memory for a plan, and would be none if this service's own engine ended."""
-        way = self.context.ledger.replacement(self.context.status_manager.key, await self.context.need(goal))
+        way = self.context.ledger.replacement(self.context.key, await self.context.need(goal))
         if isinstance(way, Refusal):
             self._say_refused(goal, way)
         return isinstance(way, Refusal)
 
     async def _check_budget(self, goal: Launch) -> None:
         """Say that what serves is more than it may take by now: no engine is ended for a budget, and none starts."""
-        refusal = self.context.ledger.never(self.context.status_manager.key, await self.context.need(goal))
+        refusal = self.context.ledger.never(self.context.key, await self.context.need(goal))
         if refusal is not None:
-            message = refusal.message + context_hint(goal, refusal.room_bytes)
-            words = f"{message}; the engine that has it serves on, and when it ends, none can take its place"
+            serves_on = "the engine that has it serves on, and when it ends, none can take its place"
+            words = f"{explained(refusal, goal)}; {serves_on}"
             self.context.status_manager.update(Facts.with_outdated, refusal.reason, words)
 
     def _say_refused(self, goal: Launch, refusal: Refusal) -> None:
-        message = refusal.message + context_hint(goal, refusal.room_bytes)
-        words = f"{message}; the engine of the older spec serves on"
+        words = f"{explained(refusal, goal)}; the engine of the older spec serves on"
         self.context.status_manager.update(Facts.with_outdated, refusal.reason, words)
 
     async def _begin(self, engines: Engines, launch: Launch, goal: Launch, target: Mailbox[Target]) -> None:
@@ -214,15 +255,14 @@ class Runner:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, engine, goal, target, patience)
             if launch is not goal:
-                key = self.context.status_manager.key
-                log.info("starting the engine of the older spec", name=key.name, namespace=key.namespace)
+                self.context.log.info("starting the engine of the older spec")
                 nursery.start_soon(self._end_wait_when_due, engine, goal)
             await engines.start(engine)
             nursery.cancel_scope.cancel(reason="it serves, or has ended")
 
     async def _replace(self, engines: Engines, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Do the next thing on the way from the engine that serves to one of another plan."""
-        key, version = self.context.status_manager.key, target.version
+        key, version = self.context.key, target.version
         self._is_new(goal)
         until = (partial(target.wait_newer, version), current.ended.wait)
         if self._retiring is not None and not self._retiring.ended.is_set():  # one replacement at a time
@@ -236,7 +276,7 @@ class Runner:
             return
         way = self.context.ledger.replacement(key, await self.context.need(goal))
         if way is Strategy.RECREATE and not self._attempts.failures:
-            log.info("plan changed; restarting", name=key.name, namespace=key.namespace)
+            self.context.log.info("plan changed; restarting")
             self.kept = None
             current.scope.cancel(reason="the plan changed")
             await current.ended.wait()
@@ -250,10 +290,9 @@ class Runner:
 
     async def _hand_over(self, engines: Engines, current: Attempt, goal: Launch, target: Mailbox[Target]) -> None:
         """Start a successor beside the engine that serves; when it answers, the old one may go."""
-        key = self.context.status_manager.key
-        log.info("plan changed; starting a successor", name=key.name, namespace=key.namespace)
+        self.context.log.info("plan changed; starting a successor")
         words = "the engine of the newest spec is loading; the one before serves until then"
-        self.context.status_manager.update(Facts.with_outdated, "Replacing", words)
+        self.context.status_manager.update(Facts.with_outdated, Reason.REPLACING, words)
         successor = Attempt(self.context, goal, before=current)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_when_superseded, successor, goal, target, 0.0)
@@ -279,7 +318,7 @@ class Runner:
 
     def _postpone(self, failure: Failure) -> float:
         """Count a failure of the newest plan, and return after how many seconds it is tried again."""
-        self._attempts, delay = after_failure(self.policy, self._attempts, failure, self.context.ports.rng)
+        self._attempts, delay = after_failure(self._attempts, failure, self.context.ports.rng)
         self._due_at = trio.current_time() + delay
         return delay
 
@@ -297,13 +336,11 @@ class Runner:
             delay, failures = self._postpone(failure), self._attempts.failures
             manager.update(Facts.with_newest_failure, failure, failures, delay, now)
         else:
-            self._state, delay = after_failure(self.policy, self._state, failure, self.context.ports.rng)
+            self._state, delay = after_failure(self._state, failure, self.context.ports.rng)
             failures = self._state.failures
             manager.update(Facts.with_failure, failure, failures, delay, now)
-        log.warning(
+        self.context.log.warning(
             "inference service failed",
-            name=manager.key.name,
-            namespace=manager.key.namespace,
             reason=str(failure.reason),
             failures=failures,
             retry_seconds=round(delay, 1),
@@ -325,7 +362,6 @@ class Runner:
 
         One that stands in for the newest plan goes when there is a newer one.
         """
-        key = self.context.status_manager.key
         fits = {engine.launch.plan.digest, goal.plan.digest}
         await trio.sleep(patience)
         while True:
@@ -334,7 +370,7 @@ class Runner:
                 await self._forget_if_unwanted(newest)
                 engine.scope.cancel(reason=newest.message)
             elif newest.plan.digest not in fits:
-                log.info("plan changed while loading", name=key.name, namespace=key.namespace)
+                self.context.log.info("plan changed while loading")
                 engine.scope.cancel(reason="the plan changed")
             await target.wait_newer(version)
 
@@ -349,7 +385,7 @@ class Runner:
     async def _forget_if_unwanted(self, goal: Idle) -> None:
         """What shall not run is out of the journal before its engine ends: the next agent must not start it again."""
         if goal.reason == Reason.SCALED_TO_ZERO:
-            await self.context.ports.journal.remove(self.context.status_manager.key)
+            await self.context.ports.journal.remove(self.context.key)
 
 
 async def _lead_when_alone(current: Attempt, successor: Attempt) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 import attrs
 import structlog
 import trio
+from structlog.typing import FilteringBoundLogger
 
 from llmkube.base.mailbox import Mailbox
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -21,11 +22,11 @@ from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.llama_fields import further_ids
 from llmkube.supervisor.cluster import status
 from llmkube.supervisor.cluster.applier import Applier
+from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.desired import Desired
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.nouns.slot import Slot
 from llmkube.supervisor.power.token_energy import TokenCount
 from llmkube.supervisor.service.endpoint_objects import (
     all_endpoint_objects,
@@ -36,7 +37,7 @@ from llmkube.supervisor.service.endpoint_objects import (
 from llmkube.supervisor.service.events import Event, events, model_conditions, service_conditions
 from llmkube.supervisor.service.facts import Facts
 
-log = structlog.get_logger(__name__)
+log: FilteringBoundLogger = structlog.get_logger(__name__)
 
 P = ParamSpec("P")
 
@@ -77,6 +78,11 @@ class StatusManager:
         return self.facts.key
 
     @property
+    def log(self) -> FilteringBoundLogger:
+        """Log lines that name the service."""
+        return log.bind(name=self.key.name, namespace=self.key.namespace)
+
+    @property
     def view(self) -> ServiceView:
         """The newest snapshot."""
         return self.facts.view.value
@@ -112,8 +118,8 @@ class StatusManager:
         """Tell what has happened where people look for it."""
         self.recorder.emit_nowait(self.facts.wish.service, event.reason, event.message, type=event.type)
         if event.log:
-            say = log.warning if event.type == "Warning" else log.info
-            say(event.log, **event.fields, name=self.key.name, namespace=self.key.namespace)
+            say = self.log.warning if event.type == "Warning" else self.log.info
+            say(event.log, **event.fields)
 
     def start(self, *, adopting: bool) -> None:
         """Speak first: nothing that an earlier agent said of this service, in whatever form, is true any more.
@@ -150,10 +156,6 @@ class StatusManager:
     def refresh(self) -> None:
         """Say what was not said yet; how this host is reached may have changed."""
         self.update(Facts.with_reach, self.reach.value)  # which are new facts, also where it is the same
-
-    def set_reason(self, reason: str, message: str = "") -> None:
-        """Change the reason of the snapshot and keep where the engine is."""
-        self.update(Facts.with_view, attrs.evolve(self.view, reason=reason, message=message))
 
     async def wait_endpoint_heard(self) -> None:
         """Return when the API server knows what was last said of the endpoint."""

@@ -3,9 +3,9 @@
 ```
 <root>/                     0700; all that is in it is 0600
 ├── blobs/sha256/<digest>   complete, synced, named by its own SHA-256
-├── index/<hash>.json       which blobs a source led to: `weights.records`; the hash is of the source
+├── index/<hash>.json       which blobs a source led to: `index`; the hash is of the source
 ├── sets/<hash>/model-*     the parts of a split model side by side: hard links to blobs, by their digests
-├── partial/<hash>          downloads to take up again: `weights.partial`
+├── partial/<hash>          downloads to take up again: `partial`
 ├── incoming/<digest>       a copy under way of what an earlier program has put on a volume
 ├── key                     of the digests by which credentials are told apart; made when the first one is
 └── lock                    held while names appear or disappear, so that tidying up never meets a half-made entry

@@ -92,20 +92,7 @@ class LocalSources:
             raise WeightsNotFoundError.at(path, "it has no config.json, or no .safetensors file beside it")
         if len(names) > _MOST_FILES:
             raise WeightsNotFoundError.at(path, f"it has more than {_MOST_FILES} files")
-        files = []
-        for name in names:
-            descriptor, found = self._open(path / name, magic=b"")
-            os.close(descriptor)
-            files.append(found)
-        return FolderSnapshot(end, tuple(files))
-
-    def admits_folder(self, path: Path) -> bool:
-        """Whether `admit_folder` takes it."""
-        try:
-            self.admit_folder(path)
-        except WeightsError:
-            return False
-        return True
+        return FolderSnapshot(end, tuple(self._look(path / name, magic=b"") for name in names))
 
     def open(self, path: Path) -> int:
         """Return a descriptor of a file that `admit` takes, after judging it again; the caller closes it.
@@ -116,16 +103,16 @@ class LocalSources:
         """
         return self._open(path)[0]
 
-    def admits(self, path: Path) -> bool:
-        """Whether `admit` takes it."""
+    def admits(self, path: Path, *, folder: bool = False) -> bool:
+        """Whether `admit`, or `admit_folder`, takes it."""
         try:
-            self.admit(path)
+            (self.admit_folder if folder else self.admit)(path)
         except WeightsError:
             return False
         return True
 
-    def _look(self, path: Path) -> FileSnapshot:
-        descriptor, snapshot = self._open(path)
+    def _look(self, path: Path, magic: bytes = _MAGIC) -> FileSnapshot:
+        descriptor, snapshot = self._open(path, magic)
         os.close(descriptor)
         return snapshot
 

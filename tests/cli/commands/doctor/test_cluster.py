@@ -34,10 +34,9 @@ from llmkube.cli.commands.doctor.cluster import (
 from llmkube.cli.target_cluster import Where
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ForbiddenError
-from llmkube.k8s.http_sender import TransportSender
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.config.up_config import UpConfig
-from llmkube.programs.state_lock import SERVER, held
+from llmkube.k8s.exchange import TransportSender
+from llmkube.programs.config.host_config import AgentConfig, UpConfig
+from llmkube.programs.state_location import SERVER, held
 from llmkube.supervisor import rights
 
 NOON = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)

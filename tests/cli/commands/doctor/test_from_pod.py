@@ -30,7 +30,7 @@ from llmkube.cli.commands.doctor.from_pod import (
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, TokenFile
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
-from llmkube.k8s.http_sender import TransportSender
+from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Job, Pod
 from llmkube.programs.fetch_job.reach import tried

@@ -6,7 +6,7 @@ import plistlib
 import pytest
 
 from llmkube.cli.commands.doctor.installation import find_installation, given_flags
-from llmkube.programs.state_lock import ENGINES, SERVER, held
+from llmkube.programs.state_location import ENGINES, SERVER, held
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import TransportError
 from llmkube.programs.server_side_apply import Applier
 from llmkube.runtimes.plan import LaunchPlan
-from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.desired import Desired, Launch
 from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.store.blobs import WeightsFile, open_store
 from llmkube.weights.store.index import Record, commit_record, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.ask import GivenUpError, ask, read_answer
+from llmkube.cli.commands.programs.first_answer import GivenUpError, ask, read_answer
 
 
 class Gateway:

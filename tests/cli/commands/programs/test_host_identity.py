@@ -1,6 +1,7 @@
 """What is taken over of an administrator's configuration, and which names are free."""
 
 import base64
+import json
 import shlex
 
 import attrs
@@ -8,7 +9,13 @@ import pytest
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.programs.host_identity import agent_command, check_name_is_free, kubeconfig_of, portable
+from llmkube.cli.commands.programs.host_identity import (
+    Grant,
+    agent_command,
+    check_name_is_free,
+    kubeconfig_of,
+    portable,
+)
 from llmkube.k8s.auth.config import InlinePem, PemFile, TlsSettings
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
@@ -110,3 +117,53 @@ def test_a_command_to_paste_has_one_word_for_each_of_its_values(tmp_path):
         *("llmkube", "agent", "--kubeconfig", str(folder / "host.kubeconfig"), "--host-name", "box"),
         *("--namespace", "x; touch pwned", "--lease-namespace", "$(y)", "--state-dir", str(folder)),
     ]
+
+
+ADMIN = {
+    "clusters": [{"name": "c", "cluster": {"server": "https://inner:6443"}}],
+    "users": [{"name": "u", "user": {"token": "x"}}],
+    "contexts": [{"name": "admin", "context": {"cluster": "c", "user": "u", "namespace": "ml"}}],
+    "current-context": "admin",
+}
+
+
+def decided(folder, **said):
+    path = folder / "admin"
+    path.write_text(json.dumps(ADMIN))
+    whole = {
+        "kubeconfig": path,
+        "context": None,
+        "server": None,
+        "networks": ("10.0.0.7/32",),
+        "namespace": None,
+        "all_namespaces": False,
+        "secrets": (),
+        "lease_namespace": "llmkube-system",
+        "allow_from": (),
+        "overwrite": False,
+    }
+    return Grant(**(whole | said)).decided("box", folder)[1]
+
+
+def test_what_is_not_said_is_the_context_s(tmp_path):
+    """Server and namespace are, unless the command line names others; -A is no namespace."""
+    record = decided(tmp_path)
+    assert (record.server, record.namespace) == ("https://inner:6443", "ml")
+    record = decided(tmp_path, server="https://outer", namespace="other")
+    assert (record.server, record.namespace) == ("https://outer", "other")
+    assert decided(tmp_path, all_namespaces=True).namespace == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"networks": ()}, "--network: name the network"),
+        ({"networks": ("10.0.0.1/8",)}, "--network 10.0.0.1/8"),
+        ({"namespace": "ml", "all_namespaces": True}, "-n and -A exclude each other"),
+        ({"all_namespaces": True, "secrets": ("*",)}, "any Secret of the cluster"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(tmp_path, said, words):
+    """The sentence names the flags."""
+    with pytest.raises(UserError, match=words):
+        decided(tmp_path, **said)

@@ -9,9 +9,8 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.host.processes import start_of
-from llmkube.supervisor.nouns.desired import Desired
+from llmkube.supervisor.nouns.desired import Desired, Launch
 from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal
-from llmkube.supervisor.nouns.target import Launch
 from llmkube.weights.store.blobs import WeightsFile
 
 CHAT = Key("ns", "chat")

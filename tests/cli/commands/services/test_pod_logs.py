@@ -17,7 +17,7 @@ from llmkube.cli.target_cluster import Cluster
 from llmkube.controller.render.pod import DEFAULT_CONTAINER
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.http_sender import TransportSender
+from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Pod
 from llmkube.programs.failures import CommandError, in_one_sentence

@@ -20,14 +20,14 @@ from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
 from llmkube.cli.target_cluster import Origin, Where, find_config, origin_of
 from llmkube.k8s.auth.config import ClusterConfig
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.crd.meta import GROUP, VERSION
 from llmkube.k8s.errors import ApiError, TransportError
-from llmkube.k8s.http_sender import TransportSender
+from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.rbac import Permission
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.supervisor import rights
 from llmkube.supervisor.network import LocalNetwork
 

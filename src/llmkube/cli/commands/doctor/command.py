@@ -12,9 +12,9 @@ import click
 import psutil
 import trio
 
-from llmkube.apiserver.server import utcnow_real
 from llmkube.base.errors import LLMKubeError, UserError, innermost
 from llmkube.base.log import configure_logging
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.doctor import cluster, from_pod, mac, machine, ollama, omlx, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
@@ -22,7 +22,7 @@ from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Origin, Where, find_config
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.client import open_client
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.supervisor.engine.launcher import HELP_SECONDS
 
 SECONDS: Final = 8.0
@@ -50,7 +50,7 @@ class Probe:
     seconds: float = SECONDS
 
 
-@click.command("doctor", context_settings=HELP)
+@command("doctor")
 @click.option("--json", "as_data", is_flag=True, help="Print every line as JSON.")
 @click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.")
 @click.option(
@@ -60,7 +60,6 @@ class Probe:
 )
 @click.option("--image", help="With --from-cluster: LLMKube's image. Default: that of the cluster's controller.")
 @cluster_options()
-@guarded
 def doctor(*, as_data: bool, state_dir: Path | None, from_cluster: bool, image: str | None, where: Where) -> None:
     """Say what of this machine and its programs is well, and what mends the rest. Exits with 1 if something fails.
 
@@ -112,7 +111,7 @@ def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
         Probe("ports", partial(programs.ports, here)),
         Probe("keys", partial(programs.listeners, here)),
         Probe("last end", partial(programs.last_ends, here)),
-        Probe("API server", partial(cluster.api_server, here, where, utcnow_real), cluster.API_SECONDS),
+        Probe("API server", partial(cluster.api_server, here, where, utcnow), cluster.API_SECONDS),
         *([Probe("address", partial(cluster.advertised, here, where))] if here.serves_a_cluster else []),
     ]
 

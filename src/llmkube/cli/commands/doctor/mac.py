@@ -23,9 +23,9 @@ from llmkube.cli.commands.doctor.machine import judge_system
 from llmkube.cli.commands.programs.background.agent_jobs import agent_log
 from llmkube.cli.commands.programs.background.launchd_job import SYSTEM_PATH, guarded_folder
 from llmkube.cli.commands.programs.background.log_file import last_lines
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.host.memory_options import memory_settings
-from llmkube.supervisor.host.mach import Kernel, LibSystem, decode_integer
+from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.host_settings import memory_settings
+from llmkube.supervisor.host.mach import LibSystem, decode_integer
 from llmkube.supervisor.host.this_machine import GpuLimit, gpu_limit_of
 from llmkube.supervisor.memory.budget import host_budget
 
@@ -288,14 +288,14 @@ def newest_jetsam(now: float, folder: Path = REPORTS) -> tuple[str, str]:
         return reports[-1].name, ""
 
 
-def _number(kernel: Kernel, name: str) -> int:
+def _number(kernel: LibSystem, name: str) -> int:
     try:
         return decode_integer(kernel.sysctl(name))
     except (OSError, ValueError):  # an Intel Mac has no such name
         return 0
 
 
-def _text(kernel: Kernel, name: str) -> str:
+def _text(kernel: LibSystem, name: str) -> str:
     try:
         return kernel.sysctl(name).rstrip(b"\0").decode("ascii")
     except (OSError, ValueError):

@@ -14,7 +14,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
-from llmkube.programs.host.memory_options import memory_settings
+from llmkube.programs.host_settings import memory_settings
 from llmkube.supervisor.host.sample import Level
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget, own_cap

@@ -17,14 +17,13 @@ from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.mac import newest_jetsam
 from llmkube.cli.commands.programs.background.agent_jobs import START_LIMIT
-from llmkube.cli.commands.programs.background.health import probed_health
-from llmkube.cli.commands.programs.background.launchctl import JobState, Launchd, caller
+from llmkube.cli.commands.programs.background.agent_status import probed_health
+from llmkube.cli.commands.programs.background.launchctl import EXIT_SECONDS, JobState, Launchd, caller
 from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, UP_LABEL
-from llmkube.cli.commands.programs.background.launchd_user import EXIT_SECONDS
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts, read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
-from llmkube.programs.config.agent_config import AgentConfig
-from llmkube.programs.host.engine_program import find_llama_server, further_programs
+from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.host_settings import find_llama_server, further_programs
 from llmkube.programs.program import LOOPBACK
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.host.processes import listens, start_of

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.text import Text
 
 from llmkube.base.http.client import open_http_client
-from llmkube.cli.commands.inference.client_key import FLAG, find_key, read_key_file
 from llmkube.cli.commands.inference.conversation import (
     ContextFullError,
     Conversation,
@@ -37,9 +36,17 @@ from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, open_cluster, run_against
 from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.output import printable
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import ForbiddenError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, in_one_sentence
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
+from llmkube.supervisor.credentials import keys_in
+from llmkube.supervisor.nouns.api_keys import parse_keys
+
+FLAG = "--api-key-file"
+
 
 _STDIN = "-"
 _COMMANDS: Final = {
@@ -51,7 +58,7 @@ _COMMAND: Final = re.compile(r"/[a-z?]+")
 _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupted": "(stopped)"}
 
 
-@click.command("chat", context_settings=HELP)
+@command("chat")
 @click.argument("name", shell_complete=services)
 @click.argument("prompt", required=False)
 @click.option("--system", default="", help="The system prompt.")
@@ -65,7 +72,6 @@ _NOTES = {"length": "(cut: --max-tokens or the context is used up)", "interrupte
     help="File with the API key to show. Default: the Secret that the service's spec.apiKeySecretRef names.",
 )
 @cluster_options()
-@guarded
 def chat(
     *,
     name: str,
@@ -280,3 +286,38 @@ def _ended_by_interrupt() -> Iterator[None]:
 def _note(finish_reason: str) -> None:
     if finish_reason in _NOTES:
         click.echo(_NOTES[finish_reason], err=True)
+
+
+def read_key_file(path: Path) -> str:
+    """Return the first key of a file; blocks on the disk.
+
+    Raises:
+        CommandError: It cannot be read, or holds something else; the sentence repeats nothing of it.
+    """
+    try:
+        return parse_keys(path.read_bytes())[0]
+    except OSError as exc:
+        raise CommandError(f"{FLAG}: {path} cannot be read ({exc.strerror or exc})") from exc
+    except ValueError as exc:
+        raise CommandError(f"{FLAG}: {path} {exc}") from None
+
+
+async def find_key(cluster: Cluster, service: InferenceService) -> str:
+    """Return a key of the service's Secret; "" when its clients have none.
+
+    Raises:
+        CommandError: The Secret is missing, or this user may not read it.
+        APIKeysError: It holds no key.
+    """
+    ref = service.spec.api_key_secret_ref
+    if ref is None:
+        return ""
+    key = Key(service.key.namespace, ref.name)
+    try:
+        secret = await cluster.client.get(Secret, key)
+    except (ForbiddenError, NotFoundError) as exc:
+        what = "you may not read it" if isinstance(exc, ForbiddenError) else "there is none"
+        raise CommandError(
+            f"InferenceService {service.key} asks for a key of Secret {key}, and {what}; {FLAG} FILE shows one of yours"
+        ) from exc
+    return keys_in(secret, ref.key)[0]

@@ -6,7 +6,7 @@ server, so that this works from outside the cluster's network; an engine on a ho
 
 import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Never
@@ -16,10 +16,15 @@ import click
 import trio
 
 from llmkube.base.errors import LLMKubeError
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.dial import dial
+from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import netloc
+from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.times import utcnow
 from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_ready
-from llmkube.cli.commands.inference.tcp_proxy import Destination, dial_directly, run_tunnel
 from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import cluster_options
@@ -35,8 +40,26 @@ from llmkube.k8s.reflector import Cache, run_reflector
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import SERVICE_PORT
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.programs.program import LOOPBACK
+from llmkube.router.backends import Backend
+from llmkube.router.front_door import PassThrough, passing_door
+from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
+
+
+@attrs.frozen
+class Destination:
+    """Where connections go: an address, or a pod, which is reached through the API server."""
+
+    host: str
+    port: int
+    pod: Key | None = None
+
+    def __str__(self) -> str:
+        if self.pod is not None:
+            return f"port {self.port} of pod {self.pod}"
+        return netloc((self.host, self.port))
+
 
 _ASK_SECONDS: Final = 2.0
 _PORTS: Final = "[LOCAL][:REMOTE]"
@@ -69,11 +92,10 @@ class PortsType(click.ParamType[Ports]):
         return ports
 
 
-@click.command("port-forward", context_settings=HELP)
+@command("port-forward")
 @click.argument("name", shell_complete=services)
 @click.argument("ports", metavar=_PORTS, type=PortsType(), default=Ports())
 @cluster_options()
-@guarded
 def port_forward(*, name: str, ports: Ports, where: Where) -> None:
     """Listen on 127.0.0.1:LOCAL and forward to where the service NAME answers, until Ctrl-C.
 
@@ -107,8 +129,6 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
     listeners = await open_listeners(LOOPBACK, ports.local, field="LOCAL")
     taken = listeners[0].socket.getsockname()[1]
     if gateway is not None:
-        from llmkube.cli.commands.inference.one_model import run_one_model  # noqa: PLC0415 - a server, for `up` alone
-
         click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {key} behind {gateway.name}"))
         await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:
@@ -197,3 +217,154 @@ async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[Cur
 
 def _tell(line: str) -> None:
     click.echo(line, err=True)
+
+
+MAX_CONNECTIONS: Final = 128
+DIAL_SECONDS: Final = 10.0
+WAIT_SECONDS: Final = 30.0
+"""How long a new connection is held while the engine restarts."""
+
+_GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+FindDestination = Callable[[], Awaitable[Destination]]
+"""Waits until there is one; asked anew for each connection."""
+
+Dial = Callable[[Destination], Awaitable[trio.abc.Stream]]
+
+
+async def dial_directly(destination: Destination) -> trio.abc.Stream:
+    """Open a connection from this machine to an address; raises OSError."""
+    return await dial(destination.host, destination.port)
+
+
+async def run_tunnel(
+    listeners: Sequence[trio.SocketListener],
+    find: FindDestination,
+    tell: Callable[[str], None],
+    *,
+    dial: Dial = dial_directly,
+) -> Never:
+    """Serve connections until cancelled; one that fails is reported and ends alone.
+
+    Args:
+        listeners: Where to accept.
+        find: Says where a new connection goes.
+        tell: Takes a sentence about a connection that could not be made.
+        dial: Opens connections.
+    """
+    room = trio.CapacityLimiter(MAX_CONNECTIONS)
+
+    async def handle(stream: trio.SocketStream) -> None:
+        if not room.available_tokens:
+            tell(f"a connection was closed: {MAX_CONNECTIONS} are open already")
+            await trio.aclose_forcefully(stream)
+            return
+        async with room:
+            await carry(stream, find, tell, dial)
+
+    await trio.serve_listeners(handle, list(listeners))
+    raise AssertionError("serve_listeners never ends")
+
+
+async def carry(
+    near: trio.abc.HalfCloseableStream, find: FindDestination, tell: Callable[[str], None], dial: Dial
+) -> None:
+    """Join one connection with a new one to the destination; return when both directions have ended."""
+    async with near:
+        far = await _connect(find, tell, dial)
+        if far is None:
+            return
+        async with far, trio.open_nursery() as nursery:
+            nursery.start_soon(partial(_pump, near, far, nursery.cancel_scope, tell))
+            nursery.start_soon(partial(_pump, far, near, nursery.cancel_scope, tell))
+
+
+async def _connect(find: FindDestination, tell: Callable[[str], None], dial: Dial) -> trio.abc.Stream | None:
+    with trio.move_on_after(WAIT_SECONDS) as waiting:
+        destination = await find()
+    if waiting.cancelled_caught:
+        tell(f"a connection was closed: nothing answers for {WAIT_SECONDS:g} s")
+        return None
+    with trio.move_on_after(DIAL_SECONDS):
+        try:
+            return await dial(destination)
+        except LLMKubeError as exc:
+            tell(f"a connection was closed: {exc}")
+            return None
+        except OSError as exc:
+            tell(f"a connection was closed: {destination} cannot be reached ({exc.strerror or exc})")
+            return None
+    tell(f"a connection was closed: {destination} did not answer within {DIAL_SECONDS:g} s")
+    return None
+
+
+async def _pump(
+    source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, both: trio.CancelScope, tell: Callable[[str], None]
+) -> None:
+    """Copy until the source ends, and say so to the sink; a broken connection ends the other direction too.
+
+    So does the end of the source, where the sink cannot be told without being closed.
+    """
+    try:
+        async for piece in source:
+            await sink.send_all(piece)
+        if isinstance(sink, trio.abc.HalfCloseableStream):
+            await sink.send_eof()
+        else:
+            both.cancel(reason="one side has ended, and the other knows no half-close")
+    except _GONE as exc:
+        if isinstance(exc.__cause__, LLMKubeError):
+            tell(f"a connection broke: {exc.__cause__}")
+        both.cancel(reason="one side broke off")
+
+
+@attrs.define(eq=False)
+class OneModel:
+    """The directory of a gateway that has one model, behind another gateway.
+
+    Attributes:
+        name: What the model is called here.
+        further: The other ids under which it may be asked for.
+        way: Where the other gateway is now, and the id that the model has there.
+    """
+
+    name: str
+    further: Sequence[str]
+    way: Way
+
+    def model_ids(self) -> Sequence[str]:
+        """Return its name: a request that names no model means this one."""
+        return [self.name]
+
+    def aliases(self) -> Sequence[str]:
+        """Return the ids of `spec.aliases`."""
+        return self.further
+
+    def lookup(self, model_id: str) -> Backend | None:
+        """Return the other gateway for this model's ids, and nothing for those of others."""
+        if model_id not in {self.name, self.way.model_id, *self.further}:
+            return None
+        return Backend(self.way.host, self.way.port, self.way.model_id)
+
+
+async def run_one_model(
+    listeners: Sequence[trio.SocketListener], service: InferenceService, way: Way, find: Callable[[], Awaitable[Way]]
+) -> Never:
+    """Serve until cancelled.
+
+    Args:
+        listeners: Where to accept.
+        service: The model.
+        way: Where its gateway is.
+        find: Says where it is by now, before each request.
+    """
+    directory = OneModel(service.key.name, service.spec.aliases, way)
+    async with open_http_client() as client:
+        gateway = passing_door(PassThrough(directory, client), utcnow)
+
+        async def handle(exchange: StreamExchange) -> None:
+            directory.way = await find()
+            await gateway(exchange)
+
+        await run_server(handle, listeners, judge=refuse_foreign_pages, stamp=page_grant)

@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import attrs
 
+from llmkube.base.http.message import netloc
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.describe import summary
 from llmkube.cli.view.locations import Engine, find_engines
@@ -39,7 +40,7 @@ class Way:
     @property
     def url(self) -> str:
         """The base of all URLs."""
-        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+        return f"http://{netloc((self.host, self.port))}"
 
 
 def gateway_way(service: InferenceService) -> Way | None:

@@ -24,14 +24,15 @@ from llmkube.cli.view import formats, output
 from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.progress_line import Display, open_display
 from llmkube.k8s.auth.config import ClusterConfig
-from llmkube.k8s.auth.load import load_config
+from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.config.cache_config import CacheConfig, PreloadConfig, PruneConfig
+from llmkube.programs.config.host_config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.programs.options import HELP, command, settings_options
 from llmkube.programs.program import open_service_nursery
+from llmkube.programs.state_location import STATE_DIR
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.supervisor.memory.budget import host_budget
 from llmkube.supervisor.network import host_facts
@@ -50,6 +51,35 @@ from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of
 
+
+@attrs.frozen
+class CacheConfig:
+    """The settings of `llmkube cache`; it reads the agent's table, for it is the agent's store that it looks at."""
+
+    model_store: Path | None = MODEL_STORE
+    state_dir: Path | None = STATE_DIR
+
+
+@attrs.frozen
+class PruneConfig:
+    """Those of `llmkube cache prune`: the agent's cluster says which Models are in use."""
+
+    kubeconfig: Path | None = KUBECONFIG
+    context: str | None = CONTEXT
+    model_store: Path | None = MODEL_STORE
+    state_dir: Path | None = STATE_DIR
+
+
+@attrs.frozen
+class PreloadConfig:
+    """Those of `llmkube cache preload`."""
+
+    model_store: Path | None = MODEL_STORE
+    hf_token_file: Path | None = HF_TOKEN_FILE
+    hub_endpoint: str = HUB_ENDPOINT
+    state_dir: Path | None = STATE_DIR
+
+
 COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
 _KEY_LENGTH: Final = 12
 _LINE_SECONDS: Final = 10.0  # between two lines of progress where no line can move
@@ -60,10 +90,9 @@ def cache() -> None:
     """List, inspect, prune and preload model files on this machine."""
 
 
-@cache.command("list", context_settings=HELP)
+@command("list", cache)
 @settings_options(CacheConfig)
 @output_option("json", "yaml")
-@guarded
 def list_models(*, form: str, **flags: Any) -> None:
     """Show the models in the store."""
     store = _store(flags)
@@ -80,11 +109,10 @@ def list_models(*, form: str, **flags: Any) -> None:
         click.echo(f"\nUnfinished downloads take {format_bytes(unfinished)}.")
 
 
-@cache.command("inspect", context_settings=HELP)
+@command("inspect", cache)
 @click.argument("model", metavar="SOURCE|KEY")
 @settings_options(CacheConfig)
 @output_option("json", "yaml")
-@guarded
 def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
     """Show one model in the store, and what its file says of itself.
 
@@ -108,13 +136,12 @@ def inspect_cached(*, model: str, form: str, **flags: Any) -> None:
     click.echo("\n".join(f"{label:<{width}}  {output.printable(text)}" for label, text in rows))
 
 
-@cache.command("prune", context_settings=HELP)
+@command("prune", cache)
 @click.argument("models", metavar="[SOURCE|KEY]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--force", is_flag=True, help="Ask no API server what is in use: remove that as well.")
 @settings_options(PruneConfig)
 @output_option("json", "yaml")
-@guarded
 def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: str, **flags: Any) -> None:
     """Remove models that no Model names, and unfinished downloads that no process continues.
 
@@ -141,13 +168,12 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
         click.echo("\n".join(_told(done, dry_run=dry_run)))
 
 
-@cache.command("preload", context_settings=HELP)
+@command("preload", cache)
 @click.argument("source", type=click.Path())
 @click.option("--sha256", metavar="HEX", help="Digest that the file must have.")
 @click.option("--file", "files", metavar="NAME", multiple=True, help="Which file of a repository, like spec.files.")
 @settings_options(PreloadConfig)
 @output_option("json", "yaml")
-@guarded
 def preload(*, source: str, sha256: str | None, files: tuple[str, ...], form: str, **flags: Any) -> None:
     """Fetch a model into the store, so that a service can start with it at once, offline too."""
     config = load("agent", PreloadConfig, flags)

@@ -1,22 +1,24 @@
 """`llmkube catalog`: the models that can be deployed by name, and what each takes here."""
 
+import math
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
 from llmkube.base.units import format_bytes
-from llmkube.cli.catalog.entries import CHECKED, Entry, entries, find, similar
-from llmkube.cli.catalog.shapes import shape_of
+from llmkube.cli.catalog.entries import CHECKED, Architecture, Entry, entries, find, similar
 from llmkube.cli.commands.models.fit import demand_for
 from llmkube.cli.commands.services.deploy import CATALOG_CONTEXT
 from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import HELP, command
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
 from llmkube.weights.estimate.sizing import estimate
+from llmkube.weights.formats.shape import Shape, Tensor
 
 CONTEXTS: Final = (4096, CATALOG_CONTEXT, 32768, 131072)
 COLUMNS: Final = ("NAME", "SIZE", "QUANT", "CONTEXT", "MEMORY", "FITS", "PIN")
@@ -31,9 +33,8 @@ def catalog() -> None:
     """Show the models that `llmkube deploy NAME` and `llmkube run NAME` know."""
 
 
-@catalog.command("list", context_settings=HELP)
+@command("list", catalog)
 @output_option("json", "yaml")
-@guarded
 def list_catalog(*, form: str) -> None:
     """List the catalog with the memory that each model takes."""
     if form:
@@ -49,10 +50,9 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [name for name in entries() if name.startswith(incomplete)]
 
 
-@catalog.command("info", context_settings=HELP)
+@command("info", catalog)
 @click.argument("name", shell_complete=_names)
 @output_option("json", "yaml")
-@guarded
 def info(*, name: str, form: str) -> None:
     """Show where a model comes from, what is known about its file, and what it takes at several contexts."""
     entry = the_entry(name)
@@ -150,3 +150,165 @@ def _fits(size_bytes: int, budget: Budget | None) -> str:
 def _budget() -> Budget | None:
     total_bytes = host_facts().total_bytes
     return host_budget(total_bytes) if total_bytes else None
+
+
+_BYTES = {"Q4_K": 144 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32, "MXFP4": 17 / 32}
+"""Of one element, by ggml's block sizes."""
+
+_NORMS = {
+    "gpt-oss": ("post_attention_norm",),
+    "qwen35": ("post_attention_norm",),
+    "gemma3": ("ffn_norm", "post_attention_norm", "post_ffw_norm"),
+}
+"""What a block has beside the norm before its attention."""
+
+_SSM_STATE = 128  # of qwen3.5's recurrent layers, as are the three below
+_SSM_INNER = 4096
+_SSM_RANK = 32
+_SSM_GROUPS = 16
+_FULL_ATTENTION_EVERY = 4
+
+
+def shape_of(entry: Entry) -> Shape:
+    """Return the shape of a model."""
+    it = entry.architecture
+    sizes = dict(_outside(it))
+    for at in range(it.layers):
+        sizes |= {f"blk.{at}.{name}": size for name, size in _block(it, at)}
+    vectors = {name: size for name, size in sizes.items() if len(size) == 1}
+    types = {name: _type_of(entry, name) for name in sizes if name not in vectors}
+    wanted = {name: math.prod(sizes[name]) * _BYTES[kind] for name, kind in types.items()}
+    left_bytes = entry.size_bytes - 4 * sum(size[0] for size in vectors.values())
+    share = left_bytes / sum(wanted.values())
+    tensors = tuple(
+        Tensor(name, "F32", size, 4 * size[0])
+        if name in vectors
+        else Tensor(name, types[name], size, int(wanted[name] * share))
+        for name, size in sizes.items()
+    )
+    return Shape(
+        architecture=it.name,
+        tensors=tensors,
+        numbers={name: (value,) for name, value in _numbers(it).items() if value},
+        layer_count=it.layers,
+        embedding_size=it.width,
+        vocabulary_size=it.vocabulary,
+        trained_context=it.context,
+        size_bytes=entry.size_bytes,
+    )
+
+
+def _type_of(entry: Entry, name: str) -> str:
+    it = entry.architecture
+    if entry.quantization == "MXFP4":
+        return "MXFP4" if "_exps" in name else "Q8_0"
+    if entry.quantization != "Q4_K_M":
+        return entry.quantization
+    if name == "output.weight" or (it.tied and name == "token_embd.weight"):
+        return "Q6_K"
+    if "attn_v." in name or "ffn_down" in name or "attn_qkv." in name:
+        return "Q6_K" if _has_more_bits(int(name.split(".")[1]), it.layers) else "Q4_K"
+    return "Q4_K"
+
+
+def _has_more_bits(at: int, layers: int) -> bool:
+    eighth = layers // 8
+    return at < eighth or at >= 7 * layers // 8 or (at - eighth) % 3 == 2
+
+
+def _numbers(it: Architecture) -> dict[str, int]:
+    common = {
+        "context_length": it.context,
+        "embedding_length": it.width,
+        "block_count": it.layers,
+        "feed_forward_length": it.inner,
+        "attention.head_count": it.heads,
+        "attention.head_count_kv": it.kv_heads,
+        "attention.key_length": it.head_length,
+        "attention.value_length": it.head_length,
+        "attention.sliding_window": it.window,
+        "expert_count": it.experts,
+        "expert_used_count": it.experts_used,
+        "expert_feed_forward_length": it.expert_inner,
+    }
+    if it.name != "qwen35":
+        return common
+    return common | {
+        "full_attention_interval": _FULL_ATTENTION_EVERY,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": _SSM_INNER,
+        "ssm.state_size": _SSM_STATE,
+        "ssm.time_step_rank": _SSM_RANK,
+        "ssm.group_count": _SSM_GROUPS,
+    }
+
+
+def _outside(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "token_embd.weight", (it.width, it.vocabulary)
+    yield "output_norm.weight", (it.width,)
+    if not it.tied:
+        yield "output.weight", (it.width, it.vocabulary)
+
+
+def _block(it: Architecture, at: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "attn_norm.weight", (it.width,)
+    for name in _NORMS.get(it.name, ("ffn_norm",)):
+        yield f"{name}.weight", (it.width,)
+    if it.name == "qwen35" and (at + 1) % _FULL_ATTENTION_EVERY:
+        yield from _recurrent(it)
+    else:
+        yield from _attention(it)
+    yield from _experts(it) if it.experts else _feed_forward(it)
+
+
+def _attention(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    queries, kept = it.heads * it.head_length, it.kv_heads * it.head_length
+    if it.name == "phi3":
+        yield "attn_qkv.weight", (it.width, queries + 2 * kept)
+    else:
+        yield "attn_q.weight", (it.width, queries * (2 if it.name == "qwen35" else 1))  # with a gate
+        yield "attn_k.weight", (it.width, kept)
+        yield "attn_v.weight", (it.width, kept)
+    yield "attn_output.weight", (queries, it.width)
+    if it.name in {"qwen2", "gpt-oss"}:
+        for part, size in (("q", queries), ("k", kept), ("v", kept)):
+            yield f"attn_{part}.bias", (size,)
+    if it.name == "gpt-oss":
+        yield "attn_output.bias", (it.width,)
+        yield "attn_sinks.weight", (it.heads,)
+    if it.name in {"qwen3", "qwen3moe", "qwen35", "gemma3"}:
+        yield "attn_q_norm.weight", (it.head_length,)
+        yield "attn_k_norm.weight", (it.head_length,)
+
+
+def _recurrent(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    mixed = _SSM_INNER + 2 * _SSM_GROUPS * _SSM_STATE
+    yield "attn_qkv.weight", (it.width, mixed)
+    yield "attn_gate.weight", (it.width, _SSM_INNER)
+    yield "ssm_conv1d.weight", (4, mixed)
+    yield "ssm_dt.bias", (_SSM_RANK,)
+    yield "ssm_a", (_SSM_RANK,)
+    yield "ssm_norm.weight", (_SSM_STATE,)
+    yield "ssm_out.weight", (_SSM_INNER, it.width)
+    yield "ssm_alpha.weight", (it.width, _SSM_RANK)
+    yield "ssm_beta.weight", (it.width, _SSM_RANK)
+
+
+def _feed_forward(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if it.name == "phi3":  # gate and values in one
+        yield "ffn_up.weight", (it.width, 2 * it.inner)
+    else:
+        yield "ffn_gate.weight", (it.width, it.inner)
+        yield "ffn_up.weight", (it.width, it.inner)
+    yield "ffn_down.weight", (it.inner, it.width)
+
+
+def _experts(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "ffn_gate_inp.weight", (it.width, it.experts)
+    yield "ffn_gate_exps.weight", (it.width, it.expert_inner, it.experts)
+    yield "ffn_up_exps.weight", (it.width, it.expert_inner, it.experts)
+    yield "ffn_down_exps.weight", (it.expert_inner, it.width, it.experts)
+    if it.name == "gpt-oss":
+        yield "ffn_gate_inp.bias", (it.experts,)
+        for part, size in (("gate", it.expert_inner), ("up", it.expert_inner), ("down", it.width)):
+            yield f"ffn_{part}_exps.bias", (size * it.experts,)

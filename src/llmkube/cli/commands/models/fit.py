@@ -15,8 +15,8 @@ from llmkube.cli.commands.models.inspect import read_facts
 from llmkube.cli.commands.services.deploy import absolute_source
 from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
-from llmkube.programs.options import HELP, guarded
-from llmkube.runtimes.process.llamacpp import DEFAULT_CONTEXT
+from llmkube.programs.options import command
+from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
 from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget
@@ -59,7 +59,7 @@ class Verdict:
         return 0 if limit is None else max(0, self.estimate.device_bytes - limit)
 
 
-@click.command("fit", context_settings=HELP)
+@command("fit")
 @click.argument("model", metavar="MODEL", type=click.Path())
 @click.option("--context", "-c", type=click.IntRange(1), metavar="N", help="Tokens of all slots together.")
 @click.option("--parallel", type=click.IntRange(1), default=1, metavar="N", help="Requests served at the same time.")
@@ -68,7 +68,6 @@ class Verdict:
 @click.option("--accelerator", type=click.Choice(("cpu", "metal")), help="Default: metal on a Mac, else cpu.")
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @output_option("json", "yaml")
-@guarded
 def fit(
     *,
     model: str,

@@ -17,10 +17,10 @@ from llmkube.cli.options import output_option
 from llmkube.cli.view import formats
 from llmkube.cli.view.output import printable, shown_source
 from llmkube.k8s.fields import camel
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.supervisor.credentials import read_token_file
 from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.buckets import BucketAccess
@@ -34,11 +34,10 @@ REMOTE_SECONDS: Final = 120.0
 """What the header of a remote file may take; it is 32 MiB at most."""
 
 
-@click.command("inspect", context_settings=HELP)
+@command("inspect")
 @click.argument("source", metavar="FILE|URL", type=click.Path())
 @click.option("--hf-token-file", type=click.Path(path_type=Path), help="File with a Hugging Face token.")
 @output_option("json", "yaml")
-@guarded
 def inspect_model(*, source: str, hf_token_file: Path | None, form: str) -> None:
     """Show what a GGUF file says of itself.
 

@@ -1,7 +1,7 @@
 """Commands of the programs that run until they are stopped: agent, controller, apiserver and up.
 
     agent, controller, apiserver, up  one command each
-    first_answer, ask                 `up --ask`: a question, answered as soon as the model serves
+    first_answer                      `up --ask`: a question, answered as soon as the model serves
     join, join_grant, join_token      an account for a host: what it is granted, and a token that stands for that
     host_identity                     what the host keeps of it
     background                        `up start`, `up install`: without a terminal, and at login

@@ -21,7 +21,7 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
 from llmkube.cli.commands.programs.background.interpreter import changes, own_interpreter, recorded_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, note_lan_access, read_neighbors
-from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, run_own_log
+from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, run_own_log
 from llmkube.cli.commands.programs.background.start_limit import (
     counted_start,
     forget_once_it_goes_well,
@@ -32,14 +32,10 @@ from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
-from llmkube.programs.host.access_options import access_settings
-from llmkube.programs.host.download_options import download_settings
-from llmkube.programs.host.engine_options import engine_allowances
-from llmkube.programs.host.engine_program import engine_settings, find_llama_server
-from llmkube.programs.host.host_name import address_towards, check_own_address, lasting_host_name
-from llmkube.programs.host.memory_options import memory_settings
+from llmkube.programs.host_name import address_towards, check_own_address, lasting_host_name
+from llmkube.programs.host_settings import find_llama_server, host_settings
 from llmkube.programs.ollama_library import ollama_here
 from llmkube.programs.options import HELP, guarded, settings_options
 from llmkube.programs.program import (
@@ -63,7 +59,7 @@ from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.nouns.host_credential import note_path
 from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.power.meter import CpuTime, PowerMeter
+from llmkube.supervisor.power.meter import PowerMeter
 from llmkube.supervisor.power.sample import PowerSource
 from llmkube.supervisor.power.sources import power_source
 
@@ -79,8 +75,8 @@ COMMANDS: Mapping[str, Entry] = {
     "stop": Entry("background.agent_commands:stop_agent", "Stop the agent on this host and every engine of it."),
     "status": Entry("background.agent_status:status", "Say whether the agent runs, and what it cannot reach."),
     "logs": Entry("background.agent_commands:logs", "Print what the installed agent wrote."),
-    "cordon": Entry("background.cordon_commands:cordon", "Take this host back for a while: other hosts serve."),
-    "uncordon": Entry("background.cordon_commands:uncordon", "Have this host serve again."),
+    "cordon": Entry("background.agent_status:cordon", "Take this host back for a while: other hosts serve."),
+    "uncordon": Entry("background.agent_status:uncordon", "Have this host serve again."),
     "sudoers": Entry("background.agent_commands:print_sudoers", "Print the line that --apple-power-enabled needs."),
 }
 """Besides the agent itself, which loads none of them."""
@@ -174,22 +170,16 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
         state_dir=config.state_dir,
         store_dir=config.model_store or config.state_dir / "store",
         llama_server=str(llama_server),
-        **engine_settings(config),
         advertise_address=address,
         bind_address=address or LOOPBACK,
         api_server=server_url,
         host_ip=address if config.host_ip is not None else None,
         namespace=config.namespace,
         selector=selector_of(config.selector),
-        accelerators=frozenset(config.accelerator),
         endpoints_api=cast("Literal['endpointslices', 'endpoints']", config.endpoints_api),
         lease_namespace=config.lease_namespace,
-        drain_seconds=config.drain_seconds,
         keep_awake=config.keep_awake,
-        **download_settings(config),
-        allowances=engine_allowances(config),
-        **memory_settings(config),
-        **access_settings(config),
+        **host_settings(config),
     )
 
 
@@ -239,10 +229,10 @@ async def serve(
             if probes is not None:
                 meter: PowerMeter | None = None
                 if power is not None:
-                    meter = PowerMeter(power.name, power.domains, view.engines, CpuTime())
+                    meter = PowerMeter(power.name, power.domains, view.engines)
                     agents.start_soon(power.run, meter.take, meter.failed)
                 registry = agent_registry(
-                    view,
+                    view.services,
                     ports.downloads,
                     view.memory,
                     meter.view if meter else None,

@@ -11,19 +11,17 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.programs.api_server import open_server
-from llmkube.programs.config.api_server_config import ApiServerConfig
-from llmkube.programs.config.tables import load
-from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.programs.config.tables import ApiServerConfig, load
+from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import Stop, raise_descriptor_limit, run_until_signal
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import SERVER
+from llmkube.programs.state_location import SERVER
 
 log = structlog.get_logger()
 
 
-@click.command("apiserver", context_settings=HELP)
+@command("apiserver")
 @settings_options(ApiServerConfig)
-@guarded
 def apiserver(**flags: Any) -> None:
     """Run the embedded API server alone, for an agent and a controller that run as processes of their own."""
     config = load("apiserver", ApiServerConfig, flags)

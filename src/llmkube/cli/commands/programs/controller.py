@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final
 
-import click
 import structlog
 import trio
 from prometheus_client import CollectorRegistry
@@ -21,10 +20,9 @@ from llmkube.controller.followed_kinds import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
-from llmkube.programs.config.controller_config import PER_SERVICE, ControllerConfig
-from llmkube.programs.config.tables import load
-from llmkube.programs.host.host_name import default_host_name
-from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.programs.config.tables import PER_SERVICE, ControllerConfig, load
+from llmkube.programs.host_name import default_host_name
+from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap
 from llmkube.runtimes.container.gpu import parse_gpu_resources
 from llmkube.runtimes.container.images import Images
@@ -37,9 +35,8 @@ EVERY_ADDRESS: Final = None
 log = structlog.get_logger()
 
 
-@click.command("controller", context_settings=HELP)
+@command("controller")
 @settings_options(ControllerConfig)
-@guarded
 def controller(**flags: Any) -> None:
     """Keep the status of Models and InferenceServices true."""
     config = load("controller", ControllerConfig, flags)

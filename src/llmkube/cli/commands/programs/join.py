@@ -14,14 +14,15 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.programs.host_identity import (
+    Grant,
     Identity,
     account_of,
     agent_command,
     check_name_is_free,
     establish,
+    grant_options,
     portable,
 )
-from llmkube.cli.commands.programs.join_grant import Grant, grant_options
 from llmkube.cli.commands.programs.join_token import (
     JOIN_SECONDS,
     MAX_CHARS,
@@ -38,11 +39,10 @@ from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.host_name import lasting_host_name
-from llmkube.programs.options import HELP, guarded
-from llmkube.programs.state_location import check_state_dir, local_state_dir
-from llmkube.programs.state_lock import holder_of
-from llmkube.supervisor.cluster.node_networks import networks_of
+from llmkube.programs.host_name import lasting_host_name
+from llmkube.programs.options import command
+from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
+from llmkube.supervisor.cluster.node_monitor import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
 from llmkube.supervisor.nouns.join_record import JoinRecord
@@ -62,7 +62,7 @@ _NOT_WITH_A_TOKEN: Final = (
 )
 
 
-@click.command("join", context_settings=HELP)
+@command("join")
 @grant_options
 @click.option("--name", metavar="NAME", help="Name of the host. Default: that of this machine.")
 @click.option(
@@ -76,7 +76,6 @@ _NOT_WITH_A_TOKEN: Final = (
     "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="State directory of the host's agent."
 )
 @click.pass_context
-@guarded
 def join(
     context: click.Context, /, *, name: str | None, token_file: str | None, state_dir: Path | None, **grant: Any
 ) -> None:
@@ -108,10 +107,9 @@ def join(
     _keep(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
 
 
-@click.command("join-token", context_settings=HELP)
+@command("join-token")
 @grant_options
 @click.option("--name", metavar="NAME", help="Name of the host. Default: host- and six random hex digits.")
-@guarded
 def join_token(*, name: str | None, **grant: Any) -> None:
     """Print a token, good for an hour, with which a host joins a cluster by itself.
 

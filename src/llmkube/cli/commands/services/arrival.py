@@ -1,7 +1,6 @@
 """The wait of a command until its service is ready, on hosts and in pods: shown, bounded, and explained."""
 
 import contextlib
-import random
 import shlex
 from collections.abc import Collection, Iterator
 
@@ -14,6 +13,7 @@ from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.describe import next_retry
+from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.output import printable
 from llmkube.cli.view.progress_line import open_display
 from llmkube.cli.view.readiness import Readiness
@@ -36,7 +36,8 @@ class Leaving:
 
 @contextlib.contextmanager
 def told_on_interrupt() -> Iterator[Leaving]:
-    """Say at Ctrl-C what the block has noted to go on without it."""
+    """Say at Ctrl-C what the block has noted to go on without it; its watches say one sentence per outage."""
+    watch_quietly()
     leaving = Leaving()
     try:
         yield leaving
@@ -62,8 +63,7 @@ async def arrive(
     Raises:
         CommandError: Its failure is one that waiting does not cure, or the time is over; it says what to do.
     """
-    rng = random.Random()  # noqa: S311 - jitter of reconnects
-    async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+    async with open_follow(cluster.client, namespace=key.namespace) as followed:
         while key not in followed.services:  # what was applied is on its way to us
             version = followed.changed.version
             await followed.changed.wait_newer(version)
@@ -85,7 +85,7 @@ async def arrive(
         if waiting.cancelled_caught:
             raise CommandError(
                 f"InferenceService {key} is not Ready after {seconds:g} s: {printable(readiness.last)}\n"
-                f"It goes on without this command: `{command('status', key)} --watch` shows how",
+                f"It goes on without this command: `{typed_command('status', key)} --watch` shows how",
                 ExitCode.TIMED_OUT,
             )
         if health.failing:
@@ -100,7 +100,7 @@ def is_stopped(service: InferenceService) -> bool:
     return service.spec.suspend or service.spec.replicas == 0
 
 
-def command(verb: str, key: Key) -> str:
+def typed_command(verb: str, key: Key) -> str:
     """Return what to type about a service: `llmkube status chat -n team`."""
     return f"{shlex.quote(program_name())} {verb} {key.name}" + (
         "" if key.namespace == "default" else f" -n {key.namespace}"

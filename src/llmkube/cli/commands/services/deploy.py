@@ -16,14 +16,13 @@ import click
 from llmkube.base.errors import UserError
 from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
-from llmkube.cli.commands.services.arrival import arrive, command, is_stopped, told_on_interrupt
+from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
 from llmkube.cli.complete import catalog_or_services, models
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
 from llmkube.cli.view.describe import without_effect
-from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import flowing
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -34,7 +33,7 @@ from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import HELP, NumberRange, guarded, paths
+from llmkube.programs.options import NumberRange, command, paths
 from llmkube.weights.source import parse_source
 
 FIELD_MANAGER: Final = "llmkube-deploy"
@@ -48,7 +47,7 @@ _IN_PODS: Final = frozenset(name for name, facts in RUNTIMES.items() if not fact
 _LOCAL: Final = ("./", "../", "~")
 
 
-@click.command("deploy", context_settings=HELP)
+@command("deploy")
 @click.argument("name", shell_complete=catalog_or_services)
 @click.option(
     "-s",
@@ -76,7 +75,6 @@ _LOCAL: Final = ("./", "../", "~")
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to --wait. Default: 1800.")
 @click.option("--dry-run", is_flag=True, help="Print the objects as YAML and apply nothing.")
 @cluster_options()
-@guarded
 def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where, **flags: Any) -> None:
     """Serve the weights at --source under NAME, or change how NAME is served.
 
@@ -107,12 +105,11 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
         if wait:
             key = Key(cluster.namespace, name)
             leaving.note = (
-                f"The deployment goes on without this command: `{command('status', key)} --watch` shows how, "
-                f"`{command('delete', key)}` ends it"
+                f"The deployment goes on without this command: `{typed_command('status', key)} --watch` shows how, "
+                f"`{typed_command('delete', key)}` ends it"
             )
             await _wait(cluster, key, applied, timeout, replicas=order.replicas)
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         run_against(where, action, changes=not dry_run)
 
@@ -148,7 +145,7 @@ class Order:
             namespace: Where they go.
             served: The accelerators that live hosts serve.
         """
-        objects = {kind: _blank(kind, Key(namespace, self.name)) for kind in self.kinds}
+        objects = {kind: blank(kind, Key(namespace, self.name)) for kind in self.kinds}
         if self.source:
             runtime = next((value for field, value in self.fields.items() if field.path == "spec.runtime"), "")
             accelerator = self.accelerator or choose_accelerator(served, gpu=self.gpu, in_pods=runtime in _IN_PODS)
@@ -282,7 +279,8 @@ def _secret_key(text: str | None) -> Mapping[str, str]:
     return {"name": name, "key": key} if slash else {"name": name}
 
 
-def _blank(kind: type[Any], key: Key) -> dict[str, Any]:
+def blank(kind: type[Any], key: Key) -> dict[str, Any]:
+    """Return an object without a spec."""
     resource = kind.RESOURCE
     return {
         "apiVersion": resource.api_version,
@@ -326,7 +324,7 @@ async def _wait(
         if replicas == 0:
             click.echo(words)
             return
-        starts = "set spec.suspend to false" if service.spec.suspend else f"`{command('scale', key)} 1`"
+        starts = "set spec.suspend to false" if service.spec.suspend else f"`{typed_command('scale', key)} 1`"
         raise CommandError(f"{words}, as its spec asks; {starts} starts it")
     click.echo(flowing(f"InferenceService {key} is Ready at {service.status.endpoint}"))
     for words in without_effect(service):
@@ -338,5 +336,5 @@ def next_step(service: InferenceService) -> str:
     """Return how a service is used: only one that talks can be talked to."""
     mode = service.status.mode or service.spec.mode or "chat"
     if mode == "chat":
-        return f"Talk to it: {command('chat', service.key)}"
+        return f"Talk to it: {typed_command('chat', service.key)}"
     return f"It offers {mode}, by the OpenAI API: see docs/gateway.md"

@@ -1,7 +1,6 @@
 """`llmkube list`: Models and InferenceServices as tables, as data, once or for as long as one looks."""
 
 import datetime
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +8,7 @@ import attrs
 import click
 
 from llmkube.base.times import utcnow
-from llmkube.cli.credential_note import tell_credential_problem
-from llmkube.cli.full_disk_note import tell_full_disk
+from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
 from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
@@ -20,7 +18,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key, Object
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 
 if TYPE_CHECKING:  # a list that does not stay follows nothing
     from llmkube.programs.informer import Followed
@@ -61,12 +59,11 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [word for word in sorted(KINDS) if word.startswith(incomplete)]
 
 
-@click.command("list", context_settings=HELP)
+@command("list")
 @click.argument("kind", required=False, shell_complete=_kinds)
 @cluster_options(all_namespaces=True)
 @output_option(*formats.FORMATS)
 @watch_option
-@guarded
 def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> None:
     """Show Models and InferenceServices, or those of one KIND: models (mdl) or services (isvc)."""
     kinds = (Model, InferenceService) if kind is None else (parse_kind(kind),)
@@ -84,8 +81,7 @@ def list_objects(*, kind: str | None, where: Where, form: str, watch: bool) -> N
         page = _page(kinds, cluster, where, form)
         with answering():
             await page.fetch(cluster)  # a server that is not there is an error now, and an interruption later
-        rng = random.Random()  # noqa: S311 - jitter of reconnects
-        async with open_follow(cluster.client, rng, namespace=page.namespace) as followed:
+        async with open_follow(cluster.client, namespace=page.namespace) as followed:
             if form in {"", "wide"} and is_terminal():
 
                 async def text() -> str:  # noqa: ASYNC124 - the same shape as that of `status`, which asks further

@@ -4,6 +4,7 @@ import codecs
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +15,7 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import is_full
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
-from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
+from llmkube.cli.commands.services.tail import copy_log
 from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
 from llmkube.cli.options import cluster_options
@@ -24,19 +25,18 @@ from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id
 from llmkube.k8s.wire.service_health import pods_of
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig, UpConfig
 from llmkube.programs.config.tables import load
-from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.host_name import host_name_in
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.host_name import host_name_in
+from llmkube.programs.options import command
 from llmkube.supervisor.engine.logfile import log_path
 
 PATIENCE_SECONDS: Final = 3.0
 """How long the API server may take to say more about a log that is here."""
 
 
-@click.command("logs", context_settings=HELP)
+@command("logs")
 @click.argument("name", shell_complete=services)
 @click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
 @click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
@@ -44,7 +44,6 @@ PATIENCE_SECONDS: Final = 3.0
 @click.option("-c", "--container", default="", help="Of pods: another container than the engine's.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="The agent's folder.  [LLMKUBE_STATE_DIR]")
 @cluster_options()
-@guarded
 def logs(
     *,
     name: str,
@@ -167,21 +166,8 @@ def _tell(line: str) -> None:
 
 
 def _print_file(path: Path, follow: bool, lines: int | None) -> None:
-    write = _writer()
-
-    async def copy() -> None:
-        async with open_log(path, lines) as log:
-            while True:
-                piece = await trio.to_thread.run_sync(log.take)
-                if piece:
-                    write(piece)
-                elif follow:
-                    await trio.sleep(POLL_SECONDS)
-                else:
-                    return
-
     try:
-        trio.run(copy)
+        trio.run(partial(copy_log, path, lines, _writer(), follow=follow))
     except OSError as exc:
         if isinstance(exc, BrokenPipeError) or is_full(exc):
             raise  # that was not the log

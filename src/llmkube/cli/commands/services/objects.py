@@ -1,7 +1,6 @@
 """`llmkube status`, `scale` and `delete`: what most people need of kubectl, for our two kinds."""
 
 import contextlib
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import trio
 
 from llmkube.base.errors import WorldError
 from llmkube.base.times import utcnow
+from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.footprint import find_memory
 from llmkube.cli.complete import services, targets
-from llmkube.cli.credential_note import tell_credential_problem
-from llmkube.cli.full_disk_note import tell_full_disk
-from llmkube.cli.object_names import Target, existing, or_not_found, parse_target
+from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
+from llmkube.cli.object_names import Target, existing, existing_service, or_not_found, parse_target
 from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
@@ -28,21 +27,22 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.names import RESTARTED_AT
 from llmkube.k8s.wire.service_health import is_reported_by_host
+from llmkube.k8s.wire.times import micro_timestamp
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import Followed, open_follow
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import HELP, NumberRange, command
 
 _LOOK_SECONDS = 5.0
 _MAX_REPLICAS = 10  # of the schema; the API server would say so less plainly
 
 
-@click.command("status", context_settings=HELP)
+@command("status")
 @click.argument("name", shell_complete=targets)
 @cluster_options()
 @output_option(*formats.FORMATS)
 @watch_option
-@guarded
 def status(*, name: str, where: Where, form: str, watch: bool) -> None:
     """Explain one InferenceService (or, as model/NAME, one Model).
 
@@ -68,8 +68,7 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         key = Key(cluster.namespace, target.name)
         with answering():
             await existing(cluster.client, target, key)
-        rng = random.Random()  # noqa: S311 - jitter of reconnects
-        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+        async with open_follow(cluster.client, namespace=key.namespace) as followed:
             watcher = _StatusWatch(cluster, followed, target, key, form, folders)
             if form in {"", "wide"} and is_terminal():
                 await show_in_place(followed.changed, watcher.text)
@@ -83,11 +82,10 @@ def status(*, name: str, where: Where, form: str, watch: bool) -> None:
         click.echo(output.flowing(text) if form in {"", "wide"} else text)
 
 
-@click.command("scale", context_settings={**HELP, "ignore_unknown_options": True})  # else -1 is an unknown option
+@command("scale", context_settings={**HELP, "ignore_unknown_options": True})  # else -1 is an unknown option
 @click.argument("name", shell_complete=services)
 @click.argument("replicas", metavar="N", type=click.IntRange(min=0, max=_MAX_REPLICAS))
 @cluster_options()
-@guarded
 def scale(*, name: str, replicas: int, where: Where) -> None:
     """Set how many processes serve an InferenceService; 0 stops it and keeps everything else."""
     target = parse_target(name)
@@ -137,13 +135,12 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
     return [f"{len(able)} of {replicas} can run: a host runs one of them, and {len(able)} serve {accelerator}{named}"]
 
 
-@click.command("delete", context_settings=HELP)
+@command("delete")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=targets)
 @click.option("--with-model", is_flag=True, help="Delete its Model too, unless another InferenceService refers to it.")
 @click.option("--wait", is_flag=True, help="Return when everything named is gone.")
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to --wait. Default: 60.")
 @cluster_options()
-@guarded
 def delete(*, names: Sequence[str], with_model: bool, wait: bool, timeout: float, where: Where) -> None:
     """Delete InferenceServices (or, as model/NAME, Models).
 
@@ -204,7 +201,7 @@ async def _wait_gone(cluster: Cluster, going: Sequence[tuple[Target, Key, str]],
     left = list(going)
     with trio.move_on_after(seconds):
         namespace = cluster.namespace
-        async with open_follow(cluster.client, random.Random(), namespace=namespace) as followed:  # noqa: S311 - jitter
+        async with open_follow(cluster.client, namespace=namespace) as followed:
             while True:
                 version = followed.changed.version
                 left = [each for each in going if _is_there(followed, *each)]
@@ -236,20 +233,18 @@ async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[P
     return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
 
 
+@attrs.define(eq=False)
 class _StatusWatch:
     """One object's state, told anew after every change; while the API server is away, the last one that was seen."""
 
-    def __init__(  # noqa: PLR0917 - what a watch is about
-        self, cluster: Cluster, followed: Followed, target: Target, key: Key, form: str, folders: Sequence[Path]
-    ) -> None:
-        self._cluster = cluster
-        self._followed = followed
-        self._target = target
-        self._key = key
-        self._form = form
-        self._folders = folders
-        self._said = ""
-        self._scene: Scene | None = None
+    _cluster: Cluster
+    _followed: Followed
+    _target: Target
+    _key: Key
+    _form: str
+    _folders: Sequence[Path]
+    _said: str = ""
+    _scene: Scene | None = None
 
     async def text(self) -> str:
         """Return the whole state, for a terminal."""
@@ -287,3 +282,38 @@ class _StatusWatch:
     def _found(self) -> Any:
         cache: Any = self._followed.models if self._target.kind is Model else self._followed.services
         return cache.get(self._key)
+
+
+FIELD_MANAGER = "llmkube-restart"
+
+
+@command("restart")
+@click.argument("name", shell_complete=services)
+@click.option("--wait/--no-wait", default=True, help="Stay until the new engine serves. Default: wait.")
+@click.option("--timeout", type=NumberRange(min=0), default=600.0, help="Seconds to --wait. Default: 600.")
+@cluster_options()
+def restart(*, name: str, wait: bool, timeout: float, where: Where) -> None:
+    """Start the engine of an InferenceService anew, on hosts and in pods.
+
+    Writes the time into spec.podAnnotations, as `kubectl rollout restart` does for a Deployment. Requests go on being
+    answered where there is room for both engines.
+    """
+
+    async def action(cluster: Cluster) -> None:
+        key = Key(cluster.namespace, name)
+        with answering():
+            found = await existing_service(cluster.client, key)
+            if is_stopped(found):
+                raise CommandError(f"InferenceService {key} is stopped; `{typed_command('scale', key)} 1` starts it")
+            now = micro_timestamp(utcnow())
+            body: dict[str, Any] = {"spec": {"podAnnotations": {RESTARTED_AT: now}}}
+            await cluster.client.patch(InferenceService, key, body, field_manager=FIELD_MANAGER)
+        if wait:
+            leaving.note = (
+                f"The restart goes on without this command: `{typed_command('status', key)} --watch` shows how"
+            )
+            await arrive(cluster, key, timeout, written={InferenceService.RESOURCE.kind}, edited=True)
+        click.echo(f"InferenceService {key} {'was restarted' if wait else 'restarts'}")
+
+    with told_on_interrupt() as leaving:
+        run_against(where, action, changes=True)

@@ -1,7 +1,8 @@
-"""`llmkube ps`: what runs, how much memory it takes, and where."""
+"""`llmkube ps` and `llmkube queue`: what runs, how much memory it takes, and where; and what waits for its turn."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,18 +16,27 @@ from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against, state_dirs
 from llmkube.cli.view import output
 from llmkube.cli.view.locations import Engine, find_all_engines, reporting_hosts
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.inferenceservice import PRIORITIES, InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import service_name
-from llmkube.programs.options import HELP, guarded
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.service_health import Health, service_health
+from llmkube.programs.options import command
 
 COLUMNS: Final = ("NAME", "PHASE", "SIZE", "MEMORY", "RUNS ON", "CONTEXT", "HOST", "AGE")
+QUEUE_COLUMNS: Final = ("NAME", "QUEUE", "WAITING FOR", "PRIORITY", "SINCE")
+SCARCE: Final = {
+    Reason.WAITING_FOR_GPU: "a GPU",
+    Reason.INSUFFICIENT_GPU: "a GPU",
+    Reason.INSUFFICIENT_MEMORY: "memory",
+    Reason.EVICTED: "memory",
+}
+"""The reasons of a service that waits until others give something back, and what that is."""
 
 
-@click.command("ps", context_settings=HELP)
+@command("ps")
 @cluster_options(all_namespaces=True)
-@guarded
 def ps(*, where: Where) -> None:
     """Show the services that have an engine now: its memory, what it runs on, its context and its host.
 
@@ -36,30 +46,55 @@ def ps(*, where: Where) -> None:
 
     async def action(cluster: Cluster) -> str:
         namespace = None if where.all_namespaces else cluster.namespace
-        services = (await cluster.client.list(InferenceService, namespace=namespace)).items
-        models = {each.key: each for each in (await cluster.client.list(Model, namespace=namespace)).items}
+        services = await _services(cluster, namespace)
         engines = await find_all_engines(cluster, namespace)
-        rows = []
-        for service in sorted(services, key=lambda each: each.key):
+        now, rows = utcnow(), []
+        for service, model in services:
             used = await trio.to_thread.run_sync(_memory, folders, service.key)
-            hosts = _hosts(service, engines)
             if used or service.status.ready_replicas:
-                rows.append((service, used, hosts))
-        if not rows:
-            where_ = "any namespace" if namespace is None else namespace
-            return f"Nothing runs in {where_}."
-        now = utcnow()
-        cells = [
-            (
-                *((service.key.namespace,) if namespace is None else ()),
-                *_row(service, models.get(Key(service.key.namespace, service.spec.model_ref)), used, hosts, now),
-            )
-            for service, used, hosts in rows
-        ]
-        columns = (*(("NAMESPACE",) if namespace is None else ()), *COLUMNS)
-        return output.table(columns, cells, width=output.line_width())
+                rows.append((service, _row(service, model, used, _hosts(service, engines), now)))
+        return _table(COLUMNS, rows, namespace) if rows else f"Nothing runs in {namespace or 'any namespace'}."
 
     click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
+
+
+@command("queue")
+@cluster_options(all_namespaces=True)
+def queue(*, where: Where) -> None:
+    """Show the services that wait for a GPU of the cluster or for memory of a host.
+
+    QUEUE is the place in the line for GPUs. For memory, the more important service goes first (--priority).
+    """
+
+    async def action(cluster: Cluster) -> str:
+        namespace = None if where.all_namespaces else cluster.namespace
+        judged = [(each, service_health(each, model)) for each, model in await _services(cluster, namespace)]
+        waiting = sorted((pair for pair in judged if is_waiting(*pair)), key=lambda pair: _order(pair[0]))
+        now = utcnow()
+        rows = [(each, row(each, health, now)) for each, health in waiting]
+        return _table(QUEUE_COLUMNS, rows, namespace) if rows else f"Nothing waits in {namespace or 'any namespace'}."
+
+    click.echo(run_against(where, action, seconds=ANSWER_SECONDS))
+
+
+async def _services(cluster: Cluster, namespace: str | None) -> list[tuple[InferenceService, Model | None]]:
+    """Return each service with its Model, by name."""
+    services = (await cluster.client.list(InferenceService, namespace=namespace)).items
+    models = {each.key: each for each in (await cluster.client.list(Model, namespace=namespace)).items}
+    return [
+        (each, models.get(Key(each.key.namespace, each.spec.model_ref)))
+        for each in sorted(services, key=lambda each: each.key)
+    ]
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[tuple[InferenceService, tuple[str, ...]]], namespace: str | None
+) -> str:
+    """Return a table of services; their namespace is a column where all are shown."""
+    if namespace is None:
+        columns = ("NAMESPACE", *columns)
+        rows = [(service, (service.key.namespace, *cells)) for service, cells in rows]
+    return output.table(columns, (cells for _, cells in rows), width=output.line_width())
 
 
 def _memory(folders: Sequence[Path], key: Key) -> int:
@@ -86,3 +121,25 @@ def _row(
         hosts,
         output.age(service.metadata.creation_timestamp, now),
     )
+
+
+def is_waiting(service: InferenceService, health: Health) -> bool:
+    """Whether others have what a service needs."""
+    return service.status.queue_position is not None or health.reason in SCARCE
+
+
+def row(service: InferenceService, health: Health, now: datetime.datetime) -> tuple[str, ...]:
+    """Return a service's cells for `QUEUE_COLUMNS`."""
+    position, known = service.status.queue_position, Reason.of(health.reason)
+    return (
+        service.metadata.name,
+        "" if position is None else str(position),
+        service.status.waiting_for or (SCARCE.get(known, "") if known is not None else ""),
+        service.spec.priority,
+        output.age(health.since or service.metadata.creation_timestamp, now),
+    )
+
+
+def _order(service: InferenceService) -> tuple[float, int, Key]:
+    position = service.status.queue_position
+    return (math.inf if position is None else position, -PRIORITIES.index(service.spec.priority), service.key)

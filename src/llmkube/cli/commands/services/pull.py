@@ -1,6 +1,5 @@
 """`llmkube pull`: a Model, and its file where it will be served."""
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from llmkube.cli.catalog.entries import find
 from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import the_entry
 from llmkube.cli.commands.services.arrival import told_on_interrupt
-from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, choose_accelerator
+from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, blank, choose_accelerator
 from llmkube.cli.commands.services.source_name import looks_like_source, name_for
 from llmkube.cli.complete import files
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
-from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Host, find_hosts
 from llmkube.cli.view.output import flowing, printable
 from llmkube.k8s.crd.model import Model
@@ -27,13 +25,13 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, model_health
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.informer import open_follow
-from llmkube.programs.options import HELP, NumberRange, guarded
-from llmkube.programs.state_lock import up_on
+from llmkube.programs.options import NumberRange, command
+from llmkube.programs.state_location import up_on
 from llmkube.weights.ollama_model import OllamaModel
 from llmkube.weights.source import LocalFile, parse_source
 
 
-@click.command("pull", context_settings=HELP)
+@command("pull")
 @click.argument("model", metavar="NAME|SOURCE", shell_complete=files)
 @click.option("--name", help="Name of the Model. Default: that of the catalog, or of the file.")
 @click.option("--sha256", metavar="DIGEST", help="Digest that the file must have.")
@@ -41,7 +39,6 @@ from llmkube.weights.source import LocalFile, parse_source
 @click.option("--timeout", type=NumberRange(min=0), default=3600.0, help="Seconds to wait for it. Default: 3600.")
 @cluster_options()
 @click.pass_context
-@guarded
 def pull(
     context: click.Context,
     /,
@@ -75,7 +72,7 @@ def pull(
             spec |= {"sha256": digest} if digest else {}
             spec |= {"quantization": entry.quantization} if entry is not None else {}
             spec |= {} if on_hosts else {"prefetch": True}
-            await cluster.client.apply(Model, _manifest(key, spec), field_manager=FIELD_MANAGER)
+            await cluster.client.apply(Model, blank(Model, key) | {"spec": spec}, field_manager=FIELD_MANAGER)
         click.echo(f"Model {key} is there", err=True)
         if isinstance(parsed, LocalFile):
             click.echo(flowing(f"Nothing is fetched: {source} is read where it lies, on the host that serves it"))
@@ -94,7 +91,6 @@ def pull(
             click.echo(f"Model {key} is Ready")
         return on_hosts
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         fetch_here = run_against(where, action, changes=True)
     if fetch_here:
@@ -107,21 +103,14 @@ def _local_up(where: Where) -> Path | None:
     return next((folder for folder in state_dirs(where, None) if up_on(folder) is not None), None)
 
 
-def _manifest(key: Key, spec: dict[str, Any]) -> dict[str, Any]:
-    resource = Model.RESOURCE
-    metadata = {"name": key.name, "namespace": key.namespace}
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
-
-
 def _names(hosts: Sequence[Host], accelerator: str) -> str:
     return " or ".join(host.name for host in hosts if accelerator in host.accelerators)
 
 
 async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:
-    rng = random.Random()  # noqa: S311 - jitter of reconnects
     said = ""
     with trio.move_on_after(seconds):
-        async with open_follow(cluster.client, rng, namespace=key.namespace) as followed:
+        async with open_follow(cluster.client, namespace=key.namespace) as followed:
             while True:
                 version = followed.changed.version
                 model = followed.models.get(key)

@@ -14,17 +14,16 @@ from llmkube.cli.commands.services.source_name import looks_like_source, name_fo
 from llmkube.cli.complete import catalog_or_services
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
-from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.output import shown_source
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.options import NumberRange, command
 
 
-@click.command("run", context_settings=HELP)
+@command("run")
 @click.argument("model", metavar="NAME|SOURCE", shell_complete=catalog_or_services)
 @click.argument("prompt", required=False)
 @click.option("--accelerator", help="What it runs on, if it is deployed. Default: as `llmkube deploy` chooses.")
@@ -32,7 +31,6 @@ from llmkube.programs.options import HELP, NumberRange, guarded
 @click.option("--timeout", type=NumberRange(min=0), default=1800.0, help="Seconds to wait for it. Default: 1800.")
 @cluster_options()
 @click.pass_context
-@guarded
 def run(
     context: click.Context,
     /,
@@ -86,7 +84,6 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
         await arrive(cluster, key, seconds)
         return True
 
-    watch_quietly()
     with told_on_interrupt() as leaving:
         return run_against(where, action)
 

@@ -1,7 +1,7 @@
 """A log file's last lines, and what is appended to it, across rotation by copy-truncate and by rename."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -84,6 +84,23 @@ async def open_log(path: Path, lines: int | None) -> AsyncIterator[LogFile]:
         yield log
     finally:
         log.close()
+
+
+async def copy_log(path: Path, lines: int | None, write: Callable[[bytes], None], *, follow: bool) -> None:
+    """Write a log from its last lines on: what is in it now, or with `follow` what is appended to it, until cancelled.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    async with open_log(path, lines) as log:
+        while True:
+            piece = await trio.to_thread.run_sync(log.take)
+            if piece:
+                write(piece)
+            elif follow:
+                await trio.sleep(POLL_SECONDS)
+            else:
+                return
 
 
 def start_of_last(descriptor: int, lines: int) -> int:

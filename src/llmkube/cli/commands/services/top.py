@@ -4,7 +4,7 @@ An engine is asked in the way that this machine has to it: one of this machine a
 agent keeps, a pod through the API server, another host's at its address, where that answers without a key.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 import click
 import trio
+from prometheus_client.parser import text_string_to_metric_families
 
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.http.client import open_http_client
@@ -21,7 +22,6 @@ from llmkube.base.http.message import Headers, netloc
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
-from llmkube.cli.commands.services.engine_metrics import Pace, Work, pace_of, read_work
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
@@ -32,8 +32,39 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id, service_name
-from llmkube.programs.host.host_name import host_name_in
-from llmkube.programs.options import HELP, NumberRange, guarded
+from llmkube.programs.host_name import host_name_in
+from llmkube.programs.options import NumberRange, command
+
+
+@attrs.frozen
+class Work:
+    """One look at an engine.
+
+    Attributes:
+        at: When, in seconds of any clock that only goes forward.
+        figures: By the words of this module; what the engine does not say is missing.
+    """
+
+    at: float
+    figures: Mapping[str, float]
+
+
+@attrs.frozen
+class Pace:
+    """What an engine did between two looks; None where it does not say.
+
+    Attributes:
+        generated: Tokens per second that it made.
+        prompt: Tokens per second that it read.
+        running: Requests that it works on now.
+        waiting: Requests that wait for it now.
+    """
+
+    generated: float | None = None
+    prompt: float | None = None
+    running: int | None = None
+    waiting: int | None = None
+
 
 COLUMNS: Final = ("NAME", "HOST", "TOKENS/S", "PROMPT/S", "RUNNING", "WAITING", "MEMORY")
 HOST_COLUMNS: Final = ("HOST", "SERVES", "SERVICES", "BUDGET", "FREE")
@@ -41,11 +72,10 @@ ENGINE_SECONDS: Final = 2.0
 """How long one engine may take to say what it does."""
 
 
-@click.command("top", context_settings=HELP)
+@command("top")
 @click.option("--interval", type=NumberRange(min=0.1), default=2.0, help="Seconds between two looks. Default: 2.")
 @click.option("--once", is_flag=True, help="Print one table and end, also on a terminal.")
 @cluster_options(all_namespaces=True)
-@guarded
 def top(*, interval: float, once: bool, where: Where) -> None:
     """Show what the engines do: tokens per second, requests, memory, by service and by host.
 
@@ -188,3 +218,68 @@ def _figure(value: float | None) -> str:
 def _host_row(host: Host) -> tuple[str, ...]:
     memory = ("" if each is None else format_bytes(each) for each in (host.budget_bytes, host.free_bytes))
     return (host.name, ",".join(sorted(host.accelerators)), host.services, *memory)
+
+
+GENERATED: Final = "generated"
+PROMPT: Final = "prompt"
+RUNNING: Final = "running"
+WAITING: Final = "waiting"
+
+NAMES: Final[Mapping[str, str]] = {
+    # llama.cpp (tools/server/README.md)
+    "llamacpp:tokens_predicted_total": GENERATED,
+    "llamacpp:prompt_tokens_total": PROMPT,
+    "llamacpp:requests_processing": RUNNING,
+    "llamacpp:requests_deferred": WAITING,
+    # vLLM (docs/usage/metrics.md)
+    "vllm:generation_tokens_total": GENERATED,
+    "vllm:prompt_tokens_total": PROMPT,
+    "vllm:num_requests_running": RUNNING,
+    "vllm:num_requests_waiting": WAITING,
+    # SGLang (docs/references/production_metrics.md)
+    "sglang:generation_tokens_total": GENERATED,
+    "sglang:prompt_tokens_total": PROMPT,
+    "sglang:num_running_reqs": RUNNING,
+    "sglang:num_queue_reqs": WAITING,
+    # TGI (docs/source/reference/metrics.md)
+    "tgi_request_generated_tokens_sum": GENERATED,
+    "tgi_request_input_length_sum": PROMPT,
+    "tgi_batch_current_size": RUNNING,
+    "tgi_queue_size": WAITING,
+}
+"""Which sample of which engine says what; several series of one name are added up."""
+
+
+def read_work(text: str, at: float) -> Work:
+    """Read the answer of /metrics.
+
+    Raises:
+        ValueError: It is none.
+    """
+    figures: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if (word := NAMES.get(sample.name)) is not None:
+                figures[word] = figures.get(word, 0.0) + sample.value
+    return Work(at, figures)
+
+
+def pace_of(before: Work | None, now: Work) -> Pace:
+    """Return what happened between two looks; without an earlier one, or after a restart, no rate is known."""
+    return Pace(
+        generated=_rate(before, now, GENERATED),
+        prompt=_rate(before, now, PROMPT),
+        running=_whole(now.figures.get(RUNNING)),
+        waiting=_whole(now.figures.get(WAITING)),
+    )
+
+
+def _rate(before: Work | None, now: Work, word: str) -> float | None:
+    if before is None or word not in now.figures or word not in before.figures or now.at <= before.at:
+        return None
+    grown = now.figures[word] - before.figures[word]
+    return grown / (now.at - before.at) if grown >= 0 else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

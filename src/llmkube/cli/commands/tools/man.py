@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from llmkube import __version__
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import HELP, command
 
 
-@click.command("man", context_settings=HELP)
+@command("man")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_context
-@guarded
 def man(context: click.Context, /, *, folder: Path) -> None:
     """Write a manual page for each command into FOLDER: `man -l FOLDER/llmkube-deploy.1` shows one."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,3 +81,24 @@ def _text(text: str) -> str:
     """Return a text that roff prints as it stands."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("\b", "")
     return f"\\&{escaped}" if escaped[:1] in {".", "'"} else escaped
+
+
+_PROGRAM = "llmkube"
+_VARIABLE = "_LLMKUBE_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion", context_settings=HELP)
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes commands, flags and the names of live objects.
+
+    \b
+      bash   source <(llmkube completion bash)                   in ~/.bashrc; bash 4.4 or later
+      zsh    source <(llmkube completion zsh)                    in ~/.zshrc, after compinit
+      fish   llmkube completion fish > ~/.config/fish/completions/llmkube.fish
+    """  # noqa: D301 - click reads the character, and leaves the lines after it alone
+    found = get_completion_class(shell)
+    assert found is not None, "click knows all three"
+    click.echo(found(ctx.find_root().command, {}, _PROGRAM, _VARIABLE).source())

@@ -10,7 +10,7 @@ from llmkube.base.errors import UserError
 from llmkube.controller import rights as controller_rights
 from llmkube.k8s.rbac import EVERY, rbac_manifests
 from llmkube.k8s.wire.names import host_id
-from llmkube.programs.options import HELP, guarded
+from llmkube.programs.options import command
 from llmkube.supervisor import rights as agent_rights
 from llmkube.supervisor.host_policies import host_policies
 
@@ -18,7 +18,7 @@ PROGRAMS = ("agent", "controller", "policies")
 AGENT_NAMESPACE = "default"
 
 
-@click.command("rbac", context_settings=HELP)
+@command("rbac")
 @click.argument("program", type=click.Choice(PROGRAMS))
 @click.option(
     "-n",
@@ -45,7 +45,6 @@ AGENT_NAMESPACE = "default"
     help="Secret that an agent may read in the namespaces that it looks after, for Models and services that name it; "
     "repeatable. '*' is any Secret of the one namespace. Default: none.",
 )
-@guarded
 def rbac(
     program: str,
     *,

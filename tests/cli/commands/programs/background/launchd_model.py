@@ -6,10 +6,9 @@ import attrs
 import trio
 
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job
-from llmkube.cli.commands.programs.background.launchctl import Answer
+from llmkube.cli.commands.programs.background.launchctl import Answer, User
 from llmkube.cli.commands.programs.background.launchd_job import Kept
-from llmkube.cli.commands.programs.background.launchd_user import User
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 
 ADA = User(uid=501, name="ada", home=Path("/Users/ada"))
 STATE = Path("/Users/ada/Library/Application Support/llmkube")

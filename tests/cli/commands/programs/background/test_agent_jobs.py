@@ -10,7 +10,7 @@ from cli.commands.programs.background.launchd_model import job
 from llmkube.base.settings import resolve
 from llmkube.cli.commands.programs.background.agent_jobs import exit_seconds_of, given_settings, kept_flags
 from llmkube.cli.commands.programs.background.launchd_job import plist_text
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.supervisor.agent import stop_seconds
 from llmkube.supervisor.nouns.settings import AgentSettings
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from llmkube.cli.commands.programs.background.up_commands import LOG, addresses_in, command_line
 from llmkube.cli.main import cli
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import ENGINES, SERVER
+from llmkube.programs.state_location import ENGINES, SERVER
 
 ADDRESSES = "Kubernetes  https://127.0.0.1:1\ngateway     http://127.0.0.1:2\nprobes      http://127.0.0.1:3"
 

@@ -2,13 +2,12 @@
 
 up_commands     `llmkube up start`, `stop`, `status`, `logs`, `install`, `uninstall`
 systemd         the unit of the user's service manager; pure, and the calls of systemctl
-agent_commands  `llmkube agent install`, `uninstall`, `start`, `restart`, `logs`; agent_status: `status`, also `--watch`
-cordon_commands  `llmkube agent cordon`, `uncordon`
+agent_commands  `llmkube agent install`, `uninstall`, `start`, `restart`, `logs`
+agent_status    `llmkube agent status`, also `--watch`; `cordon`, `uncordon`; what a program answers at its port
 agent_jobs      what the agent's job says, from settings and an older job; pure
 launchd_job     a job as its property list; pure
-launchctl       load, look, unload: each waits until it is so; launchd_user: in which domain a user's jobs are
-log_file, own_log  what such a program has written; the log that launchd never opens again
-health          what such a program answers at its port for probes
+launchctl       load, look, unload: each waits until it is so; in which domain a user's jobs are
+log_file        what such a program has written; the log that launchd never opens again
 start_limit     failed starts in a row, counted on disk
 interpreter     the Python that a job was installed with, and whether it is still that one
 lan_access      whether macOS lets the job talk to machines of its own network

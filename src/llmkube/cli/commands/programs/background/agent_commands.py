@@ -25,34 +25,35 @@ from llmkube.cli.commands.programs.background.agent_status import (
     chosen_folder,
     installed_job,
     lan_sentence,
+    probed_health,
     state_dir_option,
 )
-from llmkube.cli.commands.programs.background.health import probed_health
 from llmkube.cli.commands.programs.background.interpreter import record_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_access_path
-from llmkube.cli.commands.programs.background.launchctl import JobState, Launchd, launchctl_program
-from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, guarded_folder
-from llmkube.cli.commands.programs.background.launchd_user import (
+from llmkube.cli.commands.programs.background.launchctl import (
+    JobState,
+    Launchd,
     User,
     ask_for_root,
     current_user,
     is_daemon,
+    launchctl_program,
     launchd_of,
     remove_plist,
     write_plist,
 )
-from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
-from llmkube.cli.commands.programs.background.own_log import GUIDE_LINK, point_at
+from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, guarded_folder
+from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, last_lines, point_at, print_log
 from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts
 from llmkube.cli.config_edit import plan_settings
 from llmkube.cli.target_cluster import find_config
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.host.engine_program import find_llama_server
-from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
+from llmkube.programs.host_settings import find_llama_server
+from llmkube.programs.options import NumberRange, command, settings_options
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_lock import holder_of, up_on, wait_gone
+from llmkube.programs.state_location import holder_of, up_on, wait_gone
 from llmkube.supervisor.host.processes import OWNER_VARIABLE, end_all, marked
 from llmkube.supervisor.nouns.admitted_networks import networks_path
 from llmkube.supervisor.nouns.settings import METAL_GRACE_SECONDS
@@ -70,7 +71,7 @@ _seconds_option = click.option(
 )
 
 
-@click.command("install", context_settings=HELP)
+@command("install")
 @click.option(
     "--daemon",
     is_flag=True,
@@ -78,7 +79,6 @@ _seconds_option = click.option(
 )
 @_seconds_option
 @settings_options(AgentConfig)
-@guarded
 def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
     """Have launchd run the agent now and from now on; settings go into config.toml, and flags of an older job stay."""
     if flags.get("log_file"):
@@ -110,9 +110,8 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
         click.echo(f"{flag} of the older job is no flag of this agent; it is left out", err=True)
 
 
-@click.command("uninstall", context_settings=HELP)
+@command("uninstall")
 @state_dir_option
-@guarded
 def uninstall(state_dir: Path | None) -> None:
     """Stop the agent and its engines, and take the job away; models and settings stay."""
     folder, user = chosen_folder(state_dir), current_user()
@@ -140,10 +139,9 @@ def uninstall(state_dir: Path | None) -> None:
     click.echo(f"{folder} stays, with {format_bytes(_size_of(folder / 'store'))} of models; remove it if you want")
 
 
-@click.command("start", context_settings=HELP)
+@command("start")
 @state_dir_option
 @_seconds_option
-@guarded
 def start(state_dir: Path | None, timeout: float) -> None:
     """Start the installed agent, also one that has given up after failed starts; one that runs goes on."""
     folder = chosen_folder(state_dir)
@@ -155,29 +153,26 @@ def start(state_dir: Path | None, timeout: float) -> None:
     click.echo("the agent runs")
 
 
-@click.command("restart", context_settings=HELP)
+@command("restart")
 @state_dir_option
 @_seconds_option
-@guarded
 def restart(state_dir: Path | None, timeout: float) -> None:
     """Start the agent anew, with what config.toml and the job's file say now; engines go on and are adopted."""
     _begin(state_dir, timeout)
     click.echo("the agent runs anew, and has what still ran")
 
 
-@click.command("logs", context_settings=HELP)
+@command("logs")
 @click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
 @click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
-@guarded
 def logs(follow: bool, lines: int | None) -> None:
     """Print what the installed agent wrote; `llmkube logs NAME` has what an engine writes."""
     print_log(agent_log(current_user().home), lines, follow=follow, written_by="`llmkube agent install` has it written")
 
 
-@click.command("stop", context_settings=HELP)
+@command("stop")
 @click.option("--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="The agent's state directory.")
 @click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
-@guarded
 def stop_agent(state_dir: Path | None, timeout: float) -> None:
     """Stop the agent on this host and every engine of it, and wait until they have ended."""
     folder = chosen_folder(state_dir)
@@ -194,9 +189,8 @@ def stop_agent(state_dir: Path | None, timeout: float) -> None:
     click.echo(f"agent with pid {pid} has stopped")
 
 
-@click.command("sudoers", context_settings=HELP)
+@command("sudoers")
 @click.option("--user", metavar="NAME", help="User that runs the agent. Default: the user of this command.")
-@guarded
 def print_sudoers(user: str | None) -> None:
     """Print the line of sudoers that --apple-power-enabled needs.
 

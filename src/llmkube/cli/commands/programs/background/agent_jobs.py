@@ -9,9 +9,9 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.settings import settings_of
+from llmkube.cli.commands.programs.background.launchctl import User
 from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, kept_from
-from llmkube.cli.commands.programs.background.launchd_user import User
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 
 START_LIMIT: Final = 5
 EXIT_MARGIN_SECONDS: Final = 60.0

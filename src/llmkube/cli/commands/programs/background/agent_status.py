@@ -1,36 +1,49 @@
 """`llmkube agent status`: one look, or with `--watch` in place on a terminal and a line per change elsewhere."""
 
+import datetime
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Never
+from typing import Final, Never
 
 import attrs
 import click
+import httpx
 import trio
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
+from llmkube.base.errors import UserError
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.private_files import write_private
+from llmkube.base.times import utcnow
+from llmkube.base.units import parse_duration
 from llmkube.cli.commands.programs.background.agent_jobs import agent_job_files
-from llmkube.cli.commands.programs.background.cordon_commands import cordon_sentence
-from llmkube.cli.commands.programs.background.health import probed_health, probed_metrics
 from llmkube.cli.commands.programs.background.interpreter import interpreter_news
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
-from llmkube.cli.commands.programs.background.launchctl import JobState, launchctl_program
+from llmkube.cli.commands.programs.background.launchctl import (
+    JobState,
+    User,
+    current_user,
+    launchctl_program,
+    launchd_of,
+)
 from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL
-from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of
-from llmkube.cli.commands.programs.background.power_status import power_words, without_figures
 from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
 from llmkube.cli.options import watch_option
 from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, show_in_place
-from llmkube.programs.config.agent_config import AgentConfig
+from llmkube.programs.config.host_config import AgentConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, guarded
-from llmkube.programs.state_location import check_state_dir, local_state_dir
-from llmkube.programs.state_lock import holder_of
-from llmkube.supervisor.host.processes import start_of
+from llmkube.programs.options import NumberRange, command
+from llmkube.programs.state_dir import held_state_dir
+from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
+from llmkube.supervisor.host.processes import OWNER_VARIABLE, marked, start_of
 from llmkube.supervisor.nouns.admitted_networks import AdmittedNetworks, networks_path
+from llmkube.supervisor.nouns.cordon import Cordon, cordon_path, cordon_text, parse_cordon
+from llmkube.supervisor.power.sample import COMBINED
 
 _IDLE = "does not run"
 _INDENT = 12
@@ -40,10 +53,9 @@ state_dir_option = click.option(
 )
 
 
-@click.command("status", context_settings=HELP)
+@command("status")
 @state_dir_option
 @watch_option
-@guarded
 def status(state_dir: Path | None, watch: bool) -> None:
     """Say whether the agent runs, how often it was started, and what it cannot reach. Exits with 3 if it does not."""
     folder, user = chosen_folder(state_dir), current_user()
@@ -160,3 +172,158 @@ class _News:
         changed = {word: value for word, value in said.items() if self._said.get(word) != value}
         self._said = said
         return _lines(changed | gone)
+
+
+NOT_MEASURED: Final = "not measured"
+
+
+def power_words(exposition: str) -> dict[str, str]:
+    """Return what is to be said of power, by the word that begins its lines; nothing where it is not measured at all.
+
+    A service is a line of its own, its name at the end: what a narrow terminal cuts is no figure.
+    """
+    domains: dict[str, float] = {}
+    services: dict[str, list[str]] = {}
+    problem = ""
+    for each in _series(exposition):
+        name = f"{each.labels.get('namespace')}/{each.labels.get('name')}"
+        metric = each.name.removeprefix("llmkube_metal_agent_")
+        if metric == "power_problem":
+            problem = each.labels.get("reason", "")
+        elif metric == "power_watts":
+            domains[each.labels.get("domain", "")] = each.value
+        elif found := re.fullmatch(r"apple_power_(\w+)_watts", metric):
+            domains[found[1]] = each.value
+        elif metric == "service_power_watts":
+            services.setdefault(name, []).insert(0, f"{each.value:.1f} W")
+        elif metric == "service_joules_per_token":
+            services.setdefault(name, []).append(f"{_figure(each.value)} J per token")
+    host = _of_host(domains, problem)
+    said = {"power": host} if host else {}
+    if services:
+        shown = [(", ".join(words), name) for name, words in sorted(services.items())]
+        width = max(len(figures) for figures, _ in shown)
+        said["draws"] = "\n".join(f"{figures:<{width}}  {name}" for figures, name in shown)
+    return said
+
+
+def _of_host(domains: Mapping[str, float], problem: str) -> str:
+    parts = ", ".join(f"{domain} {watts:.1f}" for domain, watts in sorted(domains.items()) if domain != COMBINED)
+    if COMBINED in domains:
+        return f"{domains[COMBINED]:.1f} W ({parts})"
+    if parts:
+        return f"{parts} W; the rest is {NOT_MEASURED}: {problem}"
+    return f"{NOT_MEASURED}: {problem}; see `llmkube agent logs`" if problem else ""
+
+
+def _figure(value: float) -> str:
+    """Two digits, and never an exponent for a large one."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def without_figures(said: Mapping[str, str]) -> dict[str, str]:
+    """Return what changes seldom: a program that gets a line per change is not told watts every two seconds."""
+    figures = {word for word in ("power", "draws") if not said.get(word, "").startswith(NOT_MEASURED)}
+    return {word: value for word, value in said.items() if word not in figures}
+
+
+def _series(exposition: str) -> list[Sample]:
+    """Return the agent's samples; none of a text that is no exposition."""
+    try:
+        families = list(text_string_to_metric_families(exposition))
+    except ValueError:
+        return []
+    return [sample for family in families for sample in family.samples]
+
+
+POLL_SECONDS = 0.5
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 60.0, 366 * 86400.0
+
+
+@command("cordon")
+@click.option("--for", "duration", metavar="DURATION", help="When to serve again by itself: 90m, 2h, 1d.")
+@state_dir_option
+@click.option(
+    "--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait until the memory is back. Default: 120."
+)
+def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None:
+    """Take this host back: requests in flight end, its engines too, and other hosts serve, until `uncordon` or --for.
+
+    A new agent on this host keeps to it.
+    """
+    until = None if duration is None else _end(parse_duration(duration, field="--for"))
+    folder = (state_dir or local_state_dir()).absolute()
+    with held_state_dir(folder, "install.lock"):
+        write_private(cordon_path(folder), cordon_text(said := Cordon(until)))
+    trio.run(_wait_free, folder, timeout)
+    click.echo(f"this host serves nothing {said.end}")
+
+
+@command("uncordon")
+@state_dir_option
+def uncordon(state_dir: Path | None) -> None:
+    """Have this host serve again."""
+    folder = (state_dir or local_state_dir()).absolute()
+    check_state_dir(folder)
+    cordon_path(folder).unlink(missing_ok=True)
+    click.echo("this host serves again")
+
+
+def cordon_sentence(folder: Path) -> str:
+    """Return until when a host serves nothing; empty while it serves."""
+    try:
+        found = parse_cordon(cordon_path(folder).read_bytes())
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as exc:
+        return f"{cordon_path(folder)} cannot be read ({exc}): `llmkube agent uncordon` removes it"
+    return f"serves nothing {found.end}" if found.holds(utcnow()) else ""
+
+
+def _end(seconds: float) -> datetime.datetime:
+    if not _SHORTEST_SECONDS <= seconds <= _LONGEST_SECONDS:
+        raise UserError("it is a minute at least and a year at most; leave it out for no end", field="--for")
+    return utcnow() + datetime.timedelta(seconds=seconds)
+
+
+async def _wait_free(folder: Path, seconds: float) -> None:
+    """Return when no engine runs.
+
+    Raises:
+        CommandError: An engine still runs after so many seconds, no agent is there to end it, or the host serves again.
+    """
+    deadline = trio.current_time() + (seconds if holder_of(folder) is not None else 0.0)
+    while left := await trio.to_thread.run_sync(marked, OWNER_VARIABLE, str(folder)):
+        count = f"{len(left)} process{'es' if len(left) > 1 else ''} of engines"
+        if not cordon_sentence(folder):
+            raise CommandError(f"this host serves again, and {count} run: the cordon is over", ExitCode.FAILED)
+        if trio.current_time() >= deadline:
+            if holder_of(folder) is not None:
+                raise CommandError(f"{count} still run after {seconds:g} s", ExitCode.TIMED_OUT)
+            pids = " ".join(str(each.pid) for each in left)
+            raise CommandError(
+                f"{count} still run, and no agent: start it, and it ends them, or end them by `kill {pids}`",
+                ExitCode.FAILED,
+            )
+        await trio.sleep(POLL_SECONDS)
+
+
+async def probed_health(port: int) -> str:
+    """Return what `/healthz` answers; "" without a port, and without a good answer within two seconds."""
+    return (await _probed(port, "/healthz")).strip()
+
+
+async def probed_metrics(port: int) -> str:
+    """Return what `/metrics` answers, in the same way."""
+    return await _probed(port, "/metrics")
+
+
+async def _probed(port: int, path: str) -> str:
+    if not port:
+        return ""
+    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+        try:
+            answer = await client.get(f"http://127.0.0.1:{port}{path}")
+        except httpx.HTTPError:
+            return ""
+    return answer.text if answer.status_code == httpx.codes.OK else ""

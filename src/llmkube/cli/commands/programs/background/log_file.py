@@ -1,13 +1,19 @@
 """What a program in the background has written: printed, followed, or as the reason why it ended."""
 
+import contextlib
+import os
+from functools import partial
 from pathlib import Path
+from typing import Final, Never
 
 import click
+import structlog
 import trio
 
-from llmkube.cli.commands.services.tail import POLL_SECONDS, open_log
+from llmkube.cli.commands.services.tail import copy_log
 from llmkube.cli.view.output import printable
 from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.supervisor.engine.logfile import rotate
 
 
 def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) -> None:
@@ -25,18 +31,10 @@ def print_log(log: Path, lines: int | None, *, follow: bool, written_by: str) ->
     if not log.is_file():
         raise CommandError(f"there is no {log}: {written_by}", ExitCode.NOT_FOUND)
 
-    async def copy() -> None:
-        async with open_log(log, lines) as file:
-            while True:
-                piece = await trio.to_thread.run_sync(file.take)
-                if piece:
-                    click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
-                elif follow:
-                    await trio.sleep(POLL_SECONDS)
-                else:
-                    return
+    def write(piece: bytes) -> None:
+        click.echo(printable(piece.decode("utf-8", "replace")), nl=False)
 
-    trio.run(copy)
+    trio.run(partial(copy_log, log, lines, write, follow=follow))
 
 
 def last_lines(log: Path, begin: int, count: int) -> str:
@@ -46,3 +44,47 @@ def last_lines(log: Path, begin: int, count: int) -> str:
     except OSError:
         return ""
     return printable("\n".join(text.strip().splitlines()[-count:]).removeprefix("Error: "))
+
+
+log = structlog.get_logger(__name__)
+
+CAP_BYTES: Final = 10 * 1024 * 1024
+LOOK_SECONDS: Final = 60.0
+GUIDE_LINK: Final = Path("/tmp/llmkube-metal-agent.log")  # noqa: S108 - a link for readers, never written through
+"""Where guides look for the agent's log; macOS removes what is old there, and the agent makes it anew."""
+
+
+async def run_own_log(path: Path, link: Path | None) -> Never:
+    """Never return: look at the log every minute, and at the link to it.
+
+    Args:
+        path: The log.
+        link: A name that other programs know it by; None for none.
+    """
+    while True:
+        await trio.to_thread.run_sync(rotate, path, CAP_BYTES)
+        if link is not None and not await trio.to_thread.run_sync(point_at, link, path):
+            log.warning("another user's file has the name of the link to this log", link=str(link), log=str(path))
+            link = None
+        await trio.sleep(LOOK_SECONDS)
+
+
+def point_at(link: Path, log_file: Path) -> bool:
+    """Have a link name a log; return False where another user's file, or one that is no link, has its name.
+
+    It stands in a folder that every user may write to: it is looked at and replaced, and never followed.
+    """
+    try:
+        found = link.lstat()
+    except OSError:
+        found = None
+    if found is not None:
+        if found.st_uid != os.geteuid() or not link.is_symlink():
+            return False
+        if link.readlink() == log_file:
+            return True
+        with contextlib.suppress(OSError):
+            link.unlink()
+    with contextlib.suppress(OSError):  # taken since, or a read-only disk
+        link.symlink_to(log_file)
+    return link.is_symlink() and link.lstat().st_uid == os.geteuid()

@@ -14,20 +14,25 @@ import trio
 
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.background.agent_jobs import EXIT_MARGIN_SECONDS
-from llmkube.cli.commands.programs.background.launchctl import launchctl_program
+from llmkube.cli.commands.programs.background.agent_status import chosen_folder, state_dir_option
+from llmkube.cli.commands.programs.background.launchctl import (
+    User,
+    current_user,
+    launchctl_program,
+    launchd_of,
+    write_plist,
+)
 from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL, Job
-from llmkube.cli.commands.programs.background.launchd_user import User, current_user, launchd_of, write_plist
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.services.tail import POLL_SECONDS
 from llmkube.cli.view.output import printable
+from llmkube.programs.config.host_config import UpConfig
 from llmkube.programs.config.tables import load
-from llmkube.programs.config.up_config import UpConfig
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.options import HELP, NumberRange, guarded, settings_options
+from llmkube.programs.options import NumberRange, command, settings_options
 from llmkube.programs.state_dir import held_state_dir
-from llmkube.programs.state_location import check_state_dir, local_state_dir
-from llmkube.programs.state_lock import up_on, wait_gone
+from llmkube.programs.state_location import up_on, wait_gone
 
 LOG: Final = "up.log"
 """Where both outputs go, in the state directory."""
@@ -36,19 +41,14 @@ _ADDRESSES: Final = re.compile(r"^Kubernetes +\S+\ngateway +\S+\nprobes +\S+$", 
 _TAIL_LINES: Final = 10
 _INSTALL_LOCK: Final = "install.lock"
 
-_state_dir_option = click.option(
-    "--state-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its state directory.  [LLMKUBE_STATE_DIR]"
-)
 
-
-@click.command("start", context_settings=HELP)
+@command("start")
 @click.option("--timeout", type=NumberRange(min=0), default=60.0, help="Seconds to wait for its start. Default: 60.")
 @settings_options(UpConfig)
-@guarded
 def start(*, timeout: float, **flags: Any) -> None:
     """Run `llmkube up` in the background, until `llmkube up stop` or the end of the session."""
     config = load("up", UpConfig, flags)
-    folder = _folder(config.state_dir)
+    folder = chosen_folder(config.state_dir)
     if (pid := up_on(folder)) is not None:
         click.echo(f"llmkube up runs already (pid {pid})\n{addresses_in(folder / LOG)}".rstrip())
         return
@@ -68,13 +68,12 @@ def start(*, timeout: float, **flags: Any) -> None:
     click.echo(f"llmkube up runs in the background (pid {child.pid})\n{addresses_in(log, begin)}")
 
 
-@click.command("stop", context_settings=HELP)
-@_state_dir_option
+@command("stop")
+@state_dir_option
 @click.option("--timeout", type=NumberRange(min=0), default=120.0, help="Seconds to wait for its end. Default: 120.")
-@guarded
 def stop(state_dir: Path | None, timeout: float) -> None:
     """Stop `llmkube up` and every engine of it, and wait until they have ended."""
-    folder = _folder(state_dir)
+    folder = chosen_folder(state_dir)
     pid = up_on(folder)
     if pid is None:
         raise CommandError(f"no llmkube up runs on the state directory {folder}", ExitCode.NOT_FOUND)
@@ -83,12 +82,11 @@ def stop(state_dir: Path | None, timeout: float) -> None:
     click.echo(f"llmkube up with pid {pid} has stopped")
 
 
-@click.command("status", context_settings=HELP)
-@_state_dir_option
-@guarded
+@command("status")
+@state_dir_option
 def up_status(state_dir: Path | None) -> None:
     """Say whether `llmkube up` runs, at which addresses, and whether it is started at login. Exits with 3 if not."""
-    folder = _folder(state_dir)
+    folder = chosen_folder(state_dir)
     pid = up_on(folder)
     runs = "does not run" if pid is None else f"runs (pid {pid})"
     click.echo(f"llmkube up {runs} on {folder}")
@@ -100,28 +98,26 @@ def up_status(state_dir: Path | None) -> None:
         sys.exit(ExitCode.NOT_FOUND)
 
 
-@click.command("logs", context_settings=HELP)
+@command("logs")
 @click.option("-f", "--follow", is_flag=True, help="Stay, and print what is written from now on, until Ctrl-C.")
 @click.option("--tail", "lines", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
-@_state_dir_option
-@guarded
+@state_dir_option
 def up_logs(follow: bool, lines: int | None, state_dir: Path | None) -> None:
     """Print what `llmkube up` wrote in the background; `llmkube logs NAME` has what an engine writes."""
     print_log(
-        _folder(state_dir) / LOG,
+        chosen_folder(state_dir) / LOG,
         lines,
         follow=follow,
         written_by="`llmkube up start` and `install` write it, and a terminal shows all else",
     )
 
 
-@click.command("install", context_settings=HELP)
+@command("install")
 @settings_options(UpConfig)
-@guarded
 def install(**flags: Any) -> None:
     """Have launchd or systemd run `llmkube up` now and at every login of this user, with these flags."""
     config = load("up", UpConfig, flags)
-    folder = _folder(config.state_dir)
+    folder = chosen_folder(config.state_dir)
     stop_seconds = config.drain_seconds + EXIT_MARGIN_SECONDS
     if launchctl_program() is None:
         systemctl("show-environment")  # whether it answers: before anything is written
@@ -143,8 +139,7 @@ def install(**flags: Any) -> None:
     click.echo("without a login, after each boot: loginctl enable-linger", err=True)
 
 
-@click.command("uninstall", context_settings=HELP)
-@guarded
+@command("uninstall")
 def uninstall() -> None:
     """Stop what `llmkube up install` began, and take it out of the logins; models and objects stay."""
     file = _at_login()
@@ -209,12 +204,6 @@ def addresses_in(log: Path, begin: int = 0) -> str:
 
 def _absolute(kind: type[Any], text: str) -> str:
     return str(Path(text).absolute()) if kind is Path else text
-
-
-def _folder(chosen: Path | None) -> Path:
-    folder = chosen.absolute() if chosen is not None else local_state_dir()
-    check_state_dir(folder)
-    return folder
 
 
 async def _wait_started(child: "subprocess.Popen[bytes]", folder: Path, begin: int, seconds: float) -> None:

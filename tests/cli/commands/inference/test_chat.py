@@ -1,0 +1,121 @@
+"""Which key a command shows, and what it says when it has none."""
+
+import base64
+
+import pytest
+from click.testing import CliRunner
+
+from cli.cli_objects import service
+from cli.memory_cluster import open_cluster_client
+from llmkube.cli.commands.inference import chat
+from llmkube.cli.commands.inference.chat import find_key, read_key_file
+from llmkube.cli.main import cli
+from llmkube.cli.target_cluster import Cluster
+from llmkube.k8s.builtins import Secret
+from llmkube.k8s.codec import decode, encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.errors import ForbiddenError
+from llmkube.programs.failures import CommandError, in_one_sentence
+
+FIRST = "CanaryFirst1"
+
+
+def with_keys(found):
+    body = encode(found)
+    body["spec"]["apiKeySecretRef"] = {"name": "chat-keys"}
+    return decode(InferenceService, body)
+
+
+async def find(found, value=None):
+    with in_one_sentence():  # the cluster's nurseries raise groups
+        async with open_cluster_client() as client:
+            if value is not None:
+                meta = {"name": "chat-keys", "namespace": "default"}
+                data = {"api-key": base64.b64encode(value).decode()}
+                manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data}
+                await client.apply(Secret, manifest, field_manager="test")
+            return await find_key(Cluster(client, "default"), found)
+
+
+async def test_the_first_key_of_the_service_s_secret_is_shown():
+    """A user who may read it needs no flag; a service without keys is shown none."""
+    assert await find(with_keys(service()), f"{FIRST}\nsecond\n".encode()) == FIRST
+    assert await find(service(), f"{FIRST}\n".encode()) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "there is none; --api-key-file FILE"),
+        (b"", "is empty"),
+        (b"CanaryFirst1 x\n", "something else than a key"),
+    ],
+)
+async def test_without_a_key_the_way_out_is_named(value, said):
+    """Nothing is asked that would be refused, and nothing of the Secret is repeated."""
+    with pytest.raises(CommandError, match=said) as refused:
+        await find(with_keys(service()), value)
+    assert FIRST not in str(refused.value)
+
+
+async def test_a_secret_that_one_may_not_read_is_told_as_that():
+    """The API server's refusal is no failure of the command: a file has the key."""
+
+    class Client:
+        async def get(self, _kind, _key):  # noqa: ASYNC124 - it stands in for one that asks
+            raise ForbiddenError("secrets is forbidden", code=403)
+
+    with pytest.raises(CommandError, match="you may not read it; --api-key-file FILE shows one of yours"):
+        await find_key(Cluster(Client(), "default"), with_keys(service()))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "cannot be read"), (b"", "is empty"), (b"CanaryFirst1 x\n", "something else than a key in line 1")],
+)
+def test_a_file_without_a_key_is_told_by_its_name(tmp_path, value, said):
+    """The first key of a file counts; what is none is not repeated."""
+    path = tmp_path / "key"
+    path.write_bytes(f"{FIRST}\nsecond\n".encode())
+    assert read_key_file(path) == FIRST
+    path.unlink()
+    if value is not None:
+        path.write_bytes(value)
+    with pytest.raises(CommandError, match=said) as refused:
+        read_key_file(path)
+    assert str(path) in str(refused.value)
+    assert FIRST not in str(refused.value)
+
+
+@pytest.mark.parametrize("through_gateway", [True, False])
+def test_chat_shows_the_file_s_key_or_the_secret_s_and_none_to_a_gateway(run, monkeypatch, tmp_path, through_gateway):
+    """A file wins; the gateway of `llmkube up` asks for no key and gets none that was not given."""
+    shown = []
+
+    async def answer(_where, way, _body, _printer):  # noqa: ASYNC124 - it stands in for one that asks
+        shown.append(way.api_key)
+        return "stop"
+
+    async def find(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
+        return "of-the-secret"
+
+    async def way(_cluster, _service):  # noqa: ASYNC124 - it stands in for one that asks
+        return chat.Way("127.0.0.1", 8080, "default/demo", "the gateway")
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    monkeypatch.setattr(chat, "find_key", find)
+    monkeypatch.setattr(chat, "find_way", way)
+    monkeypatch.setattr(chat, "gateway_way", lambda _service: object() if through_gateway else None)
+    file = tmp_path / "key"
+    file.write_text(f"{FIRST}\n")
+    for args in ((), ("--api-key-file", str(file))):
+        done = run("chat", "demo", "Hi?", *args)
+        assert done.exit_code == 0, done.output
+    assert shown == ["" if through_gateway else "of-the-secret", FIRST]
+
+
+def test_a_key_is_no_argument():
+    """There is a flag for a file, and none for the key itself: a command line is public."""
+    assert chat.FLAG in CliRunner().invoke(cli, ["chat", "--help"]).output
+    done = CliRunner().invoke(cli, ["chat", "demo", "--api-key", FIRST])
+    assert done.exit_code == 2

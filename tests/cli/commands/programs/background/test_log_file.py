@@ -1,0 +1,51 @@
+"""The log of a job: small, and found where guides look, whatever another user has put there."""
+
+import os
+
+import pytest
+import trio
+
+from llmkube.cli.commands.programs.background.log_file import CAP_BYTES, point_at, run_own_log
+from waiting import until
+
+
+async def test_a_log_that_has_grown_is_copied_and_truncated_in_place(tmp_path):
+    """Launchd holds it open with O_APPEND, and goes on writing at its new end."""
+    log = tmp_path / "metal-agent.log"
+    held = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(held, b"x" * (CAP_BYTES + 1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_own_log, log, tmp_path / "link")
+            await until((tmp_path / "link").is_symlink)
+            nursery.cancel_scope.cancel()
+        os.write(held, b"new\n")
+    finally:
+        os.close(held)
+    assert log.read_bytes() == b"new\n"
+    assert (tmp_path / "metal-agent.log.1").stat().st_size == CAP_BYTES + 1
+    assert (tmp_path / "link").readlink() == log
+
+
+def test_the_link_is_made_and_mended_but_nothing_else_is_replaced(tmp_path):
+    """A file that is no link stays what it is, and is not written to."""
+    log, link = tmp_path / "log", tmp_path / "link"
+    assert point_at(link, log)
+    assert link.readlink() == log
+    other = tmp_path / "other"
+    assert point_at(link, other)
+    assert link.readlink() == other
+    link.unlink()
+    link.write_text("mine")
+    assert not point_at(link, log)
+    assert link.read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a file of another user")
+def test_another_user_s_link_is_not_followed(tmp_path):
+    """In a folder for all, another user's link of that name leads wherever he likes."""
+    link = tmp_path / "link"
+    link.symlink_to("/etc/passwd")
+    os.lchown(link, 12345, 12345)
+    assert not point_at(link, tmp_path / "log")
+    assert link.lstat().st_uid == 12345

@@ -1,0 +1,230 @@
+"""`llmkube fetch` without fetching: what a file says of itself, and folders that go with all that only they need."""
+
+import hashlib
+import json
+import shutil
+
+import httpx
+import pytest
+import trio
+from click.testing import CliRunner
+
+from free_ports import free_port
+from llmkube.base.http.client import open_http_client
+from llmkube.cli.main import cli
+from llmkube.controller.reconcile.pod_answers import read_percent
+from llmkube.controller.status.job_result import read_fetched
+from llmkube.k8s.codec import decode
+from llmkube.k8s.workloads import Pod
+from llmkube.programs.fetch_job.reports import Gauge, run_gauge
+from llmkube.programs.fetch_job.volume import adopt
+from llmkube.weights.download.progress import Progress
+from llmkube.weights.source import parse_source
+from llmkube.weights.store.blobs import WeightsFile, open_store
+from llmkube.weights.store.index import find_weights, name_of
+
+DEMO_BYTES = 956256
+KEYS = ("a" * 16, "b" * 16)
+
+
+@pytest.fixture
+def run(tmp_path):
+    def invoke(*args):
+        words = ["fetch", *args, "--termination-log", tmp_path / "log"]
+        return CliRunner().invoke(cli, [str(word) for word in words], env={"LLMKUBE_SOURCE": ""})
+
+    return invoke
+
+
+@pytest.fixture
+def volume(run, tmp_path):
+    """A volume on which two folders show the same file."""
+    for key in KEYS:
+        done = run("builtin://demo", "--to", tmp_path / "v" / key, "--model-store", tmp_path / "v" / ".store")
+        assert done.exit_code == 0, done.output
+    return tmp_path / "v"
+
+
+def told(tmp_path):
+    return json.loads((tmp_path / "log").read_text())
+
+
+def held_bytes(volume):
+    return sum(path.stat().st_size for path in (volume / ".store" / "blobs").rglob("*") if path.is_file())
+
+
+def test_what_a_file_says_is_what_the_controller_reads(run, tmp_path, volume):
+    """The controller finds size and header of a file that was only looked at."""
+    done = run("--inspect", volume / KEYS[0] / "model.gguf")
+    assert done.exit_code == 0, done.output
+    ended = {"terminated": {"exitCode": 0, "message": (tmp_path / "log").read_text()}}
+    pod = {"metadata": {"name": "x"}, "status": {"containerStatuses": [{"name": "fetch", "state": ended}]}}
+    found = read_fetched([decode(Pod, pod)])
+    assert (found.size_bytes, found.gguf.architecture) == (DEMO_BYTES, "llama")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("nothing.gguf", "FileNotFound"), ("text.gguf", "NotGGUF"), ("", "FileNotFound")]
+)
+def test_a_file_that_is_none_ends_the_job_with_a_reason(run, tmp_path, name, reason):
+    """No file, another file and a folder are the user's errors, which no other try would mend."""
+    (tmp_path / "text.gguf").write_text("hello, I am not a model")
+    done = run("--inspect", tmp_path / name)
+    assert (done.exit_code, told(tmp_path)["reason"]) == (2, reason), done.output
+
+
+def test_a_part_that_is_missing_is_named(run, tmp_path, volume):
+    """Of a split model all parts are looked for."""
+    first = tmp_path / "m-00001-of-00002.gguf"
+    first.write_bytes((volume / KEYS[0] / "model.gguf").read_bytes())
+    done = run("--inspect", first)
+    assert done.exit_code == 2
+    assert "m-00002-of-00002.gguf" in told(tmp_path)["message"]
+
+
+def test_a_folder_goes_and_what_another_shows_stays(run, tmp_path, volume):
+    """The first of two folders with the same file frees nothing; the second frees the store's copy too."""
+    there = ("--to", volume, "--model-store", volume / ".store")
+    assert run(*there, "--prune", KEYS[0]).exit_code == 0
+    assert told(tmp_path) == {"removed": [KEYS[0]], "freedBytes": 0}
+    assert (volume / KEYS[1] / "model.gguf").stat().st_size == held_bytes(volume) == DEMO_BYTES
+    assert run(*there, "--prune", KEYS[0], "--prune", KEYS[1]).exit_code == 0
+    assert told(tmp_path)["removed"] == [KEYS[1]]
+    assert told(tmp_path)["freedBytes"] >= DEMO_BYTES
+    assert held_bytes(volume) == 0
+    assert sorted(path.name for path in volume.iterdir()) == [".store"]
+
+
+def test_what_the_store_has_and_nobody_has_shown_yet_stays(run, tmp_path, volume):
+    """A file that a fetch has just completed, and whose folder is still to come, is none of pruning's business."""
+    for key in KEYS:
+        shutil.rmtree(volume / key)
+    other = volume / ("c" * 16)
+    other.mkdir()
+    (other / "model.gguf").write_text("of another store")
+    assert run("--to", volume, "--model-store", volume / ".store", "--prune", other.name).exit_code == 0
+    assert told(tmp_path)["removed"] == [other.name]
+    assert held_bytes(volume) == DEMO_BYTES
+
+
+@pytest.mark.parametrize("key", ["..", ".store", "A" * 16, "a" * 15, "/etc", "a/../../b"])
+def test_only_keys_are_removed(run, tmp_path, volume, key):
+    """A word that is no key removes nothing, not even what is named beside it."""
+    done = run("--to", volume, "--model-store", volume / ".store", "--prune", KEYS[0], "--prune", key)
+    assert (done.exit_code, told(tmp_path)["reason"]) == (2, "InvalidFileSet")
+    assert (volume / KEYS[0] / "model.gguf").exists()
+
+
+def test_a_link_is_not_followed(run, tmp_path, volume):
+    """A folder of that name that is a link to another place is left alone, and so is the place."""
+    (volume / ("d" * 16)).symlink_to(tmp_path / "v" / KEYS[0])
+    run("--to", volume, "--model-store", volume / ".store", "--prune", "d" * 16)
+    assert told(tmp_path)["removed"] == []
+    assert (volume / KEYS[0] / "model.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("builtin://demo", "--inspect", "x"), ("--inspect", "x", "--prune", "a" * 16), ("builtin://demo",)]
+)
+def test_one_thing_is_asked_for_at_a_time(run, words):
+    """Nothing at all, two things, and a fetch without folders are refused as misuse."""
+    assert run(*words).exit_code == 2
+
+
+async def test_the_gauge_tells_how_far_it_is_and_nothing_else():
+    """Over a real socket: a controller reads the percentage of all files, other paths are 404, and no name is told."""
+    gauge = Gauge(files=2)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery, open_http_client() as http:
+            port = await nursery.start(run_gauge, gauge, 0)
+
+            async def ask(path="/progress"):
+                return await http.request("GET", f"http://127.0.0.1:{port}{path}")
+
+            assert read_percent((await ask()).body.decode()) is None
+            gauge(Progress("downloading", 500, 1000))
+            assert read_percent((await ask()).body.decode()) == 25
+            gauge.begin(2)
+            gauge(Progress("downloading", 600, 1000))
+            answer = (await ask()).body.decode()
+            assert read_percent(answer) == 80
+            assert set(json.loads(answer)) == {"file", "files", "stage", "doneBytes", "totalBytes"}
+            assert (await ask("/")).status == httpx.codes.NOT_FOUND
+            nursery.cancel_scope.cancel()
+
+
+def test_telling_ends_with_the_fetch(run, tmp_path):
+    """A fetch that tells how far it is ends as one that does not, and lets go of its port."""
+    port = free_port()
+    there = ("--to", tmp_path / "v" / "k", "--model-store", tmp_path / "v" / ".store")
+    for _ in range(2):
+        done = run("builtin://demo", *there, "--progress-port", port)
+        assert done.exit_code == 0, done.output
+        assert "cannot listen" not in done.output
+
+
+async def test_a_port_that_is_taken_costs_only_the_answers(capsys):
+    """The fetch goes on although nobody can be told how far it is."""
+    async with trio.open_nursery() as nursery:
+        [taken] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        async with taken:
+            assert await nursery.start(run_gauge, Gauge(1), taken.socket.getsockname()[1]) == 0
+            nursery.cancel_scope.cancel()
+    assert "cannot listen" in capsys.readouterr().err
+
+
+WEB = parse_source("https://example.com/Model-Q4_K_M.gguf")
+HUB = parse_source("hf://org/repo/sub/Model-Q4_K_M.gguf")
+SPLIT = parse_source("hf://org/repo/m-00001-of-00002.gguf")
+BYTES = b"GGUF" + bytes(1000)
+DIGEST = hashlib.sha256(BYTES).hexdigest()
+
+
+async def taken(tmp_path, source, names, sha256=None):
+    """What the store has of a source after the adoption from a folder with these files."""
+    folder, store = tmp_path / "models" / "old", open_store(tmp_path / "models" / ".store")
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(BYTES)
+    limiter = trio.CapacityLimiter(2)
+    await adopt(folder, source, store, sha256=sha256, progress=lambda _: None, limiter=limiter)
+    return find_weights(store, name_of(store, source))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (WEB, ["a-name-of-its-own.gguf"]),
+        (HUB, ["sub/Model-Q4_K_M.gguf"]),
+        (HUB, ["Model-Q4_K_M.gguf"]),
+        (SPLIT, ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]),
+    ],
+)
+async def test_weights_of_an_earlier_cache_are_those_of_the_source(tmp_path, source, names):
+    """The store has them by the source's name, as the very file that was there."""
+    found = await taken(tmp_path, source, names)
+    assert isinstance(found, WeightsFile)
+    assert found.path.read_bytes() == BYTES
+    if len(names) == 1:
+        assert found.path.stat().st_ino == (tmp_path / "models" / "old" / names[0]).stat().st_ino
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "sha256"),
+    [
+        (WEB, [], None),
+        (WEB, ["one.gguf", "two.gguf"], None),
+        (WEB, ["model.gguf.tmp"], None),
+        (WEB, ["model.gguf"], "0" * 64),
+        (HUB, ["another.gguf"], None),
+        (SPLIT, ["m-00001-of-00002.gguf"], None),
+    ],
+)
+async def test_what_cannot_be_told_to_be_the_source_is_not_taken(tmp_path, source, names, sha256):
+    """Nothing, several, half a download, another digest, another file, a part: the store has nothing then."""
+    assert await taken(tmp_path, source, names, sha256) is None
+
+
+async def test_the_digest_that_is_asked_for_is_enough(tmp_path):
+    """A file of the right digest is taken."""
+    assert isinstance(await taken(tmp_path, WEB, ["x.gguf"], DIGEST), WeightsFile)

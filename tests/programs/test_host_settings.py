@@ -1,0 +1,212 @@
+import importlib.util
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+from structlog.testing import capture_logs
+
+from llmkube.base.errors import UserError
+from llmkube.base.settings import read_config, resolve
+from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
+from llmkube.programs.config.tables import TABLES
+from llmkube.programs.host_settings import (
+    engine_allowances,
+    engine_settings,
+    find_llama_server,
+    further_programs,
+    memory_settings,
+)
+from llmkube.runtimes.allowances import Allowances
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
+from llmkube.supervisor.host.pressure_level import Thresholds
+from llmkube.supervisor.memory.policy import Mode, Policy
+
+
+def program(folder, name="llama-server", mode=0o755):
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text("#!/bin/sh\n")
+    path.chmod(mode)
+    return path
+
+
+def test_the_chosen_program_wins(tmp_path):
+    """--llama-server beats what is on PATH."""
+    program(tmp_path / "bin")
+    mine = program(tmp_path / "mine", "my-server")
+    assert find_llama_server(mine, search_path=str(tmp_path / "bin")) == mine
+
+
+def test_a_bare_name_is_looked_up(tmp_path):
+    """--llama-server may be a name on PATH."""
+    mine = program(tmp_path / "bin", "llama-server-b7000")
+    assert find_llama_server(type(mine)("llama-server-b7000"), search_path=str(tmp_path / "bin")) == mine
+
+
+def test_a_program_in_the_working_directory(tmp_path, monkeypatch):
+    """--llama-server ./llama-server is the file here, even when PATH has one of that name."""
+    program(tmp_path / "bin")
+    mine = program(tmp_path / "here")
+    monkeypatch.chdir(mine.parent)
+    assert find_llama_server(type(mine)("./llama-server"), search_path=str(tmp_path / "bin")) == mine
+
+
+def test_path_beats_the_bundled_program(tmp_path):
+    """An installed llama-server is taken before the bundled one."""
+    installed = program(tmp_path / "bin")
+    program(tmp_path / "beside", "llmkube-llama-server")
+    assert find_llama_server(None, search_path=str(tmp_path / "bin"), beside=tmp_path / "beside") == installed
+
+
+def without_homebrew(monkeypatch):
+    monkeypatch.setattr("llmkube.programs.host_settings._HOMEBREW", ())
+
+
+def test_the_bundled_program_is_the_last_resort(tmp_path, monkeypatch):
+    """Without any llama-server, the one next to Python is taken if its engine is installed."""
+    without_homebrew(monkeypatch)
+    bundled = program(tmp_path / "beside", "llmkube-llama-server")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    assert find_llama_server(None, search_path="", beside=tmp_path / "beside") == bundled
+
+
+def test_a_bundled_program_without_its_engine_does_not_count(tmp_path, monkeypatch):
+    """Without the extra, the error says how to get an engine."""
+    without_homebrew(monkeypatch)
+    program(tmp_path / "beside", "llmkube-llama-server")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=r"pip install xllamacpp or brew install llama\.cpp"):
+        find_llama_server(None, search_path="", beside=tmp_path / "beside")
+
+
+def test_what_cannot_be_run_is_named(tmp_path):
+    """A chosen file that is missing, not executable or a folder is refused with that reason."""
+    with pytest.raises(UserError, match="does not exist"):
+        find_llama_server(tmp_path / "nothing")
+    with pytest.raises(UserError, match="is not executable"):
+        find_llama_server(program(tmp_path / "bin", mode=0o644))
+    with pytest.raises(UserError, match="is a folder"):
+        find_llama_server(tmp_path)
+
+
+def test_other_programs_are_those_that_are_named(tmp_path):
+    """One that is named has to be there; the agent looks for the others itself, when a service asks for one."""
+    mine = program(tmp_path / "bin", "mlx_lm.server")
+    assert further_programs(HostConfig(mlx_server=mine)) == {"mlx-lm": str(mine)}
+    assert further_programs(HostConfig()) == {}
+    with pytest.raises(UserError, match=r"--vllm-metal: .* does not exist; give the path of a vllm program"):
+        further_programs(HostConfig(vllm_metal=tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("installed", "taken"),
+    [((), "mlx-lm"), (("mlx_lm.server",), "mlx-lm"), (("omlx",), "omlx"), (("omlx", "mlx_lm.server"), "omlx")],
+)
+def test_mlx_is_served_by_what_the_host_has(tmp_path, monkeypatch, installed, taken):
+    """By oMLX where its program is, on PATH or of Homebrew; else by mlx-lm."""
+    monkeypatch.setattr("llmkube.programs.host_settings._HOMEBREW", (str(tmp_path / "brew"),))
+    for name in installed:
+        program(tmp_path / "brew", name)
+    path = str(tmp_path / "bin")
+    assert engine_settings(HostConfig(), search_path=path)["mlx_runtime"] == taken
+    mine = program(tmp_path / "mine", "my-omlx")
+    named = engine_settings(HostConfig(omlx_bin=mine), search_path=path)
+    assert (named["mlx_runtime"], named["programs"]) == ("omlx", {"omlx": str(mine)})
+
+
+def test_the_programs_before_shared_daemons_are_commands_that_run():
+    """Of this Python, whichever daemon: the agent hands them to runtimes that name no module."""
+    fronts = engine_settings(HostConfig())["fronts"]
+    assert set(fronts) == {name for name, runtime in HOST_RUNTIMES.items() if runtime.memory_elsewhere}
+    for executable, flag, module in fronts.values():
+        assert (executable, flag) == (sys.executable, "-m")
+        assert importlib.util.find_spec(module)
+
+
+def test_engines_are_told_where_the_owners_omlx_is(tmp_path, monkeypatch):
+    """By variables that hold paths and numbers, and no key."""
+    monkeypatch.chdir(tmp_path)
+    said = engine_settings(HostConfig(omlx_port=8001, omlx_key_file=Path("key"), omlx_startup_seconds=30.0))
+    assert said["variables"] == {
+        "OMLX_PORT": "8001",
+        "LLMKUBE_OMLX_STARTUP_SECONDS": "30",
+        "LLMKUBE_OMLX_KEY_FILE": str(tmp_path / "key"),
+    }
+    assert "LLMKUBE_OMLX_KEY_FILE" not in engine_settings(HostConfig())["variables"]
+
+
+KINDS = {"agent": AgentConfig, "up": UpConfig}
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_an_owner_who_says_nothing_allows_nothing(kind):
+    """By default no flag and no variable is allowed, and the log is silent about it."""
+    with capture_logs() as lines:
+        assert engine_allowances(kind()) == Allowances()
+    assert lines == []
+
+
+@pytest.mark.parametrize("table", KINDS)
+def test_what_the_owner_writes_in_config_toml_is_allowed_and_said_at_start(table, tmp_path):
+    """The host's own file is where it stands; the log names every flag and variable, as a warning."""
+    file = tmp_path / "config.toml"
+    file.write_text(f'[{table}]\nallow_engine_flag = ["--lora", "-jf"]\nallow_engine_variable = ["OMP_DISPLAY_ENV"]\n')
+    config = resolve(KINDS[table], flags={}, environ={}, config=read_config(file, TABLES), table=table)
+    with capture_logs() as lines:
+        found = engine_allowances(config)
+    assert found == Allowances(frozenset({"--lora", "-jf"}), frozenset({"OMP_DISPLAY_ENV"}))
+    assert [(line["log_level"], line["flags"], line["variables"]) for line in lines] == [
+        ("warning", ["--lora", "-jf"], ["OMP_DISPLAY_ENV"])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (AgentConfig(allow_engine_flag=("--port",)), "--allow-engine-flag: --port is written by LLMKube itself"),
+        (AgentConfig(allow_engine_flag=("--api-*",)), "--allow-engine-flag: '--api-"),
+        (UpConfig(allow_engine_variable=("OMP_*",)), "--allow-engine-variable: 'OMP_"),
+    ],
+)
+def test_what_cannot_be_allowed_stops_the_start(config, says):
+    """A pattern, or a flag of LLMKube's own, is refused with the setting before anything runs."""
+    with pytest.raises(UserError) as caught:
+        engine_allowances(config)
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize("config", [AgentConfig(), UpConfig()])
+def test_the_flags_defaults_are_the_policys(config):
+    """Who gives no flag gets the documented defaults of the policy and of the levels, and nothing else."""
+    settings = memory_settings(config)
+    assert settings["memory_policy"] == Policy()
+    assert settings["memory_fraction"] is None
+    assert settings["memory_guesses"] is False
+
+
+def test_every_flag_has_its_effect():
+    """What the operator says arrives in the settings of the agent."""
+    config = AgentConfig(
+        memory_fraction=0.5,
+        memory_check="warn",
+        memory_pressure_warning=0.2,
+        memory_pressure_critical=0.1,
+        eviction="dry-run",
+        eviction_last_service="evict",
+        eviction_soft_seconds=5.0,
+        eviction_cooldown_seconds=6.0,
+        eviction_return_seconds=7.0,
+    )
+    settings = memory_settings(config)
+    assert (settings["memory_fraction"], settings["memory_guesses"]) == (0.5, True)
+    policy = settings["memory_policy"]
+    assert (policy.mode, policy.keep_last) == (Mode.DRY_RUN, False)
+    assert (policy.soft_seconds, policy.cooldown_seconds, policy.return_seconds) == (5.0, 6.0, 7.0)
+    assert policy.thresholds == Thresholds(warning_share=0.2, critical_share=0.1)
+
+
+def test_critical_has_to_come_after_warning():
+    """Two shares in the wrong order are refused by the flag's name."""
+    with pytest.raises(UserError, match="--memory-pressure-warning"):
+        memory_settings(attrs.evolve(UpConfig(), memory_pressure_critical=0.3))

@@ -1,0 +1,313 @@
+"""An address that a machine loses and gets back, with real sockets on the loopback address and a virtual clock."""
+
+import re
+import socket
+import stat
+from functools import partial
+
+import attrs
+import pytest
+import structlog.testing
+import trio
+
+from free_ports import free_port
+from http_lab import head_of
+from llmkube.base.errors import UserError
+from llmkube.programs.config.host_config import UpConfig
+from llmkube.programs.lan_gateway import (
+    LOOK_SECONDS,
+    Listen,
+    lan_judge,
+    listen_settings,
+    open_lan_gateway,
+    parse_listen,
+    run_lan_listener,
+)
+from llmkube.programs.program import open_port
+
+HERE = "127.0.0.1"
+CHAT = "/v1/chat/completions"
+
+
+def is_open(number):
+    with socket.socket() as probe:
+        return probe.connect_ex((HERE, number)) == 0
+
+
+@attrs.define(eq=False)
+class Machine:
+    """A machine whose addresses and whose server the test decides."""
+
+    own: frozenset[str] | OSError = frozenset({HERE})
+    network_down: trio.Event = attrs.field(factory=trio.Event)
+    served: int = 0
+
+    def addresses(self):
+        if isinstance(self.own, OSError):
+            raise self.own
+        return self.own
+
+    async def serve(self, listeners):
+        self.served += 1
+        try:
+            await self.network_down.wait()
+            self.network_down = trio.Event()
+            raise OSError(100, "Network is down")
+        finally:
+            for listener in listeners:
+                listener.socket.close()
+
+
+@pytest.fixture
+async def machine(nursery):
+    """Yield a machine, its port, and what it has logged."""
+    machine = Machine()
+    with structlog.testing.capture_logs() as logs:
+        async with open_port(number := free_port(), "--listen", HERE) as port:
+            nursery.start_soon(run_lan_listener, port, machine.serve, machine.addresses)
+            await trio.sleep(1)
+            yield machine, number, logs
+            nursery.cancel_scope.cancel(reason="the test is over")
+
+
+async def test_an_address_that_stays_is_served_without_a_word(autojump_clock, machine):
+    """Looks find nothing new, also those that cannot be made: one server, no log line."""
+    machine, number, logs = machine
+    for own in (OSError(24, "Too many open files"), frozenset({HERE, "192.168.1.50"})):
+        machine.own = own
+        await trio.sleep(3 * LOOK_SECONDS)
+        assert is_open(number)
+    assert (machine.served, logs) == (1, [])
+
+
+async def test_a_lost_address_is_told_once_and_served_again_when_it_is_back(autojump_clock, machine):
+    """Nothing listens meanwhile; the port stays the same."""
+    machine, number, logs = machine
+    machine.own = frozenset({"192.168.7.7"})
+    await trio.sleep(10 * LOOK_SECONDS)
+    assert not is_open(number)
+    machine.own = frozenset({HERE})
+    await trio.sleep(2 * LOOK_SECONDS)
+    assert is_open(number)
+    assert machine.served == 2
+    assert [line["event"].partition(";")[0] for line in logs] == [
+        "this machine has lost the address",
+        "this machine has the address again",
+    ]
+    assert {line["address"] for line in logs} == {f"{HERE}:{number}"}
+
+
+async def test_a_port_that_was_taken_meanwhile_is_waited_for(autojump_clock, machine):
+    """The log says once that another program has it; once that one has gone, the port is served."""
+    machine, number, logs = machine
+    machine.own = frozenset()
+    await trio.sleep(2 * LOOK_SECONDS)
+    with socket.create_server((HERE, number)):
+        machine.own = frozenset({HERE})
+        await trio.sleep(5 * LOOK_SECONDS)
+        assert machine.served == 1
+        assert ["another program listens there" in line.get("error", "") for line in logs] == [False, True]
+    await trio.sleep(2 * LOOK_SECONDS)
+    assert machine.served == 2
+
+
+async def test_a_listener_that_breaks_ends_nothing_else(autojump_clock, machine):
+    """What a network does to an accepting socket is logged, and the port is opened anew."""
+    machine, number, logs = machine
+    machine.network_down.set()
+    await trio.sleep(3 * LOOK_SECONDS)
+    assert machine.served == 2
+    assert is_open(number)
+    assert "Network is down" in logs[0]["error"]
+
+
+async def test_a_taken_port_draws_no_key(tmp_path):
+    """A start that fails leaves no key behind that its owner was never shown."""
+    with socket.create_server((HERE, 0)) as taken:
+        opening = partial(open_lan_gateway, Listen(HERE, taken.getsockname()[1]), tmp_path)
+        with pytest.raises(Exception, match="--listen: cannot listen on"):
+            async with opening():
+                pass
+    assert not list(tmp_path.iterdir())
+    async with open_lan_gateway(None, tmp_path) as nothing, open_lan_gateway(Listen(HERE, 0), tmp_path) as lan:
+        assert nothing is None
+        assert lan.keys.drawn
+    assert [path.name for path in tmp_path.iterdir()] == ["listen-key"]
+    async with open_lan_gateway(Listen(HERE, 0, asks_key=False), tmp_path) as lan:
+        assert lan.keys is None
+
+
+OWN = frozenset({"192.168.1.50", "fd00::5"})
+LAN = UpConfig(listen="192.168.1.50")
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "port"),
+    [
+        ("192.168.1.50", "192.168.1.50", 8080),
+        ("192.168.1.50:9000", "192.168.1.50", 9000),
+        ("192.168.1.50:0", "192.168.1.50", 0),
+        ("fd00::5", "fd00::5", 8080),
+        ("FD00:0::0005", "fd00::5", 8080),
+        ("[fd00::5]", "fd00::5", 8080),
+        ("[fd00::5]:9000", "fd00::5", 9000),
+    ],
+)
+def test_an_address_of_this_machine_is_taken(text, address, port):
+    """With or without a port, of either family; the port is the gateway's unless another one is given."""
+    assert parse_listen(text, 8080, OWN) == (address, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0.0.0.0", "0.0.0.0 is every address of this machine"),
+        ("0.0.0.0:8080", "0.0.0.0 is every address of this machine"),
+        ("[::]:8080", ":: is every address of this machine"),
+        ("127.0.0.1", "only this machine reaches 127.0.0.1"),
+        ("[::1]:80", "only this machine reaches ::1"),
+        ("::ffff:127.0.0.1", "::ffff:"),
+        ("169.254.3.4", "169.254.3.4 is not an address at which"),
+        ("fe80::1%eth0", "fe80::1%eth0 is not an address at which"),
+        ("224.0.0.1", "224.0.0.1 is not an address at which"),
+        ("192.168.1.51", "this machine does not have the address 192.168.1.51"),
+        ("fd00::5%eth0", "fd00::5%eth0 is not an address at which"),
+        ("mac.local", '"mac.local" is not an IP address'),
+        ("localhost:8080", '"localhost:8080" is not an IP address'),
+        ("*", '"*" is not an IP address'),
+        (":8080", '":8080" is not an IP address'),
+        ("", '"" is not an IP address'),
+        ("192.168.1.50:", '"192.168.1.50:" is not an IP address'),
+        ("192.168.1.50:http", '"192.168.1.50:http" is not an IP address'),
+        ("192.168.1.50:-1", '"192.168.1.50:-1" is not an IP address'),
+        ("192.168.1.50/24", '"192.168.1.50/24" is not an IP address'),
+        ("http://192.168.1.50", '"http://192.168.1.50" is not an IP address'),
+        ("[fd00::5", '"[fd00::5" is not an IP address'),
+    ],
+)
+def test_what_is_no_address_of_this_machine_is_refused_with_those_that_are(text, words):
+    """Neither all addresses nor loopback nor a name: the sentence says why not, and what to give."""
+    with pytest.raises(UserError, match=re.escape(words)) as caught:
+        parse_listen(text, 8080, OWN)
+    assert str(caught.value).startswith("--listen: ")
+    assert str(caught.value).endswith("; give one of 192.168.1.50, fd00::5")
+
+
+def test_a_port_that_is_none_and_a_machine_without_a_network():
+    """Both are told as what they are."""
+    with pytest.raises(UserError, match=r"192\.168\.1\.50:65536: 65536 is not a port; the highest is 65535"):
+        parse_listen("192.168.1.50:65536", 8080, OWN)
+    with pytest.raises(UserError, match="it has none at the moment that others reach"):
+        parse_listen("192.168.1.50", 8080, ())
+
+
+def unasked():
+    raise AssertionError("nobody wants to know the addresses")
+
+
+def test_without_listen_nothing_is_asked():
+    """A machine that cannot tell its addresses starts; keys for nothing are refused."""
+    assert listen_settings(UpConfig(), unasked) is None
+    assert listen_settings(UpConfig(insecure_lan=True), unasked) is None
+
+
+def test_a_system_that_does_not_tell_its_addresses_is_told_in_a_sentence():
+    """A sandbox may forbid the question; what was asked for is then refused, and does not end in a traceback."""
+
+    def forbidden():
+        raise PermissionError(1, "Operation not permitted")
+
+    with pytest.raises(UserError, match=r"--listen: .* this machine \(Operation not permitted\)"):
+        listen_settings(LAN, forbidden)
+
+
+def test_flags_that_do_not_fit_together_are_refused(tmp_path):
+    """A file of keys needs an address, and is not beside --insecure-lan; no flag is taken and ignored."""
+    file = tmp_path / "keys"
+    file.write_text("mine\n")
+    with pytest.raises(UserError, match="--listen-key-file: it is for --listen ADDRESS, which is not given"):
+        listen_settings(UpConfig(listen_key_file=file), unasked)
+    with pytest.raises(UserError, match="--listen-key-file: no request would need the keys in it under --insecure-lan"):
+        listen_settings(attrs.evolve(LAN, listen_key_file=file, insecure_lan=True), lambda: OWN)
+    asked = listen_settings(attrs.evolve(LAN, listen_key_file=file, gateway_port=0), lambda: OWN)
+    assert asked == Listen("192.168.1.50", 0, file)
+    assert listen_settings(attrs.evolve(LAN, insecure_lan=True), lambda: OWN).asks_key is False
+
+
+def test_a_key_is_drawn_once(tmp_path):
+    """It stays in a private file; only the first start has one to show, and no repr tells it."""
+    listen = listen_settings(LAN, lambda: OWN)
+    first, second = listen.keys(tmp_path), listen.keys(tmp_path)
+    assert (first.drawn, second.drawn) == (True, False)
+    assert first.keys == second.keys
+    assert len(first.keys[0]) >= 43
+    assert first.keys[0] not in repr(first)
+    assert first.path.read_text() == first.keys[0]
+    assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"two words\n", b"\xff\n", b"k" + b"\n" * 70_000])
+def test_a_file_without_keys_is_told_and_nothing_of_it_is_quoted(tmp_path, content):
+    """The owner's own is refused before anything starts, the drawn one with what to do; nothing is drawn over it."""
+    file = tmp_path / "listen-key"
+    file.write_bytes(content)
+    problems = "(is empty|has |is larger than 65600 bytes)"
+    with pytest.raises(UserError, match=f"--listen-key-file: {file} {problems}") as caught:
+        listen_settings(attrs.evolve(LAN, listen_key_file=file), lambda: OWN)
+    assert "two" not in str(caught.value)
+    with pytest.raises(UserError, match=f"--listen: {file} .*; remove it, and a new key is drawn"):
+        listen_settings(LAN, lambda: OWN).keys(tmp_path)
+    assert file.read_bytes() == content
+
+
+def test_the_owners_own_keys_count_instead(tmp_path):
+    """Each line is one; nothing is drawn, shown or changed."""
+    file = tmp_path / "mine"
+    file.write_text("one\n\ntwo\n")
+    found = listen_settings(attrs.evolve(LAN, listen_key_file=file), lambda: OWN).keys(tmp_path)
+    assert (found.path, found.keys, found.drawn) == (file, ("one", "two"), False)
+    file.chmod(0o604)
+    assert Listen("192.168.1.50", 0, file).keys(tmp_path).exposed
+    file.chmod(0o640)
+    assert not Listen("192.168.1.50", 0, file).keys(tmp_path).exposed
+    assert not (tmp_path / "listen-key").exists()
+    with pytest.raises(UserError, match=r"--listen-key-file: .*/gone cannot be read \(No such file or directory\)"):
+        listen_settings(attrs.evolve(LAN, listen_key_file=tmp_path / "gone"), lambda: OWN)
+
+
+@pytest.mark.parametrize(
+    ("path", "lines", "status"),
+    [
+        (CHAT, "Authorization: Bearer right\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: http://192.168.1.9\r\n", None),
+        (CHAT, "Authorization: Bearer right\r\nOrigin: https://evil.example\r\n", 403),
+        (CHAT, "Authorization: Bearer wrong\r\n", 401),
+        (CHAT, "", 401),
+        ("/health", "", None),
+        ("/health?x=1", "", None),
+        ("/health", "Content-Length: 5\r\n", 401),
+        ("/health/", "", 401),
+        ("/health/../v1/models", "", 401),
+        ("//health", "", 401),
+        ("/v1/models", "", 401),
+        ("/", "", 401),
+        ("/health", "Origin: https://evil.example\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\nAccess-Control-Request-Method: POST\r\n", None),
+        (CHAT, "OPTIONS Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\n", 403),
+        (CHAT, "OPTIONS Origin: http://192.168.1.9\r\n", 401),
+        (CHAT, "OPTIONS Access-Control-Request-Method: POST\r\n", 401),
+        (CHAT, "OPTIONS Origin: http://a.lan\r\nAccess-Control-Request-Method: GET\r\nContent-Length: 5\r\n", 401),
+    ],
+)
+def test_other_machines_show_a_key_and_foreign_pages_are_refused_with_one(path, lines, status):
+    """No key helps a page from elsewhere; what it would do with the key of another page's user is not ours to allow."""
+    method = "OPTIONS" if lines.startswith("OPTIONS ") else "GET"
+    refusal = lan_judge(["right"])(head_of(path, lines.removeprefix("OPTIONS "), method), "192.168.1.7")
+    assert (refusal and refusal.status) == status
+
+
+def test_where_there_is_no_key_none_is_right():
+    """A judge without keys lets no other machine in, and not all of them."""
+    judge = lan_judge([])
+    for lines in ("", "Authorization: Bearer \r\n", "X-Api-Key: \r\n", "X-Api-Key: x\r\n"):
+        assert judge(head_of(CHAT, lines), "192.168.1.7").status == 401

@@ -1,0 +1,142 @@
+"""What stands before mlx_lm.server, on a stand-in with the methods that it replaces; tests/e2e has the real one."""
+
+import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
+
+import pytest
+
+from llmkube.programs.mlx_entry import DEAD, NEEDED, State, guard, missing
+
+
+class Provider:
+    def __init__(self):
+        self.loads = []
+
+    def load(self, *names):
+        self.loads.append(names)
+
+    def load_default(self):
+        self.load("default_model", None, "default_model")
+
+
+class Generator:
+    alive = True
+
+    def generate(self, request):
+        return "context", iter(["a", "b", "c"])
+
+    def generation_available(self):
+        return self.alive
+
+
+class Handler(BaseHTTPRequestHandler):
+    response_generator = Generator()
+
+    def __init__(self, text):
+        self.rfile, self.wfile = io.BytesIO(text.encode()), io.BytesIO()
+        self.client_address, self.raw_requestline, self.during = ("127.0.0.1", 1), b"", None
+        self.handle_one_request()
+
+    def do_GET(self):
+        self.wfile.write(b"theirs")
+
+    def do_POST(self):
+        self.wfile.write(f"working {STATE[0].working}".encode())
+        if "fail" in self.path:
+            raise OSError("the client has gone")
+
+    def log_message(self, *_):
+        pass
+
+
+STATE = []
+
+
+@pytest.fixture
+def server():
+    """The stand-in, guarded by two keys; fresh classes each time, as methods are replaced."""
+    made = SimpleNamespace(
+        ModelProvider=type("P", (Provider,), {"load": Provider.load, "load_default": Provider.load_default}),
+        ResponseGenerator=type("G", (Generator,), dict(vars(Generator))),
+        APIHandler=type("H", (Handler,), {k: v for k, v in vars(Handler).items() if k.startswith("do_")}),
+    )
+    state, ended = State(("first", "second"), "chat"), []
+    made.APIHandler.response_generator = made.ResponseGenerator()
+    guard(made, state, ended.append)
+    STATE[:] = [state]
+    return SimpleNamespace(server=made, state=state, ended=ended)
+
+
+def ask(world, path, key="second", method="GET"):
+    shown = f"Authorization: Bearer {key}\r\n" if key else ""
+    return world.server.APIHandler(f"{method} {path} HTTP/1.0\r\n{shown}\r\n").wfile.getvalue()
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "firs", "first second", "sécond"])
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/chat/completions", "/healthy", "/health/x"])
+def test_a_stranger_gets_401(server, key, path):
+    """Without one of the keys nothing is answered, and nothing is counted."""
+    for method in ("GET", "POST", "OPTIONS"):
+        answer = ask(server, path, key, method)
+        assert b" 401 " in answer.splitlines()[0]
+        assert b"working" not in answer
+
+
+def test_each_key_lets_in(server):
+    """The agent's, and those of the service's clients."""
+    for key in ("first", "second"):
+        assert json.loads(ask(server, "/v1/models?x=1", key).split(b"\r\n\r\n")[1])["data"][0]["id"] == "chat"
+
+
+def test_health_follows_the_load_and_needs_no_key(server):
+    """503 until the model is loaded, then 200 by the server's own answer; when its thread is dead the process ends."""
+    assert b" 503 " in ask(server, "/health", key="").splitlines()[0]
+    server.server.ModelProvider().load_default()
+    assert ask(server, "/health", key="") == b"theirs"
+    assert server.ended == []
+    server.server.ResponseGenerator.alive = False
+    ask(server, "/health", key="")
+    assert server.ended == [DEAD]
+
+
+def test_one_model_whatever_is_named(server):
+    """A request that names another model, an adapter or a draft is answered by the one that is loaded."""
+    provider = server.server.ModelProvider()
+    provider.load("/etc/passwd", "/adapters", draft_model_path="org/draft")
+    assert provider.loads == [("default_model", None, "default_model")]
+
+
+def test_work_and_tokens_are_counted(server):
+    """A request counts until it has ended, also by an error; each token counts as it comes."""
+    assert ask(server, "/v1/completions", method="POST") == b"working 1"
+    with pytest.raises(OSError, match="gone"):
+        ask(server, "/fail", method="POST")
+    assert server.state.working == 0
+    _, tokens = server.server.ResponseGenerator().generate("request")
+    assert list(tokens) == ["a", "b", "c"]
+    assert b"llmkube:tokens_predicted_total 3\n" in ask(server, "/metrics")
+
+
+def test_a_build_that_lacks_a_method_is_not_served():
+    """What has been renamed is named, so that nothing is served unguarded."""
+    whole = {name: type(name, (), dict.fromkeys(methods, lambda self: None)) for name, methods in NEEDED.items()}
+    assert missing(SimpleNamespace(**whole)) == ""
+    for name, methods in NEEDED.items():
+        for method in methods:
+            less = type(name, (), {m: (lambda self: None) for m in methods if m != method})
+            assert missing(SimpleNamespace(**whole | {name: less})) == f"{name}.{method}"
+    assert missing(SimpleNamespace()) == "ModelProvider.load"
+
+
+def test_counts_of_many_threads_add_up():
+    """Requests are handled in threads."""
+    state = State((), "chat")
+    threads = [threading.Thread(target=lambda: [state.add(tokens=1) for _ in range(2000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert state.tokens == 8000
