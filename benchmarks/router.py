@@ -2,15 +2,13 @@
 
 All pass chats of 200 to 2,000 bytes on to one backend, nginx, which answers at once; wrk asks. "Bare" is a router with
 one backend and nothing else. "All on" has keys for its clients, twelve rules of which the last one fits, a sensitive
-class, prices, budgets in a file, an audit log in another, metrics, and a circuit for each backend. "2 workers" is the
-same with `--workers 2`, whose parent, a third process, keeps the budgets of both; it gains only where the machine has
-cores that the load, the backend and the other workers leave free. LiteLLM runs with as many workers as there are cores,
-without a database and without its logs; Portkey's gateway as one process of Node.js, nginx and Envoy as one thread
-each. Contenders take turns in random order; each round begins with a second that is not counted. Where a contender
-loses requests, the table says so. At a fixed rate each request counts from the moment at which it was due, and a round
-in which the way without a proxy had twice its best p99 is not counted. Streams are those of a backend that sends 50
-tokens per second in each, with large requests beside them. The wrong keys come over 32 connections as fast as they are
-refused, beside requests with a right one.
+class, prices, budgets in a file, an audit log in another, metrics, and a circuit for each backend. LiteLLM runs with as
+many workers as there are cores, without a database and without its logs; Portkey's gateway as one process of Node.js,
+nginx and Envoy as one thread each. Contenders take turns in random order; each round begins with a second that is not
+counted. Where a contender loses requests, the table says so. At a fixed rate each request counts from the moment at
+which it was due, and a round in which the way without a proxy had twice its best p99 is not counted. Streams are those
+of a backend that sends 50 tokens per second in each, with large requests beside them. The wrong keys come over 32
+connections as fast as they are refused, beside requests with a right one.
 """
 
 import json
@@ -30,7 +28,7 @@ import trio
 from harness import Aim, Run, Table, begin, median
 from http_load import sse, tools, wrk
 from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender
-from http_load.routers import ENVOY, FULL, LITELLM, PORTKEY, ROUTER, WORKER_COUNT, WORKERS, Family, open_contenders
+from http_load.routers import ENVOY, FULL, LITELLM, PORTKEY, ROUTER, Family, open_contenders
 
 ROUNDS, SECONDS, CONNECTIONS = 3, 1, (1, 10, 32, 64, 256)
 NAMES: Final[Mapping[str, str]] = {
@@ -39,7 +37,6 @@ NAMES: Final[Mapping[str, str]] = {
     BARE: "our server and client",
     ROUTER: "router, bare",
     FULL: "router, all on",
-    WORKERS: f"router, all on, {WORKER_COUNT} workers",
     ENVOY: "Envoy",
     LITELLM: "LiteLLM",
     PORTKEY: "Portkey",

@@ -1,4 +1,4 @@
-"""The routers that are compared, running: ours, bare, with everything on and as workers, and others; and proxies."""
+"""The routers that are compared, running: ours, bare and with everything on, and others; and proxies."""
 
 import os
 import socket
@@ -20,9 +20,7 @@ from http_load import envoy, nginx, tools
 from http_load.processes import BARE, DIRECT, HERE, NGINX, Contender, end, launch, launch_nginx
 
 START_SECONDS: Final = 120.0
-ROUTER, FULL, WORKERS, LITELLM, PORTKEY, ENVOY = "router", "full", "workers", "litellm", "portkey", "envoy"
-WORKER_COUNT: Final = 2
-"""Processes of `WORKERS`, beside the parent that holds what they share."""
+ROUTER, FULL, LITELLM, PORTKEY, ENVOY = "router", "full", "litellm", "portkey", "envoy"
 
 KEY: Final = "none"
 """What the load's requests show."""
@@ -117,8 +115,8 @@ async def launch_envoy(stack: AsyncExitStack, program: Sequence[str], folder: Pa
 
 
 async def launch_router(stack: AsyncExitStack, home: Path, backend: int, name: str) -> tuple[Family, float]:
-    """Start `llmkube router`, bare, with everything on, or that as several workers; return it, and its start's time."""
-    full, workers = name != ROUTER, WORKER_COUNT if name == WORKERS else 1
+    """Start `llmkube router`, bare or with everything on; return it, and its start's time."""
+    full = name != ROUTER
     (home / "router-keys" / "teams").mkdir(parents=True)
     (home / "router-keys" / "teams" / "bench").write_text(KEY)
     manifest = model_router(backend, full=full)
@@ -130,7 +128,7 @@ async def launch_router(stack: AsyncExitStack, home: Path, backend: int, name: s
     port = free_port()
     ports = ["--port", str(port), "--admin-port", "0"]
     command = [sys.executable, "-m", "llmkube", "router", "-f", str(home / "router.yaml"), *ports]
-    command += ["--state-dir", str(home), "--log-level", "error", "--workers", str(workers)]
+    command += ["--state-dir", str(home), "--log-level", "error"]
     process, _ = await launch(stack, command, tells_port=False)
     return Family(port, process), await answers(port)
 
@@ -206,7 +204,7 @@ async def open_contenders(
         process, port = await launch(stack, command, tells_port=True)
         found[BARE] = Contender(port, "plain", process)
         starts: dict[str, float] = {}
-        for name in (ROUTER, FULL, WORKERS):
+        for name in (ROUTER, FULL):
             found[name], starts[name] = await launch_router(stack, folder / name, direct.port, name)
         if not streams:
             for name, launch_peer in ((LITELLM, launch_litellm), (PORTKEY, launch_portkey)):

@@ -3,7 +3,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmkube.base.settings import Config, SettingError, read_config, resolve, setting, settings_of
+from llmkube.base.settings import Config, SettingError, read_config, removed_setting, resolve, setting, settings_of
 
 
 @attrs.frozen
@@ -184,3 +184,32 @@ def test_a_setting_of_two_types_is_a_mistake_in_the_program():
 
     with pytest.raises(TypeError, match="one type"):
         settings_of(Odd)
+
+
+@attrs.frozen
+class Shrunk:
+    workers: str | None = removed_setting("run replicas instead")
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "file", "where"),
+    [
+        ("2", "", "", "--workers: '2'"),
+        (None, "2", "", "LLMKUBE_WORKERS: '2'"),
+        (None, "", "[router]\nworkers = 1", "router.workers: 1"),
+        (None, "", "workers = 1", "config.toml: workers: 1"),
+    ],
+)
+def test_a_removed_setting_is_refused_wherever_it_is_set(tmp_path, flag, variable, file, where):
+    """By its name, with what to do instead; where nothing sets it, nothing is said."""
+    path = tmp_path / "config.toml"
+    path.write_text(file)
+    with pytest.raises(SettingError, match=f"{where} .*run replicas instead"):
+        resolve(
+            Shrunk,
+            flags={"workers": flag},
+            environ={"LLMKUBE_WORKERS": variable},
+            config=read_config(path, {"router": Shrunk}),
+            table="router",
+        )
+    assert resolve(Shrunk, flags={}, environ={}) == Shrunk()

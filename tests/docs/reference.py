@@ -154,7 +154,7 @@ def _tables() -> Iterator[str]:
     for table, kind in TABLES.items():
         yield f"\n## [{table}]\n\n| key | type | default | allowed | meaning |\n|---|---|---|---|---|\n"
         for each in settings_of(kind):
-            if each.in_file:
+            if each.in_file and not each.removed:
                 row = (f"`{each.name}`", _type(each), _default(table, each), _allowed(each), each.help)
                 yield _row(row)
 

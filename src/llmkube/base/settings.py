@@ -47,7 +47,8 @@ class Setting:
     """What a class says about one of its settings.
 
     `type` is `str`, `int`, `float`, `bool`, `Path` or `tuple` (of strings). An annotation may also admit None: no
-    source can write that, it is the default that says "nothing was chosen".
+    source can write that, it is the default that says "nothing was chosen". `removed` says what to do instead of a
+    setting that an earlier version had: every source that still has it is refused.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Setting:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     in_file: bool = True
+    removed: str = ""
 
     @property
     def flag(self) -> str:
@@ -91,6 +93,15 @@ def setting(
     """
     facts = {"help": help, "minimum": minimum, "maximum": maximum, "choices": tuple(choices), "in_file": in_file}
     return attrs.field(default=default, metadata={_METADATA: facts})
+
+
+def removed_setting(instead: str) -> Any:
+    """Declare an attribute as a setting of an earlier version: it is refused by name wherever it is still set.
+
+    Args:
+        instead: What to do instead, as the end of a sentence.
+    """
+    return attrs.field(default=None, metadata={_METADATA: {"help": f"Removed: {instead}.", "removed": instead}})
 
 
 def settings_of(kind: type[Any]) -> tuple[Setting, ...]:
@@ -172,6 +183,8 @@ def resolve(
 def _find(
     each: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
 ) -> Any:
+    if each.removed:
+        return _refuse_removed(each, flags, environ, config, table)
     given = flags.get(each.name)
     if given is not None and given != ():
         return _from_text(each, given, each.flag)
@@ -184,6 +197,18 @@ def _find(
         if each.name in config.common:
             return _from_toml(each, config.common[each.name], f"{config.path}: {each.name}", config.path.parent)
     return each.default
+
+
+def _refuse_removed(
+    each: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], config: Config | None, table: str
+) -> None:
+    sources = {each.flag: flags.get(each.name), each.variable: environ.get(each.variable, "").strip() or None}
+    if config is not None:
+        sources[f"{config.path}: {table}.{each.name}"] = config.tables.get(table, {}).get(each.name)
+        sources[f"{config.path}: {each.name}"] = config.common.get(each.name)
+    for where, value in sources.items():
+        if value is not None:
+            raise SettingError(f"{where}: {value!r} cannot be used, the setting is removed; {each.removed}")
 
 
 def _from_text(each: Setting, value: Any, where: str) -> Any:

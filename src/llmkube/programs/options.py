@@ -76,6 +76,8 @@ def _option(each: Setting) -> Decorator:
     text = f"{each.help}{_default(each)}  [{each.variable}]"
     if each.type is bool:
         return click.option(f"{each.flag}/--no-{each.flag[2:]}", each.name, default=None, help=text)
+    if each.removed:
+        return click.option(each.flag, each.name, hidden=True)
     complete = paths if each.type is Path else None
     return click.option(*names, metavar=_metavar(each), multiple=each.type is tuple, help=text, shell_complete=complete)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceServiceSpec
-from llmkube.router.config.service_slots import is_replicated, slots_of, splits_cache
+from llmkube.router.config.compile_backend import is_replicated, slots_of, splits_cache
 
 
 @pytest.mark.parametrize(

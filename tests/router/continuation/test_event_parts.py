@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.router.continuation.event_parts import choice_of, event_of, has_role, text_of
+from llmkube.router.continuation.joined_answer import choice_of, event_of, has_role, text_of
 
 
 def chat(**delta):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.router.continuation.next_request import next_request
+from llmkube.router.continuation.joined_answer import next_request
 
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 USER = {"role": "user", "content": "hi"}

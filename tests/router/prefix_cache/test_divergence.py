@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from llmkube.router.prefix_cache import divergence
-from llmkube.router.prefix_cache.divergence import Divergence, Earlier, nearest
+from llmkube.router.prefix_cache import own_prompts
+from llmkube.router.prefix_cache.own_prompts import Divergence, Earlier, nearest
 from llmkube.router.prefix_cache.prompt_marks import MOST_BYTES, PLACES, marks_of, prompt_text
 
 
@@ -116,22 +116,22 @@ _the_places_are_told = _changed_found(
 
 
 def _the_first_is_taken(patch):
-    plain = divergence._most_alike
+    plain = own_prompts._most_alike
 
     def first(*compared):
         found, alike = plain(*compared)
         return found[:1], alike
 
-    patch.setattr(divergence, "_most_alike", first)
+    patch.setattr(own_prompts, "_most_alike", first)
 
 
 def _marks_do_not_choose(patch):
-    plain = divergence._most_alike
-    patch.setattr(divergence, "_most_alike", lambda marks, held: (list(held), plain(marks, held)[1]))
+    plain = own_prompts._most_alike
+    patch.setattr(own_prompts, "_most_alike", lambda marks, held: (list(held), plain(marks, held)[1]))
 
 
 def _a_prompt_that_goes_on_is_told(patch):
-    patch.setattr(divergence, "min", lambda *sizes: min(sizes[0], sizes[-1]), raising=False)
+    patch.setattr(own_prompts, "min", lambda *sizes: min(sizes[0], sizes[-1]), raising=False)
 
 
 def _bytes_are_told(patch):

@@ -10,12 +10,12 @@ import pytest
 
 from llmkube.router.config.routing_config import Auth
 from llmkube.router.prefix_cache import own_prompts
-from llmkube.router.prefix_cache.divergence import Divergence
 from llmkube.router.prefix_cache.own_prompts import (
     MOST_PROMPTS,
     MOST_TENANTS,
     MOST_TENANTS_WITH_TEXT,
     MOST_TEXT_BYTES,
+    Divergence,
     OwnPrompts,
 )
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes

@@ -5,11 +5,10 @@ import json
 import pytest
 import trio
 
-from llmkube.router.budgets.attempt_charge import charge_of
 from llmkube.router.budgets.meter import MOST_TOKENS, Took
 from llmkube.router.config.routing_config import Budget
 from llmkube.router.dispatch import attempt_charges
-from llmkube.router.dispatch.attempt_charges import AttemptCharges
+from llmkube.router.dispatch.attempt_charges import AttemptCharges, charge_of
 from router.continuation.llama_script import TEXT, text_in
 from router.proxy.router_lab import (
     ANSWER,

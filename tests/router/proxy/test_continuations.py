@@ -7,7 +7,7 @@ import trio.testing
 from lengths import SOAK
 from llmkube.router.config.routing_config import Budget, Match, Rule
 from llmkube.router.continuation import joined_answer
-from llmkube.router.dispatch import next_engine
+from llmkube.router.dispatch import dispatcher
 from router.continuation.llama_script import (
     CHAT,
     COMPLETIONS,
@@ -392,8 +392,8 @@ async def _play():
 
 
 MUTANTS = {
-    "every backend may go on": (next_engine, "places", lambda order, _broken: order),
-    "only the dead one may": (next_engine, "places", lambda _order, broken: (broken,)),
+    "every backend may go on": (dispatcher, "places", lambda order, _broken: order),
+    "only the dead one may": (dispatcher, "places", lambda _order, broken: (broken,)),
     "it goes on for ever": (joined_answer, "MOST_CONTINUATIONS", 9),
     "the text is forgotten": (joined_answer, "next_request", lambda _path, body, _text, _tokens: dict(body)),
     "nothing can go on": (joined_answer, "why_not", lambda _path, _body: "no"),

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from llmkube.base.http.limits import Limits
 from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog
-from llmkube.router.receipts.chain import ReceiptChain
 from router.proxy.router_lab import ANSWER, ASKED, answer, cloud, config_of, local, open_lab
 
 BOTH = config_of(local("mac"), cloud("cloud"))
@@ -298,7 +297,7 @@ async def test_lines_that_come_together_share_a_write(autojump_clock):
         written.append((trio.current_time() - began, len(lines)))
         await trio.lowlevel.checkpoint()
 
-    audit = AuditLog(write, ReceiptChain(chain="c"), lambda: datetime(2026, 11, 24, tzinfo=UTC))
+    audit = AuditLog(write, lambda: datetime(2026, 11, 24, tzinfo=UTC))
     async with trio.open_nursery() as nursery:
         await nursery.start(audit.run)
         began = trio.current_time()

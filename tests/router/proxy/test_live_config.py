@@ -9,7 +9,6 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.router.config.routing_config import Auth
 from llmkube.router.proxy.live_config import keys_for
-from llmkube.router.receipts.verify import verify
 from router.proxy.router_lab import DONE, answer, chunk, cloud, config_of, error, local, open_lab, piece, stream
 
 
@@ -38,8 +37,6 @@ async def test_another_config_counts_for_the_next_request_and_drops_none():
         ((status, body, clean),) = got
         assert (status, clean) == (200, True)
         assert body.endswith(DONE)
-    (chain,) = verify((f"line {at}", line) for at, line in enumerate(lab.lines)).chains
-    assert not chain.broken
     assert [json.loads(line)["kind"] for line in lab.lines][:2] == ["start", "config"]
 
 

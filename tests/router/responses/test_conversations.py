@@ -245,7 +245,7 @@ async def test_what_is_not_to_be_stored_is_not():
         assert (status, said["store"]) == (200, False)
         assert len(lab.players["mac"].bodies[1]["messages"]) == 3
         assert (await ask(lab, previous_response_id=said["id"]))[0] == 404
-        assert len(conversations_of(lab).shelf.store) == 1
+        assert len(conversations_of(lab).store) == 1
 
 
 @pytest.mark.parametrize(
@@ -261,10 +261,10 @@ async def test_what_failed_is_not_kept(script, autojump_clock):
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
         events = events_of(data)
         assert ([each["type"] for each in events[-2:]], clean) == (["response.failed", "error"], False)
-        assert len(conversations_of(lab).shelf.store) == 0
+        assert len(conversations_of(lab).store) == 0
     async with open_lab(config_of(local("mac")), mac=answer(400, {"error": {"message": "no"}})) as lab:
         assert (await ask(lab))[0] == 400
-        assert len(conversations_of(lab).shelf.store) == 0
+        assert len(conversations_of(lab).store) == 0
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -327,7 +327,7 @@ async def test_ids_are_drawn_by_the_system():
 async def test_what_is_not_used_ends(autojump_clock):
     """And its memory comes back without a request. A look at it, and a request that goes on with it, are uses."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
-        store = conversations_of(lab).shelf.store
+        store = conversations_of(lab).store
         store.bounds = Bounds(idle_seconds=200.0)
         first = await kept(lab)
         await trio.sleep(190)
@@ -364,7 +364,7 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
 
     async with open_lab(config_of(local("mac")), mac=(answer(), silent, answer())) as lab:
         first = await kept(lab)
-        size = next(iter(conversations_of(lab).shelf.store._kept.values())).stored.conversation_bytes
+        size = next(iter(conversations_of(lab).store._kept.values())).stored.conversation_bytes
         monkeypatch.setattr(conversations, "MOST_HISTORY_BYTES", size)
         with trio.move_on_after(5):
             async with trio.open_nursery() as nursery:
@@ -383,7 +383,7 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
 async def test_what_is_too_long_to_be_kept_says_so():
     """The answer is given, `store` is false, and nothing else goes for it."""
     async with open_lab(config_of(local("mac")), mac=answer()) as lab:
-        conversations_of(lab).shelf.store.bounds = Bounds(bytes_of_conversation=500)
+        conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
         first = await kept(lab)
         status, said = await ask(lab, input="x" * 500, previous_response_id=first)
         assert (status, said["store"]) == (200, False)

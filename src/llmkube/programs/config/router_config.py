@@ -4,7 +4,7 @@ from pathlib import Path
 
 import attrs
 
-from llmkube.base.settings import setting
+from llmkube.base.settings import removed_setting, setting
 from llmkube.programs.config.host_config import log_level_setting
 from llmkube.programs.state_location import STATE_DIR
 
@@ -33,11 +33,7 @@ class RouterConfig:
     ca_file: Path | None = setting(
         None, help="File of certificates (PEM) to trust beside the system's, for providers at https addresses."
     )
-    workers: int = setting(
-        1,
-        help="Processes that answer at the port. Fair shares, budgets, circuits and kept responses hold over all of "
-        "them: a parent process keeps these.",
-        minimum=1,
-        maximum=64,
+    workers: str | None = removed_setting(
+        "one process answers; run replicas on Kubernetes (spec.proxy.replicas) with policy.budgetStore in Redis instead"
     )
     log_level: str = log_level_setting("info")

@@ -1,10 +1,11 @@
 """Where the budgets of a router are kept: at the server that its config names, else in this process and its file."""
 
-from typing import Any, Never, Protocol
+from typing import Any, Never
 
 import attrs
 import trio
 
+from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
 from llmkube.router.config.routing_config import RoutingConfig
@@ -12,44 +13,16 @@ from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 
-class OwnBudgets(Protocol):
-    """Budgets that no server keeps: this process's own (`KeptBudgets`), or those of the parent of several workers."""
-
-    @property
-    def problem(self) -> str:
-        """Why requests under a budget are refused; "" while they are not."""
-
-    async def open(self, config: RoutingConfig) -> None:
-        """Go on from what an earlier process has left."""
-
-    async def reload(self, config: RoutingConfig) -> None:
-        """Take up another config."""
-
-    async def admit(
-        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
-    ) -> Reservation | Exhausted:
-        """Reserve what a request may take; raises BudgetsNotKeptError."""
-
-    def settle(self, reservation: Reservation, took: Took | None) -> None:
-        """Charge what a request took; None charges what was reserved."""
-
-    def used(self, config: RoutingConfig) -> list[dict[str, Any]]:
-        """Return of each budget how much is taken."""
-
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
-        """Do what is left to be done, until cancelled."""
-
-
 @attrs.frozen(eq=False)
 class RouterBudgets:
     """Both places; a config decides between them, and a reservation is settled where it was made.
 
     Attributes:
-        kept: In this process, or its parent.
+        kept: In this process.
         shared: At a server.
     """
 
-    kept: OwnBudgets
+    kept: KeptBudgets
     shared: RedisBudgets
 
     @property

@@ -3,5 +3,4 @@
 ledger   what was taken in a rolling window, and what is reserved; pure
 meter    which budgets a request is under, what it may take at most, what it took
     usage    the tokens of an answer, as its backend says
-attempt_charge   what an attempt is charged, by how it ended; pure
 """

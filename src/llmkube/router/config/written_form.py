@@ -34,7 +34,7 @@ def encode_config(config: RoutingConfig) -> bytes:
 
 
 def config_digest(config: RoutingConfig) -> str:
-    """Return what receipts and ConfigMaps call a config: `sha256:` and the digest of its written form."""
+    """Return what audit logs and ConfigMaps call a config: `sha256:` and the digest of its written form."""
     return f"sha256:{hashlib.sha256(encode_config(config)).hexdigest()}"
 
 

@@ -1,8 +1,7 @@
 """An answer whose engine died goes on at another engine of the same model. Pure.
 
 continuable    whether the answer to a request can go on at all, and why not
-next_request   what the next engine is asked: the same, with the text so far as the beginning of its answer
 joined_answer  what was said so far, and the pieces of several engines as one stream
-event_parts    what is in one event; token_count: how many tokens all engines took; errors: what stops it
+token_count    how many tokens all engines took; errors: what stops it
 places         which backends may go on
 """

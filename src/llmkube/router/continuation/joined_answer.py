@@ -14,10 +14,86 @@ from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, why_not
 from llmkube.router.continuation.errors import JoinError
-from llmkube.router.continuation.event_parts import choice_of, event_of, has_role, text_of
-from llmkube.router.continuation.next_request import next_request
 from llmkube.router.continuation.places import goes_on
 from llmkube.router.continuation.token_count import USAGE_FIELDS, TokenCount
+
+
+def next_request(path: str, body: Mapping[str, Any], text: str, tokens: int) -> dict[str, Any]:
+    """Return the request by which the next engine writes what comes after the text.
+
+    llama.cpp's server takes a last message of the assistant for the beginning of its answer. It is told so as well: one
+    that was started with `--no-prefill-assistant` would else begin a second answer. Before anything was said the
+    request is what it was.
+
+    Args:
+        path: Below `/v1`.
+        body: The first request.
+        text: What the answer is so far.
+        tokens: As many as that took.
+    """
+    if not text:
+        return dict(body)
+    limits = {name: body[name] - tokens for name in LIMITS if is_limit(body.get(name))}
+    if path != CHAT:
+        return {**body, **limits, "prompt": body["prompt"] + text}
+    mode = {"continue_final_message": True, "add_generation_prompt": False}
+    return {**body, **limits, **mode, "messages": _with_text(body["messages"], text)}
+
+
+def _with_text(messages: list[Any], text: str) -> list[Any]:
+    """Return messages that end with the text: a client may have begun the answer itself."""
+    last = messages[-1]
+    if last.get("role") != "assistant":
+        return [*messages, {"role": "assistant", "content": text}]
+    begun = last["content"]
+    content = begun + text if isinstance(begun, str) else [*begun, {"type": "text", "text": text}]
+    return [*messages[:-1], {**last, "content": content}]
+
+
+_DELTA: Final = frozenset({"role", "content"})
+_CHOICE: Final = frozenset({"index", "delta", "text", "finish_reason"})
+_NOT_TEXT: Final = {
+    "tool_calls": "the answer calls a tool",
+    "function_call": "the answer calls a tool",
+    "reasoning_content": "the answer has thoughts (reasoning_content)",
+    "logprobs": "the answer has logprobs",
+}
+
+
+def choice_of(said: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """Return the one choice of an event, if it has one, and what of it cannot be joined by its text; "" if all can."""
+    choices = said.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return None, ""
+    choice = choices[0]
+    if len(choices) > 1 or not isinstance(choice, dict) or choice.get("index") not in (0, None):
+        return None, "the answer has several choices"
+    parts = [(name, each) for name, each in choice.items() if name not in _CHOICE]
+    if isinstance(delta := choice.get("delta"), dict):
+        parts += [(name, each) for name, each in delta.items() if name not in _DELTA]
+    strange = next((name for name, each in parts if each), "")
+    return choice, _NOT_TEXT.get(strange, f"the answer has {strange!r:.40}") if strange else ""
+
+
+def text_of(choice: Mapping[str, Any] | None) -> str:
+    """Return the text that an event adds."""
+    if choice is None:
+        return ""
+    delta = choice.get("delta")
+    text = delta.get("content") if isinstance(delta, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
+
+
+def has_role(choice: Mapping[str, Any] | None) -> bool:
+    """Return whether an event says who speaks."""
+    delta = choice.get("delta") if choice is not None else None
+    return isinstance(delta, dict) and "role" in delta
+
+
+def event_of(said: Mapping[str, Any]) -> bytes:
+    """Return an event that says this."""
+    return b"data: %b\n\n" % orjson.dumps(said)
+
 
 MOST_CONTINUATIONS: Final = 3
 """A request of which engines die would else end one after the other."""

@@ -12,11 +12,25 @@ from typing import Final
 import attrs
 
 from llmkube.router.budget_store.errors import BudgetsNotKeptError
-from llmkube.router.budgets.attempt_charge import charge_of
 from llmkube.router.budgets.meter import NOTHING, Exhausted, Reservation, Took
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Prices
 from llmkube.router.dispatch.verdicts import Cause, Failure
+
+
+def charge_of(*, is_sent: bool, status: int, usage: Usage | None, prices: Prices | None) -> Took | None:
+    """Return what an attempt took; None is all that was reserved for it.
+
+    Args:
+        is_sent: Whether the backend has got the whole request.
+        status: What it has answered, of an error that came with 200 what that should have been; 0 for no answer.
+        usage: The tokens that it has counted; None where it has counted none.
+        prices: What its tokens cost; None where that is not known.
+    """
+    if status >= 300 or not (is_sent or status):
+        return Took()
+    return None if usage is None else Took(prompt=usage.prompt, answer=usage.completion, prices=prices)
+
 
 NOT_KEPT: Final = "the budget that this request is under cannot be written down now; ask again later"
 """What a client is told whose reservation cannot be kept."""

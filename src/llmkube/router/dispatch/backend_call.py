@@ -1,26 +1,33 @@
-"""Asks one backend, whose turn it is, and gives its answer to the client; circuits and metrics learn of it."""
+"""Asks one backend and gives its answer to the client; one with slots is asked when it is the request's turn."""
 
 from collections.abc import Callable
 
 import attrs
 import trio
 
-from llmkube.base.http.message import Response
-from llmkube.router.budgets.meter import of_all_answers
+from llmkube.base.http.message import Headers, Response
+from llmkube.router.budgets.meter import asked_tokens, of_all_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Attempts, Begun, Whole
-from llmkube.router.dispatch.circuits import Circuits
-from llmkube.router.dispatch.client_stream import LOADING_COMMENT, QUEUE_COMMENT, comment_until
+from llmkube.router.dispatch.circuits import Circuits, State
+from llmkube.router.dispatch.client_stream import (
+    COMMENT_SECONDS,
+    LOADING_COMMENT,
+    QUEUE_COMMENT,
+    ClientStream,
+    comment_until,
+)
 from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.passed_headers import answer_headers
-from llmkube.router.dispatch.record import Record, server_timing
+from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
 from llmkube.router.dispatch.relay import BREAKS, UNTRANSLATABLE, Ending, relay
-from llmkube.router.dispatch.routed_request import RoutedRequest
+from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.health.engine_watch import EngineWatch, Waiting
 from llmkube.router.policy.permits import Permit
 from llmkube.router.prefix_cache.own_prompts import OwnPrompts
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
+from llmkube.router.queue.turns import Line, Turn, Turns
 from llmkube.router.refusals import error_object
 
 
@@ -30,8 +37,9 @@ class BackendCalls:
 
     Attributes:
         attempts: Makes one attempt.
-        circuits: Which backends are left alone.
-        observed: What was seen of them.
+        turns: The queues in front of engines.
+        circuits: Which backends are left alone; no request waits in their queues.
+        observed: What was seen of them; counts what is in flight.
         watch: Tells a frozen engine from one that computes.
         on_try: Told of each attempt: the backend's name and what came of it.
         on_break: Told of each answer whose engine died: what came of it.
@@ -40,6 +48,7 @@ class BackendCalls:
     """
 
     attempts: Attempts
+    turns: Turns
     circuits: Circuits
     observed: Observed
     watch: EngineWatch
@@ -53,17 +62,48 @@ class BackendCalls:
 
         A failure that is `INTERRUPTED` leaves a client with the beginning of an answer, which can go on elsewhere.
         """
+        name = permit.backend.name
+        self.observed.in_flight[name] += 1
+        try:
+            if not permit.backend.slots or request.asked.path == COUNT_TOKENS or self._is_open(name):
+                return await self._call(permit, request)
+            return await self._ask_in_turn(permit, request)
+        finally:
+            self.observed.in_flight[name] -= 1
+
+    def _is_open(self, name: str) -> bool:
+        return self.circuits.of(name).state(trio.current_time()) is State.OPEN
+
+    async def _ask_in_turn(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+        backend, asked, record, started_at = permit.backend, request.asked, request.record, trio.current_time()
+        line = self.turns.line(backend)
+        most = asked_tokens(asked.body) if asked.path in STREAMING else 0
+        with self.turns.turn(backend, record.tenant, line.tokens_of(asked.size, most)) as turn:
+            headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None
+            is_called = await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers)
+            record.queue_seconds = (record.queue_seconds or 0.0) + trio.current_time() - started_at
+            if not is_called:
+                failure = _not_called(turn, line)
+                self._note_attempt(record, backend.name, failure, trio.current_time() - started_at)
+                return failure
+            unanswered = await self._call(permit, request)
+            if unanswered is not None:
+                turn.took = turn.tokens if unanswered.counts else 0
+            elif record.last_usage is not None:
+                usage = record.last_usage
+                line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
+            return unanswered
+
+    async def _call(self, permit: Permit, request: RoutedRequest) -> Failure | None:
+        """Ask a backend whose turn it is, where the request's budget and the backend's circuit allow it."""
         name, record = permit.backend.name, request.record
-        if (unpaid := await record.charges.begin()) is not None:
-            record.tried(name, unpaid, 0.0)
-            self.on_try(name, unpaid.cause.value)
-            return unpaid
+        refusal = await record.charges.begin()
         started_at = trio.current_time()
-        if not await self.circuits.enter(name, started_at):
-            failure = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
-            record.tried(name, failure, 0.0)
-            self.on_try(name, failure.cause.value)
-            return failure
+        if refusal is None and not self.circuits.admit(name, started_at):
+            refusal = Failure(Cause.CIRCUIT, "it failed before, and is left alone for now")
+        if refusal is not None:
+            self._note_attempt(record, name, refusal, 0.0)
+            return refusal
         found: Whole | Begun | Failure | None = None
         waiting = Waiting(name in request.decision.extends, started_at)
         try:
@@ -75,7 +115,7 @@ class BackendCalls:
                     Cause.UNSUPPORTED, f"it does not go on with an answer: {found.error_code}", found.status
                 )
             now = trio.current_time()
-            self._note(name, found, record, started_at, now, counts=joined is None or name not in joined.broken)
+            self._learn(name, found, record, now - started_at, counts=joined is None or name not in joined.broken)
             if isinstance(found, Failure):
                 record.charges.failed(found.status)
                 return found
@@ -116,21 +156,26 @@ class BackendCalls:
                 await self.attempts.transport.release(permit, found[0].answer)  # noqa: ASYNC102 (closes at once)
         return found[0]
 
-    def _note(
-        self, name: str, found: Whole | Begun | Failure, record: Record, began: float, now: float, *, counts: bool
+    def _note_attempt(
+        self, record: Record, name: str, failure: Failure | None, seconds: float, status: int = 200
+    ) -> None:
+        """Tell record and metrics of one attempt; no failure is an answer with this status."""
+        record.tried(name, failure, seconds, status)
+        self.on_try(name, "answered" if failure is None else failure.cause.value)
+
+    def _learn(
+        self, name: str, found: Whole | Begun | Failure, record: Record, seconds: float, *, counts: bool
     ) -> None:
         """Tell circuit, metrics and record what came of an attempt; the circuit, if it counts."""
-        seconds = now - began
         if not isinstance(found, Failure):
             (self.circuits.began if isinstance(found, Begun) else self.circuits.succeeded)(name)
             self.observed.began(name, seconds)
             headers = found.headers if isinstance(found, Whole) else found.answer.head.lines
             self.watch.heard(name, headers.get("server") or "")
-            record.tried(name, None, seconds, found.status if isinstance(found, Whole) else 200)
-            self.on_try(name, "answered")
+            self._note_attempt(record, name, None, seconds, found.status if isinstance(found, Whole) else 200)
             return
-        record.tried(name, found, seconds)
-        self.on_try(name, found.cause.value)
+        self._note_attempt(record, name, found, seconds)
+        now = trio.current_time()
         if found.cause is Cause.RATE_LIMITED or found.retry_after_seconds is not None:
             self.circuits.failed(name, now, wait_seconds=found.retry_after_seconds or 1.0)
         elif found.counts and counts:
@@ -220,3 +265,22 @@ def _comment(record: Record) -> bytes:
     """Return what a client that waits is told."""
     loads = any(each.result == Cause.LOADING.value for each in record.tries)
     return LOADING_COMMENT if loads else QUEUE_COMMENT
+
+
+async def _until_called(turn: Turn, seconds: float, client: ClientStream, comment_headers: Headers | None) -> bool:
+    """Return whether a turn comes in time; with headers the client wants a stream, and hears comments meanwhile."""
+    until = trio.current_time() + seconds
+    while not turn.called.is_set() and (left := until - trio.current_time()) > 0:
+        with trio.move_on_after(left if comment_headers is None else min(left, COMMENT_SECONDS)):
+            await turn.called.wait()
+        if comment_headers is not None and not turn.called.is_set() and trio.current_time() < until:
+            await client.begin(comment_headers)
+            await client.send(QUEUE_COMMENT)
+    return turn.admitted_at is not None
+
+
+def _not_called(turn: Turn, line: Line) -> Failure:
+    """Return why it never was a request's turn."""
+    again, is_own = line.why_not_called(turn)
+    why = "its queue is full" if turn.is_dropped else "no slot of it was free in time"
+    return Failure(Cause.QUEUE, why, retry_after_seconds=float(again), is_own=is_own)

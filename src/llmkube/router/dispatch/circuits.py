@@ -16,6 +16,8 @@ import attrs
 
 from llmkube.base.backoff import Backoff
 
+MOST_PAUSE_SECONDS: Final = 300.0
+
 _AT_ONCE: Final = 5e-324
 """The end of a pause that is over, whatever the clock says."""
 
@@ -38,7 +40,13 @@ class Terms:
     """
 
     failures: int = 3
-    pauses: Backoff = Backoff(base_seconds=15.0, cap_seconds=300.0)
+    pauses: Backoff = Backoff(base_seconds=15.0, cap_seconds=MOST_PAUSE_SECONDS)
+
+    @classmethod
+    def of(cls, first_pause_seconds: float) -> "Terms":
+        """Return the terms with this first pause."""
+        cap = max(first_pause_seconds, MOST_PAUSE_SECONDS)
+        return cls(pauses=Backoff(base_seconds=first_pause_seconds, cap_seconds=cap))
 
 
 @attrs.frozen
@@ -132,10 +140,6 @@ class Circuits:
         """Whether a request may go to this backend; if so, one of the next four calls has to follow."""
         self._by_name[name], may = self.of(name).admit(now)
         return may
-
-    async def enter(self, name: str, now: float) -> bool:
-        """As `admit`; where other processes use the backend as well, they have a say in who asks it first."""
-        return self.admit(name, now)
 
     def began(self, name: str) -> None:
         """The backend's stream has begun."""

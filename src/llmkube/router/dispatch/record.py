@@ -8,7 +8,9 @@ import trio
 
 from llmkube.base.http.heads import RequestHead
 from llmkube.router.budgets.usage import Usage
+from llmkube.router.dispatch.attempt import Asked
 from llmkube.router.dispatch.attempt_charges import AttemptCharges
+from llmkube.router.dispatch.client_stream import ClientStream
 from llmkube.router.dispatch.passed_headers import request_id_of, trace_of
 from llmkube.router.dispatch.verdicts import Failure
 from llmkube.router.policy.decision import Decision
@@ -73,7 +75,6 @@ class Record:
         queue_seconds: How long it waited for its turn; None where it was asked without a queue.
         diverged: Where its prompt leaves an earlier one of its tenant, in characters; "" where it leaves none.
         load_seconds: How long it waited for an engine that loaded its model; None where none did.
-        continues: What tells this conversation from others that are continued now; 0 for none.
     """
 
     request_id: str
@@ -86,7 +87,6 @@ class Record:
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
     prompt: Prompt | None = None
     history_bytes: int = 0
-    continues: int = 0
     facts: RequestFacts | None = None
     decision: Decision | None = None
     tries: list[Try] = attrs.field(factory=list)
@@ -122,6 +122,27 @@ class Record:
     def rule(self) -> str:
         """The name of the rule that decided; "default" where none did."""
         return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"
+
+
+@attrs.frozen(eq=False)
+class RoutedRequest:
+    """One request.
+
+    Attributes:
+        decision: Which backends may be asked, in which order, and for how long.
+        asked: What they are asked.
+        client: Gets the answer.
+        record: Remembers what became of it.
+    """
+
+    decision: Decision
+    asked: Asked
+    client: ClientStream
+    record: Record
+
+    def first_byte_seconds(self, name: str) -> float:
+        """How long this backend has for the first byte of its answer."""
+        return self.decision.first_byte_seconds[name]
 
 
 def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> tuple[Record, Mapping[str, str]]:

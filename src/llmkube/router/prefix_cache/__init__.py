@@ -2,6 +2,5 @@
 
 prompt_marks   a prompt becomes a few hashes, each of everything up to a place in it; pure
 warm_prefixes  which backend has computed which prompts, for each tenant by itself; pure
-divergence     where a prompt leaves the nearest of others: the character, or between which two; pure
 own_prompts    the prompts that each tenant was answered of late, in bounds; pure
 """

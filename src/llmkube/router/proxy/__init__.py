@@ -6,7 +6,6 @@ live_config      its config, which may change while it runs
 default_route    that of `llmkube up`: every service is a backend, without a policy
 handler          answers clients: what they ask is decided on by `router.policy`, and carried out by `router.dispatch`
     decisions        asks the policy, with what was seen of backends; what is said if a request goes nowhere
-    routing          config and keys, as they count for one request
 unread_requests  answers what cannot be read: counts it, and writes it down
 shadows          copies to backends that are tried out
 metrics, genai_metrics, audit_log  what the operator reads; admin: who may

@@ -4,8 +4,7 @@ Programs that come by an address, or by a name of these networks, may ask; a pag
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final
 
 import trio
 from prometheus_client import CollectorRegistry
@@ -15,6 +14,7 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.base.probes import probes_handler
 from llmkube.router.origin_policy import is_foreign_origin, is_near
+from llmkube.router.proxy.router import Router
 from llmkube.router.refusals import refused
 
 SETTLE_SECONDS: Final = 5.0
@@ -31,23 +31,7 @@ _OF_CLUSTERS: Final = (".svc", ".cluster.local")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # RFC 9110, 7.2
 
 
-class Administered(Protocol):
-    """What an operator asks about: a router, or the parent of several workers."""
-
-    def ready(self) -> tuple[bool, str]:
-        """Return whether requests can be answered, and why not."""
-
-    def states(self) -> Mapping[str, str]:
-        """Return why each backend is not asked now, by its name; "" of one that is."""
-
-    def budgets(self) -> Sequence[Mapping[str, Any]]:
-        """Return how much of each budget is taken."""
-
-    def in_flight(self) -> int:
-        """Return how many requests are under way."""
-
-
-def admin_handler(router: Administered, registry: CollectorRegistry) -> Handler:
+def admin_handler(router: Router, registry: CollectorRegistry) -> Handler:
     """Answer `/healthz`, `/readyz`, `/metrics`, `/backends` and `/drained`.
 
     `/backends` says of each backend whether requests are sent to it, and why not; of each budget, how much is taken.
@@ -76,7 +60,7 @@ def admin_handler(router: Administered, registry: CollectorRegistry) -> Handler:
     return handle
 
 
-async def _drain(router: Administered) -> None:
+async def _drain(router: Router) -> None:
     await trio.sleep(SETTLE_SECONDS)
     with trio.move_on_after(MOST_SECONDS):
         while router.in_flight():  # noqa: ASYNC110 (the last of many requests: each would have to tell)

@@ -1,12 +1,11 @@
 """One line of JSON for each request: who asked, what was decided and why, what was tried, what became of it.
 
-The lines are a chain of receipts: each carries the hash of the one before (`router.receipts`). A line is owed: where
-lines come faster than they can be written, requests wait for theirs. Files are written in a thread, many lines at a
-time. No prompt and no answer is in a line, unless the config asks for whole requests.
+Lines also say by which config decisions are made, from the start to the end of a router. A line is owed: where lines
+come faster than they can be written, requests wait for theirs. Files are written in a thread, many lines at a time. No
+prompt and no answer is in a line, unless the config asks for whole requests.
 """
 
 import contextlib
-import fcntl
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,10 +18,10 @@ import structlog
 import trio
 
 from llmkube import __version__
+from llmkube.base import json_text
 from llmkube.router.config.routing_config import Audit, RoutingConfig
 from llmkube.router.config.written_form import config_digest
 from llmkube.router.dispatch.record import Record
-from llmkube.router.receipts.chain import ReceiptChain
 
 MAX_WAITING_LINES: Final = 4096
 PUT_SECONDS: Final = 5.0
@@ -40,33 +39,15 @@ Write = Callable[[Sequence[bytes]], Awaitable[None]]
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 
-def writer_of(audit: Audit, lock: int | None = None) -> Write:
-    """Return what writes where the config says, in a thread: a pipe without a reader stops no other request.
-
-    Args:
-        audit: Where to.
-        lock: Descriptor of a file whose lock a process has while it writes: lines of several processes in one pipe
-            would else be cut by each other. The kernel gives it on when its process dies.
-    """
+def writer_of(audit: Audit) -> Write:
+    """Return what writes where the config says, in a thread: a pipe without a reader stops no other request."""
     write_out = _to_file(Path(audit.path)) if audit.sink == "file" else _to_stdout
-    blocking = write_out if lock is None else _locked(write_out, lock)
     limiter = trio.CapacityLimiter(1)
 
     async def write(lines: Sequence[bytes]) -> None:
-        await trio.to_thread.run_sync(blocking, lines, limiter=limiter)
+        await trio.to_thread.run_sync(write_out, lines, limiter=limiter)
 
     return write
-
-
-def _locked(write: Callable[[Sequence[bytes]], None], lock: int) -> Callable[[Sequence[bytes]], None]:
-    def write_alone(lines: Sequence[bytes]) -> None:
-        fcntl.lockf(lock, fcntl.LOCK_EX)
-        try:
-            write(lines)
-        finally:
-            fcntl.lockf(lock, fcntl.LOCK_UN)
-
-    return write_alone
 
 
 def _to_file(path: Path) -> Callable[[Sequence[bytes]], None]:
@@ -107,13 +88,11 @@ class AuditLog:
 
     Attributes:
         write: Where they go; the config may change it.
-        chain: Makes receipts of them.
         utcnow: The wall clock.
         pause_seconds: From the end of a write to the next one.
     """
 
     write: Write
-    chain: ReceiptChain
     utcnow: Callable[[], datetime]
     pause_seconds: float = PAUSE_SECONDS
     _sender: trio.MemorySendChannel[bytes] = attrs.field(init=False)
@@ -131,18 +110,18 @@ class AuditLog:
 
     async def begin(self, config: RoutingConfig) -> None:
         """Write that decisions are made by this config."""
-        await self._put(self.chain.start(config=config_digest(config), fields=self._named("router.start", config)))
+        await self._sender.send(self._told("start", config, {"config": config_digest(config)}))
 
     async def reload(self, config: RoutingConfig) -> None:
         """Write that decisions are made by another config from here on."""
-        await self._put(self.chain.reload(config=config_digest(config), fields=self._named("router.config", config)))
+        await self._sender.send(self._told("config", config, {"config": config_digest(config)}))
 
     async def dispatched(self, fields: Mapping[str, Any]) -> None:
         """Write what became of a request, also of one that is cancelled: while too many lines wait, this one does.
 
-        One that waits too long is lost: the chain then has a gap, which `llmkube router verify` names.
+        One that waits too long is lost, which is logged.
         """
-        line = self.chain.decision({"ts": self.utcnow().isoformat(), "msg": "router.dispatch", **fields})
+        line = self._line("decision", {"msg": "router.dispatch", **fields})
         try:
             self._sender.send_nowait(line)  # a scope for each request would cost more than its line
         except trio.WouldBlock:
@@ -156,16 +135,14 @@ class AuditLog:
     def end_nowait(self, config: RoutingConfig) -> None:
         """Write that nothing follows, if there is room for that."""
         with contextlib.suppress(trio.WouldBlock):
-            self._sender.send_nowait(self.chain.end(self._named("router.end", config)))
+            self._sender.send_nowait(self._told("end", config, {}))
 
-    def _named(self, message: str, config: RoutingConfig) -> dict[str, Any]:
-        return {"ts": self.utcnow().isoformat(), "msg": message, "router": config.name, "release": __version__}
+    def _told(self, kind: str, config: RoutingConfig, fields: Mapping[str, str]) -> bytes:
+        named = {"msg": f"router.{kind}", "router": config.name, "release": __version__}
+        return self._line(kind, {**named, **fields})
 
-    async def _put(self, line: bytes) -> None:
-        try:
-            self._sender.send_nowait(line)
-        except trio.WouldBlock:
-            await self._sender.send(line)
+    def _line(self, kind: str, fields: Mapping[str, Any]) -> bytes:
+        return json_text.dumps({"ts": self.utcnow().isoformat(), "kind": kind, **fields}) + b"\n"
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Write lines until cancelled, and then those that are left."""

@@ -35,8 +35,8 @@ from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_o
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.decisions import NEVER_AGAIN, Decisions, nowhere
+from llmkube.router.proxy.live_config import Routing
 from llmkube.router.proxy.metrics import RouterMetrics, class_label
-from llmkube.router.proxy.routing import Routing
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.refusals import RefusedError, refused
 from llmkube.router.responses.conversations import Conversations
@@ -166,8 +166,8 @@ class ListedFields:
             raise refused(400, str(exc), exc.code) from exc
         except DialectError as exc:
             raise refused(400, str(exc), "invalid_value") from exc
-        joined = await self.conversations.join(translated, principal)
-        record.history_bytes, record.continues = joined.history_bytes, joined.continues
+        joined = self.conversations.join(translated, principal)
+        record.history_bytes = joined.history_bytes
         translated = joined.translated
         body, size = translated.body, size + joined.history_bytes
         record.facts = facts_of(config, head.joined, body, principal)
@@ -217,7 +217,7 @@ class ListedFields:
             self.metrics.prompt_answered(backend.name, found)
 
     async def _end(self, record: Record, routing: Routing, body: bytes) -> None:
-        self.conversations.ended(record.history_bytes, record.continues)
+        self.conversations.ended(record.history_bytes)
         answering = routing.config.backends.get(record.backend)
         record.charges.end(record.usage, answering.prices if answering is not None else None)
         self._learn(record, routing.config)
@@ -242,12 +242,8 @@ class ListedFields:
             else:
                 record.principal = principal
                 wanted = Wanted(head.method, path, head.target.partition("?")[2])
-                said = await self.conversations.page(wanted, principal)
-            record.status, record.outcome = said.status, _outcome_of_page(said.status)
+                said = self.conversations.page(wanted, principal)
+            record.status, record.outcome = said.status, "ok" if said.status < 400 else "client_error"
             await exchange.respond(attrs.evolve(said, headers=said.headers.with_("X-Request-Id", record.request_id)))
         finally:
             await self._end(record, routing, b"")  # noqa: ASYNC102 (it shields itself, with a deadline)
-
-
-def _outcome_of_page(status: int) -> str:
-    return "ok" if status < 400 else "client_error" if status < 500 else "conversations_unavailable"

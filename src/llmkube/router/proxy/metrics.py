@@ -26,7 +26,7 @@ OUTCOMES: Final = frozenset(
         *("no_route", "fail_closed", "not_permitted", "model_not_allowed", "fail_closed_runtime", "backend_timeout"),
         *("rate_limited", "model_loading", "no_backend_available", "all_backends_failed", "crashed"),
         *("backend_refused_credentials", "untranslatable", "queue_full", "tenant_queue_full", "no_token_keys"),
-        *("conversations_unavailable", "histories_full"),
+        "histories_full",
         *("request_too_slow", "body_too_large", "headers_too_large", "bodies_full", "malformed_request"),
     }
 )
@@ -128,7 +128,12 @@ class RouterMetrics:
                 ["router", "backend", "result"],
                 registry=registry,
             ),
-            probes=probes_counter(registry),
+            probes=Counter(
+                "llmkube_router_probes_total",
+                "Health checks of backends by what they found: healthy, unhealthy, loading.",
+                ["router", "backend", "result"],
+                registry=registry,
+            ),
             continuations=Counter(
                 "llmkube_router_continuations_total",
                 "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time).",
@@ -199,16 +204,6 @@ class RouterMetrics:
         )
         found = self._known_tokens[backend] = (prompt, completion, cached)
         return found
-
-
-def probes_counter(registry: CollectorRegistry) -> Counter:
-    """Register what counts health checks."""
-    return Counter(
-        "llmkube_router_probes_total",
-        "Health checks of backends by what they found: healthy, unhealthy, loading.",
-        ["router", "backend", "result"],
-        registry=registry,
-    )
 
 
 def bounded_outcome(outcome: str, status: int) -> str:

@@ -37,15 +37,16 @@ from llmkube.router.auth.principals import judge_of
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
 from llmkube.router.backends import ModelDirectory
+from llmkube.router.budget_store.budget_file import budget_file_of
+from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
 from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
-from llmkube.router.dispatch.circuits import Circuits
+from llmkube.router.dispatch.circuits import Circuits, Terms
 from llmkube.router.dispatch.dispatcher import Dispatcher
 from llmkube.router.dispatch.observed import Observed
-from llmkube.router.dispatch.queued_call import QueuedCalls
 from llmkube.router.dispatch.transport import open_transport, trusted_context
 from llmkube.router.front_door import Begin, FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
@@ -59,14 +60,12 @@ from llmkube.router.proxy.decisions import Decisions
 from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
-from llmkube.router.proxy.reload import Reload
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.shared import Shared, alone
 from llmkube.router.proxy.standing import Standing
 from llmkube.router.proxy.unread_requests import UnreadRequests
-from llmkube.router.queue.turns import Turns
-from llmkube.router.receipts.chain import ReceiptChain
+from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.responses.conversations import Conversations
+from llmkube.router.responses.store import ResponseStore
 
 LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
 
@@ -117,7 +116,6 @@ async def open_router(
     budgets_folder: Path | None = None,
     directory: ModelDirectory | None = None,
     turns: Turns | None = None,
-    shared: Shared | None = None,
 ) -> AsyncIterator[Router]:
     """Hold a router.
 
@@ -132,66 +130,43 @@ async def open_router(
         budgets_folder: Where budgets are kept; None keeps them in this process alone.
         directory: Says where the engines of services are; None dials the address of each backend.
         turns: The queues in front of engines, where other routers of this process have the same.
-        shared: What it has in common with others; their parent then probes the backends, and says how they stand.
 
     Raises:
         UserError: The config cannot be used, or the certificates.
     """
-    checker_of = checkers(utcnow, rng)
+    checker_of = _checkers(utcnow, rng)
     routing, seen = load_routing(source, checker_of)
-    name = routing.config.name
-    metrics = RouterMetrics.on(registry, name)
+    metrics = RouterMetrics.on(registry, routing.config.name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
-    parts = shared or alone(routing.config, budgets_folder, utcnow, rng)
-    parts = parts if turns is None else attrs.evolve(parts, turns=turns)
-    turns, circuits = parts.turns, parts.circuits
-    audit = _audit_log(write, parts.audit_lock, routing.config, utcnow, rng)
-
+    turns, circuits = turns or Turns(), Circuits(Terms.of(routing.config.circuit_seconds), rng)
+    audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
+    budget_file = budget_file_of(budgets_folder, routing.config.name) if budgets_folder else None
     accounts = RouterBudgets(
-        kept=parts.budgets,
+        kept=KeptBudgets(budget_file, utcnow, rng),
         shared=RedisBudgets(password_of=keys.key_of, tls=partial(trusted_context, ca_file), rng=rng),
     )
     async with (
         open_transport(connect, ca_file=ca_file, directory=directory) as transport,
-        trio.open_nursery() as writing,
+        _open_writers(audit, accounts, routing.config),
     ):
-        await accounts.open(routing.config)
-        await writing.start(audit.run)
-        await writing.start(accounts.run)
-        await audit.begin(routing.config)
         attempts = Attempts(transport, keys)
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
-        change = Reload(
-            parts=parts, prefixes=prefixes, watch=watch, probes=probes, accounts=accounts, audit=audit, write=write
-        )
+        change = _Reload(turns, circuits, prefixes, watch, probes, accounts, audit, write)
         live = LiveConfig(source, routing, change, checker_of, seen=seen)
         standing = Standing(live, keys, circuits, directory, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
-        if shared is None:
-            registry.register(
-                BackendGauges(
-                    router=name,
-                    config=lambda: live.routing.config,
-                    healthy=lambda each: not standing.why_not(each),
-                    in_flight=observed.in_flight,
-                    waiting=turns.waiting,
-                    cache_use=caches.use,
-                    config_valid=lambda: not live.problem,
-                    budgets=lambda: accounts.used(live.routing.config),
-                )
-            )
+        registry.register(
+            _gauges(live=live, standing=standing, observed=observed, turns=turns, caches=caches, accounts=accounts)
+        )
         shadows = Shadows(attempts, metrics.shadowed)
-        conversations = Conversations(parts.shelf, lambda: int(utcnow().timestamp()))
-        calls = BackendCalls(attempts, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
-        decisions = Decisions(observed, prefixes, rng)
+        conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
+        calls = BackendCalls(attempts, turns, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         listed_fields = ListedFields(
             routing=lambda: live.routing,
-            dispatcher=Dispatcher(
-                QueuedCalls(calls, turns, circuits, observed, metrics.tried), circuits, metrics.continued
-            ),
-            decisions=decisions,
+            dispatcher=Dispatcher(calls, circuits, metrics.continued),
+            decisions=Decisions(observed, prefixes, rng),
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -200,13 +175,10 @@ async def open_router(
             conversations=conversations,
             rng=rng,
         )
-
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
-        judge = judge_of(lambda: live.routing.clients, metrics.unread)
         async with trio.open_nursery() as tasks:
-            asking = (probes.run, caches.run) if shared is None else ()
-            for run in (refresh.run, watch.run, *asking, live.run, shadows.run, conversations.run):
-                await tasks.start(run)
+            for part in (refresh, watch, probes, caches, live, shadows, conversations):
+                await tasks.start(part.run)
             yield Router(
                 handler=FrontDoor(
                     hint=HINT,
@@ -215,7 +187,7 @@ async def open_router(
                     listed_fields=listed_fields,
                 ),
                 listed_fields=listed_fields,
-                judge=judge,
+                judge=judge_of(lambda: live.routing.clients, metrics.unread),
                 stamp=page_grant,
                 unread=UnreadRequests(lambda: live.routing, metrics, audit, rng),
                 ready=standing.ready,
@@ -228,17 +200,70 @@ async def open_router(
             )
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
+
+
+@asynccontextmanager
+async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: RoutingConfig) -> AsyncIterator[None]:
+    """Write the audit log and the budgets, until all others have ended."""
+    async with trio.open_nursery() as writing:
+        await accounts.open(config)
+        await writing.start(audit.run)
+        await writing.start(accounts.run)
+        await audit.begin(config)
+        yield
         writing.cancel_scope.cancel(reason="the router closes")
 
 
-def _audit_log(
-    write: Write | None, lock: int | None, config: RoutingConfig, utcnow: Callable[[], datetime], rng: random.Random
-) -> AuditLog:
-    chain = ReceiptChain(chain=f"{rng.getrandbits(128):032x}")
-    return AuditLog(write or writer_of(config.audit, lock), chain, utcnow, 0.0 if write else PAUSE_SECONDS)
+def _gauges(
+    *,
+    live: LiveConfig,
+    standing: Standing,
+    observed: Observed,
+    turns: Turns,
+    caches: CacheWatch,
+    accounts: RouterBudgets,
+) -> BackendGauges:
+    return BackendGauges(
+        router=live.routing.config.name,
+        config=lambda: live.routing.config,
+        healthy=lambda each: not standing.why_not(each),
+        in_flight=observed.in_flight,
+        waiting=turns.waiting,
+        cache_use=caches.use,
+        config_valid=lambda: not live.problem,
+        budgets=lambda: accounts.used(live.routing.config),
+    )
 
 
-def checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
+@attrs.frozen(eq=False)
+class _Reload:
+    """Has the parts of a router go by another config; what they know of backends that are the same stays."""
+
+    turns: Turns
+    circuits: Circuits
+    prefixes: WarmPrefixes
+    watch: EngineWatch
+    probes: Probes
+    accounts: RouterBudgets
+    audit: AuditLog
+    write: Write | None
+
+    async def __call__(self, before: RoutingConfig, now: RoutingConfig) -> None:
+        """Go from one config to another."""
+        same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
+        self.circuits.terms = Terms.of(now.circuit_seconds)
+        self.circuits.keep_only(same)
+        self.prefixes.keep_only(same)
+        self.watch.keep_only(same)
+        self.probes.reload_nowait(now, same)
+        self.turns.keep_only(engines_of(now.backends.values()))
+        if self.write is None and now.audit != before.audit:
+            self.audit.write = writer_of(now.audit)
+        await self.audit.reload(now)
+        await self.accounts.reload(now)
+
+
+def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     """Return what makes checkers of tokens."""
 
     def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:

@@ -18,20 +18,24 @@ LEFT_ALONE: Final = "it failed, and is left alone for now"
 
 
 @attrs.frozen(eq=False)
-class BackendStanding:
-    """How the backends of a router stand.
+class Standing:
+    """How a router and its backends stand.
 
     Attributes:
         live: The config that counts.
         keys: Of backends.
         circuits: Which backends are left alone.
         directory: Knows the engines of ours, where their agent is in this process; None where only answers tell.
+        audit: May fail to be written.
+        accounts: May fail to be kept.
     """
 
     live: LiveConfig
     keys: BackendKeys
     circuits: Circuits
     directory: ModelDirectory | None
+    audit: AuditLog
+    accounts: RouterBudgets
 
     def why_not(self, name: str) -> str:
         """Return why a backend is not asked now, "" if it is."""
@@ -50,19 +54,6 @@ class BackendStanding:
     def states(self) -> Mapping[str, str]:
         """Return why each backend is not asked now, by its name."""
         return {each: self.why_not(each) for each in self.live.routing.config.backends}
-
-
-@attrs.frozen(eq=False)
-class Standing(BackendStanding):
-    """How a router and its backends stand.
-
-    Attributes:
-        audit: May fail to be written.
-        accounts: May fail to be kept.
-    """
-
-    audit: AuditLog
-    accounts: RouterBudgets
 
     def ready(self) -> tuple[bool, str]:
         """Return whether requests can be answered, and why not."""

@@ -17,8 +17,8 @@ from llmkube.router.dialects.inbound import unread_code, unread_refusal
 from llmkube.router.dispatch.record import record_of
 from llmkube.router.proxy.audit_log import AuditLog, fields_of
 from llmkube.router.proxy.handler import ROUTES
+from llmkube.router.proxy.live_config import Routing
 from llmkube.router.proxy.metrics import RouterMetrics
-from llmkube.router.proxy.routing import Routing
 
 
 @attrs.frozen(eq=False)

@@ -1,7 +1,7 @@
 """A turn at an engine: a request waits until it is its turn, and gives its slot on when it ends, however it ends."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -38,7 +38,6 @@ class Turn:
         is_dropped: Whether it has to leave, for the queue is full.
         is_own: Whether more requests of its tenant waited when it was dropped.
         answer_tokens: Length of its answer; None while that is not known.
-        on_call: Told when `called` is set.
     """
 
     tenant: str
@@ -49,13 +48,6 @@ class Turn:
     is_dropped: bool = False
     is_own: bool = False
     answer_tokens: int | None = None
-    on_call: "Callable[[Turn], None] | None" = None
-
-    def call(self) -> None:
-        """Say that it is its turn, or that it has to leave."""
-        self.called.set()
-        if self.on_call is not None:
-            self.on_call(self)
 
 
 @attrs.define(eq=False)
@@ -98,7 +90,7 @@ class Line:
         """Call those whose turn it is."""
         for turn in self.queue.admit():
             turn.admitted_at = trio.current_time()
-            turn.call()
+            turn.called.set()
 
     def return_slot(self) -> None:
         """Free a slot that was taken without a turn."""
@@ -106,7 +98,7 @@ class Line:
         if self.queue.waiting:
             self.admit()
 
-    async def why_not_called(self, turn: Turn) -> tuple[int, bool]:
+    def why_not_called(self, turn: Turn) -> tuple[int, bool]:
         """Return of a turn that did not come in how many seconds to ask again, and if its own tenant is the reason."""
         return self.retry_seconds(), turn.is_own if turn.is_dropped else self.queue.waiting_of(turn.tenant) > 1
 
@@ -138,17 +130,15 @@ class Turns:
                 del self._lines[engine]
 
     @contextmanager
-    def turn(
-        self, backend: Backend, tenant: str, tokens: int, on_call: Callable[[Turn], None] | None = None
-    ) -> Iterator[Turn]:
-        """Stand in the queue of a backend until the scope ends; wait for `called` in it, or be told."""
+    def turn(self, backend: Backend, tenant: str, tokens: int) -> Iterator[Turn]:
+        """Stand in the queue of a backend until the scope ends; wait for `called` in it."""
         line = self.line(backend)
-        turn = Turn(tenant, tokens, tokens, on_call=on_call)
+        turn = Turn(tenant, tokens, tokens)
         dropped = line.queue.offer(tenant, turn, tokens)
         if dropped is not None:
             name, one = dropped
             one.is_dropped, one.is_own = True, line.queue.waiting_of(name) > 0
-            one.call()
+            one.called.set()
         line.admit()
         try:
             yield turn

@@ -4,6 +4,5 @@ What is kept has the data classes and regions of the requests that made it (`rou
 
 store          what is kept, and what gives way; pure
 stored_pages   what `GET` and `DELETE` on `/v1/responses/…` answer; pure
-shelf          where that is: in this process, or in the parent of several workers
 conversations  joins a request with what it continues, and keeps its answer
 """

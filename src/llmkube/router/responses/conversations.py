@@ -20,9 +20,9 @@ from llmkube.router.dialects.responses_answers import ResponsesAnswers
 from llmkube.router.dialects.responses_client import with_history
 from llmkube.router.policy.data_limits import NO_LIMITS, NoRegionLeftError, limited, limits_of
 from llmkube.router.policy.request_facts import Principal, RequestFacts
-from llmkube.router.refusals import RefusedError, refused
-from llmkube.router.responses.shelf import Conversation, NewResponse, Shelf, ShelfError
-from llmkube.router.responses.stored_pages import Wanted, not_found
+from llmkube.router.refusals import refused
+from llmkube.router.responses.store import ResponseStore, Stored, Turn, turns_to
+from llmkube.router.responses.stored_pages import Wanted, not_found, page_of
 
 MOST_HISTORY_BYTES: Final = 128 << 20
 """Of all requests under way: a history is read for each, however short its body is."""
@@ -46,18 +46,13 @@ class Joined:
 
     translated: Translated
     _owner: str = ""
-    _previous: Conversation | None = attrs.field(default=None, repr=False)
-    _shelf: Shelf | None = attrs.field(default=None, repr=False)
+    _previous: Stored | None = attrs.field(default=None, repr=False)
+    _store: ResponseStore | None = attrs.field(default=None, repr=False)
 
     @property
     def history_bytes(self) -> int:
         """How long the history is."""
-        return 0 if self._previous is None else self._previous.bytes
-
-    @property
-    def continues(self) -> int:
-        """The number of the conversation that it continues; 0 for none."""
-        return 0 if self._previous is None else self._previous.number
+        return 0 if self._previous is None else self._previous.conversation_bytes
 
     def limited(self, facts: RequestFacts) -> RequestFacts:
         """Return the facts of request and history; the answer is kept with the limits of these.
@@ -65,8 +60,8 @@ class Joined:
         Raises:
             RefusedError: The two may go to no region in common.
         """
-        answers, shelf = self.translated.answers, self._shelf
-        if not isinstance(answers, ResponsesAnswers) or shelf is None:
+        answers, store = self.translated.answers, self._store
+        if not isinstance(answers, ResponsesAnswers) or store is None:
             return facts
         try:
             facts = limited(facts, NO_LIMITS if self._previous is None else self._previous.limits)
@@ -76,16 +71,16 @@ class Joined:
 
         def keep(response: JsonObject, output: list[JsonObject]) -> bool:
             answered = orjson.dumps(output)
-            new = NewResponse(
+            before = self._previous.turn if self._previous is not None else None
+            new = Stored(
                 owner=self._owner,
                 response_id=response["id"],
                 response=orjson.dumps(response),
-                asked=asked,
-                answered=answered,
+                turn=Turn(asked=asked, answered=answered, before=before),
                 limits=limits,
                 conversation_bytes=self.history_bytes + len(asked) + len(answered),
             )
-            return shelf.put(new, self._previous)
+            return store.put(new, trio.current_time())
 
         answers.keep = keep
         return facts
@@ -99,17 +94,17 @@ class Conversations:
     """The responses of one router.
 
     Attributes:
-        shelf: What is kept.
+        store: What is kept.
         now: Returns the time, in seconds since 1970.
         history_bytes: Of the requests under way.
     """
 
-    shelf: Shelf
+    store: ResponseStore
     now: Callable[[], int]
     history_bytes: int = 0
 
-    async def join(self, translated: Translated, principal: Principal) -> Joined:
-        """Return a request with what it continues; `ended` has to be told its length and number afterwards.
+    def join(self, translated: Translated, principal: Principal) -> Joined:
+        """Return a request with what it continues; `ended` has to be told its length afterwards.
 
         Raises:
             RefusedError: There is nothing of that name, or it has become too long.
@@ -121,43 +116,30 @@ class Conversations:
         answers.now = self.now
         owner = owner_of(principal)
         if not answers.previous_id:
-            return Joined(translated=translated, owner=owner, shelf=self.shelf)
-        try:
-            previous = await self.shelf.take(owner, answers.previous_id)
-        except ShelfError as exc:
-            raise _unavailable(exc) from exc
+            return Joined(translated=translated, owner=owner, store=self.store)
+        previous = self.store.get(owner, answers.previous_id, trio.current_time())
         if previous is None:
             raise not_found(answers.previous_id, "previous_response_not_found")
-        if self.history_bytes + previous.bytes > MOST_HISTORY_BYTES:
-            self.shelf.release(previous.number)
+        if self.history_bytes + previous.conversation_bytes > MOST_HISTORY_BYTES:
             words = "too many long conversations are being continued now; ask again later"
             raise refused(503, words, "histories_full", {"Retry-After": "5"})
-        history = [item for part in previous.history for item in orjson.loads(part)]
-        self.history_bytes += previous.bytes
+        turns = turns_to(previous.turn)
+        history = [item for turn in turns for part in (turn.asked, turn.answered) for item in orjson.loads(part)]
+        self.history_bytes += previous.conversation_bytes
         translated = with_history(translated, history, answers)
-        return Joined(translated=translated, owner=owner, previous=previous, shelf=self.shelf)
+        return Joined(translated=translated, owner=owner, previous=previous, store=self.store)
 
-    def ended(self, history_bytes: int, continues: int) -> None:
+    def ended(self, history_bytes: int) -> None:
         """Note that a request has ended."""
         self.history_bytes -= history_bytes
-        if continues:
-            self.shelf.release(continues)
 
-    async def page(self, wanted: Wanted, principal: Principal) -> Response:
+    def page(self, wanted: Wanted, principal: Principal) -> Response:
         """Return the answer to a request about a response that is kept."""
-        try:
-            return await self.shelf.page(wanted, owner_of(principal))
-        except ShelfError as exc:
-            return _unavailable(exc).response
+        return page_of(self.store, wanted, owner_of(principal), trio.current_time())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Forget what has not been used for too long, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(SWEEP_SECONDS)
-            self.shelf.expire()
-
-
-def _unavailable(why: ShelfError) -> RefusedError:
-    words = f"it is not known now which responses are kept: {why}; ask again later"
-    return refused(503, words, "conversations_unavailable", {"Retry-After": "5"})
+            self.store.expire(trio.current_time())

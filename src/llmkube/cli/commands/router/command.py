@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from llmkube.cli.commands.router.explain import explain_request
-from llmkube.cli.commands.router.verify import verify_receipts
 from llmkube.programs.config.router_config import RouterConfig
 from llmkube.programs.config.tables import load
 from llmkube.programs.options import HELP, guarded, settings_options
@@ -17,7 +16,7 @@ from llmkube.programs.options import HELP, guarded, settings_options
 @click.pass_context
 @guarded
 def router(ctx: click.Context, /, filename: str | None, **flags: Any) -> None:
-    """Run a router alone, see which way a request takes through it, and check what routers wrote down.
+    """Run a router alone, or see which way a request takes through it.
 
     One OpenAI-compatible address in front of local engines and external providers, by the rules of a ModelRouter. What
     it names as an InferenceService is found by --service, its keys by --keys-dir.
@@ -26,10 +25,9 @@ def router(ctx: click.Context, /, filename: str | None, **flags: Any) -> None:
         return
     if filename is None:
         raise click.UsageError("give the file to run by: -f FILE", ctx)
-    from llmkube.cli.commands.router.serve import serve_router  # noqa: PLC0415 - explain and verify need none of it
+    from llmkube.cli.commands.router.serve import serve_router  # noqa: PLC0415 - explain needs none of it
 
     serve_router(filename, load("router", RouterConfig, flags))
 
 
 router.add_command(explain_request)
-router.add_command(verify_receipts)

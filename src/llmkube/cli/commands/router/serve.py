@@ -1,8 +1,11 @@
-"""`llmkube router -f FILE`: one router, with a port for clients and one for its operator; one process, or several."""
+"""`llmkube router -f FILE`: one router, with a port for clients and one for its operator."""
 
 import random
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import click
 import structlog
@@ -17,8 +20,7 @@ from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import LIMITS as PROBE_LIMITS
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.router.run_by import source_of
-from llmkube.cli.commands.router.worker_processes import WorkerProcesses
+from llmkube.cli.commands.router.routing_file import load_routing
 from llmkube.programs.config.router_config import RouterConfig
 from llmkube.programs.program import (
     LOOPBACK,
@@ -30,12 +32,17 @@ from llmkube.programs.program import (
     run_until_signal,
     settle_heap,
 )
+from llmkube.router.auth.key_files import stamp_of
+from llmkube.router.config.compile_router import ResolvedService
+from llmkube.router.config.local_address import stays_here
+from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.admin import admin_handler, admin_judge
-from llmkube.router.proxy.live_config import LiveConfig
+from llmkube.router.proxy.live_config import LiveConfig, Source
 from llmkube.router.proxy.router import LIMITS, open_router
-from llmkube.router.workers.parent import open_parent
 
 _BUDGETS: Final = "router-budgets"
+_KEYS_DIR: Final = "router-keys"
+_NAMESPACE: Final = "default"
 EVERY_ADDRESS: Final = "::"
 
 log = structlog.get_logger()
@@ -49,16 +56,10 @@ def serve_router(filename: str, settings: RouterConfig) -> None:
     """
     configure_logging(settings.log_level)
     raise_descriptor_limit()
-    serve = _serve_alone if settings.workers == 1 else _serve_by_workers
-
-    async def run(stop: Stop) -> None:
-        await serve(filename, settings, stop)
-
-    trio.run(run_until_signal, run, log.info)
+    trio.run(run_until_signal, partial(_serve, filename, settings), log.info)
 
 
-async def _serve_alone(filename: str, settings: RouterConfig, stop: Stop) -> None:
-    """Answer in this process."""
+async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
     registry = CollectorRegistry()
     async with (
         open_loop_watchdog() as loop_watchdog,
@@ -91,39 +92,6 @@ async def _serve_alone(filename: str, settings: RouterConfig, stop: Stop) -> Non
             )
 
 
-async def _serve_by_workers(filename: str, settings: RouterConfig, stop: Stop) -> None:
-    """Let other processes answer, and hold what they share.
-
-    Raises:
-        UserError: The file comes from where each process cannot read it.
-    """
-    if filename == "-":
-        words = "each process reads the file, and standard input can be read once; give the name of a file with -f"
-        raise UserError(f"{settings.workers} workers cannot share standard input: {words}", field="--workers")
-    async with (
-        open_loop_watchdog() as loop_watchdog,
-        open_sockets() as sockets,
-        open_port(settings.port, "--port", _addresses(settings.host)) as front,
-        open_port(settings.admin_port, "--admin-port", _addresses(settings.admin_host)) as admin,
-        open_parent(
-            source_of(filename, settings),
-            settings.workers,
-            own=loop_watchdog,
-            utcnow=utcnow,
-            rng=random.Random(),  # noqa: S311 (pauses: no secret)
-            connect=sockets.connect,
-            ca_file=settings.ca_file,
-            budgets_folder=_budgets_folder(settings),
-        ) as parent,
-        open_service_nursery() as tasks,
-    ):
-        await tasks.start(_run_admin, parent.handler(), admin)
-        settle_heap()
-        await WorkerProcesses(parent, filename, settings, front.listeners).run(
-            stop, lambda: _tell(parent.live, front, admin, settings)
-        )
-
-
 async def _run_admin(handler: Handler, port: Port, *, task_status: trio.TaskStatus[None]) -> None:
     await run_server(handler, port.listeners, limits=PROBE_LIMITS, judge=admin_judge, task_status=task_status)
 
@@ -144,3 +112,52 @@ def _budgets_folder(settings: RouterConfig) -> Path:
 def _addresses(host: str) -> str | None:
     """Return what to listen on: every address, of IPv4 and IPv6, is None there."""
     return None if host == EVERY_ADDRESS else host
+
+
+def source_of(filename: str, settings: RouterConfig) -> Source:
+    """Return where the config of a router comes from.
+
+    Args:
+        filename: A ModelRouter, or a compiled config.
+        settings: Of the program.
+
+    Raises:
+        UserError: A service is no NAME=URL.
+    """
+    assert settings.state_dir is not None, "load() decides it"
+    keys_dir = settings.keys_dir or settings.state_dir / _KEYS_DIR
+    services = _services(settings.service)
+    said: set[str] = set()
+
+    def resolve(namespace: str, name: str) -> ResolvedService | None:
+        return services.get(f"{namespace}/{name}") or services.get(name)
+
+    def read() -> RoutingConfig:
+        file = load_routing(filename, resolve, keys_folder=str(keys_dir), namespace=_NAMESPACE)
+        for each in (*file.warnings, *(f"{path} has no effect" for path in file.not_honoured)):
+            if each not in said:
+                log.warning(each)
+                said.add(each)
+        return file.config
+
+    return Source(read, lambda: stamp_of(Path(filename)))
+
+
+def _services(given: tuple[str, ...]) -> Mapping[str, ResolvedService]:
+    """Read what is written as NAME=URL.
+
+    Raises:
+        UserError: One is not.
+    """
+    found = {}
+    for each in given:
+        name, _, url = each.partition("=")
+        parts = urlsplit(url)
+        if not name or parts.scheme not in ("http", "https") or not parts.hostname:
+            words = f"{each!r} is no service; write NAME=URL, such as phi-4-mini=http://127.0.0.1:8081/v1"
+            raise UserError(words, field="--service")
+        if not stays_here(url):
+            words = f"{each!r}: an InferenceService is local, and {url} may be outside of this network"
+            raise UserError(f"{words}; give its private address, or name it as an external backend", field="--service")
+        found[name] = ResolvedService(base_url=url.rstrip("/"))
+    return found

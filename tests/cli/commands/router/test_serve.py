@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmkube.base.errors import UserError
-from llmkube.cli.commands.router.run_by import source_of
+from llmkube.cli.commands.router.serve import source_of
 from llmkube.programs.config.router_config import RouterConfig
 
 ROUTER = """

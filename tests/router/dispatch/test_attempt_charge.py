@@ -4,10 +4,10 @@ from decimal import Decimal
 
 import pytest
 
-from llmkube.router.budgets.attempt_charge import charge_of
 from llmkube.router.budgets.meter import Took
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Prices
+from llmkube.router.dispatch.attempt_charges import charge_of
 
 PRICES = Prices(prompt_usd=Decimal(1), completion_usd=Decimal(2))
 COUNTED = Took(prompt=3, answer=5, prices=PRICES)
