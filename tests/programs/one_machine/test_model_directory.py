@@ -25,7 +25,8 @@ def test_names_are_short_while_they_are_unique():
 def test_a_ready_service_is_found_by_both_forms():
     """The short and the long form lead to the same engine."""
     found = directory(default__chat=READY)
-    assert found.lookup("chat") == found.lookup("default/chat") == Backend("127.0.0.1", 51234, "chat")
+    engine = Backend("127.0.0.1", 51234, "chat", service="default/chat")
+    assert found.lookup("chat") == found.lookup("default/chat") == engine
 
 
 def test_an_ambiguous_name_is_no_model():
