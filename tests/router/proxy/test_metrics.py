@@ -101,7 +101,7 @@ def test_no_name_is_there_that_nothing_gives():
     assert given >= metrics.OUTCOMES - {"client_error", "stream_broken"}  # which stand for others
 
 
-@pytest.mark.parametrize("code", ["budget_not_kept", "histories_full", "queue_full", "conversations_unavailable"])
+@pytest.mark.parametrize("code", ["budget_not_kept", "histories_full", "queue_full"])
 def test_a_name_that_is_left_out_is_seen(code, monkeypatch):
     """As two of these were."""
     monkeypatch.setattr(metrics, "OUTCOMES", metrics.OUTCOMES - {code})
