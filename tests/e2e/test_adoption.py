@@ -103,8 +103,8 @@ async def test_an_engine_of_another_plan_is_replaced(tmp_path, address):
         await kill(agent)
         await cluster.apply_demo(contextSize=256)
         async with cluster.open_agent(address):
-            while (await cluster.slice())[2] == port:
-                assert (await cluster.slice())[0] is True
+            while (told := await cluster.slice())[2] in (0, port):
+                assert told[0] or told == (False, "", 0)  # the controller takes out a host that is silent for 20 s
                 assert len(engines_in(tmp_path)) <= 2
                 await trio.sleep(0.02)
             await until(lambda: len(engines_in(tmp_path)) == 1)

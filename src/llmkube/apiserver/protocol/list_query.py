@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from llmkube.apiserver.protocol.request_bodies import parse_flag
 from llmkube.apiserver.storage.revisions import CompactedError, Object, Store
 from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import (
@@ -220,11 +221,6 @@ def _revision(text: str, *, listing: bool) -> int | None:
         why = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
         raise bad_request(f"invalid resource version: {why}") if listing else plain_internal(why)
     return int(text)
-
-
-def parse_flag(text: str) -> bool | None:
-    """Read a boolean query parameter; None when it is not given. Anything but a plain no is a yes."""
-    return None if not text else text.lower() not in {"0", "false"}
 
 
 SLICE: Final = 500

@@ -249,3 +249,8 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+
+
+def parse_flag(text: str) -> bool | None:
+    """Read a boolean query parameter; None when it is not given. Anything but a plain no is a yes."""
+    return None if not text else text.lower() not in {"0", "false"}

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, cast
 
 import attrs
 
-from llmkube.apiserver.protocol.list_query import parse_flag
+from llmkube.apiserver.protocol.request_bodies import parse_flag
 from llmkube.apiserver.values.api_errors import RequestRefusedError, Subject, bad_request, invalid
 from llmkube.apiserver.values.field_errors import FieldError, forbidden, not_supported, required, too_long
 from llmkube.apiserver.values.field_errors import invalid as invalid_value
