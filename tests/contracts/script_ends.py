@@ -68,6 +68,8 @@ async def chapter_cascades(s: Session) -> None:
     await s.wait_gone(f"{MAPS}/grand")
     await s.post(WIDGETS, widget("owner"))
     await s.post(MAPS, config_map("orphan", ownerReferences=owner(WIDGETS, "owner")))
+    absent = [{"apiVersion": f"{GROUP}/v1", "kind": "Widget", "name": "gone", "uid": ABSENT_UID}]
+    await s.wait_collector(MAPS, config_map("last", ownerReferences=absent))
     await s.delete(f"{WIDGETS}/owner", {"propagationPolicy": "Orphan"})
     await s.wait_gone(f"{WIDGETS}/owner")
     await s.get(f"{MAPS}/orphan")
@@ -86,13 +88,7 @@ async def chapter_cascades(s: Session) -> None:
     await s.delete(f"{WIDGETS}/one")
     await s.delete(f"{WIDGETS}/two")
     await s.wait_gone(f"{MAPS}/shared")
-    await s.post(
-        WIDGETS,
-        widget(
-            "lonely",
-            ownerReferences=[{"apiVersion": f"{GROUP}/v1", "kind": "Widget", "name": "gone", "uid": ABSENT_UID}],
-        ),
-    )
+    await s.post(WIDGETS, widget("lonely", ownerReferences=absent))
     await s.wait_gone(f"{WIDGETS}/lonely")
 
 

@@ -25,7 +25,7 @@ STRATEGIC: Final = "application/strategic-merge-patch+json"
 APPLY: Final = "application/apply-patch+yaml"
 TABLE: Final = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
-PATIENCE_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 60.0
 
 
 @attrs.frozen
@@ -156,6 +156,19 @@ class Session:
         with trio.fail_after(PATIENCE_SECONDS):
             while (await self._http.get(self._filled(path))).status_code != httpx.codes.NOT_FOUND:  # noqa: ASYNC110 (the event would be in the server)
                 await trio.sleep(0.02)
+
+    async def wait_collector(self, collection: str, body: Mapping[str, Any]) -> None:
+        """Return when the garbage collector knows what is in a collection: it takes away what is created last of all.
+
+        kube-controller-manager's deletes dependents that it has not seen yet, whatever the owner's deletion says.
+
+        Args:
+            collection: Path of the objects.
+            body: One without an owner that lives.
+        """
+        created = await self._http.post(self._filled(collection), json=self._filled_in(body))
+        assert created.status_code == httpx.codes.CREATED, created.text
+        await self.wait_gone(f"{collection}/{body['metadata']['name']}")
 
     async def wait_until(self, path: str, name: str) -> None:
         """Return when the object's metadata has a field of that name."""
