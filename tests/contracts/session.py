@@ -158,7 +158,7 @@ class Session:
                 await trio.sleep(0.02)
 
     async def wait_collector(self, collection: str, body: Mapping[str, Any]) -> None:
-        """Return when the garbage collector knows what is in a collection: it takes away what is created last of all.
+        """Wait until the garbage collector has seen a collection: it deletes the object that is created last.
 
         kube-controller-manager's deletes dependents that it has not seen yet, whatever the owner's deletion says.
 

@@ -99,7 +99,7 @@ def removed_setting(instead: str) -> Any:
     """Declare an attribute as a setting of an earlier version: it is refused by name wherever it is still set.
 
     Args:
-        instead: What to do instead, as the end of a sentence.
+        instead: Replacement for the setting; the end of the error message.
     """
     return attrs.field(default=None, metadata={_METADATA: {"help": f"Removed: {instead}.", "removed": instead}})
 
@@ -208,7 +208,7 @@ def _refuse_removed(
         sources[f"{config.path}: {each.name}"] = config.common.get(each.name)
     for where, value in sources.items():
         if value is not None:
-            raise SettingError(f"{where}: {value!r} cannot be used, the setting is removed; {each.removed}")
+            raise SettingError(f"{where}: {value!r} is refused: the setting was removed; {each.removed}")
 
 
 def _from_text(each: Setting, value: Any, where: str) -> Any:

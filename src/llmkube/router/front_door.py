@@ -1,4 +1,4 @@
-"""Where the requests of a route come in: what needs no engine is answered here, alike for all; the rest is handed on.
+"""Entry point for the requests of a route: answer what needs no engine, and pass the rest on.
 
 ```
  head ─ judge ─▶ body ─▶ preflight, health, hint, lists

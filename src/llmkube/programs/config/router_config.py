@@ -34,6 +34,6 @@ class RouterConfig:
         None, help="File of certificates (PEM) to trust beside the system's, for providers at https addresses."
     )
     workers: str | None = removed_setting(
-        "one process answers; run replicas on Kubernetes (spec.proxy.replicas) with policy.budgetStore in Redis instead"
+        "a router is one process; run replicas on Kubernetes (spec.proxy.replicas) with policy.budgetStore in Redis"
     )
     log_level: str = log_level_setting("info")

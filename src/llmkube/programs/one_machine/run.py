@@ -119,12 +119,12 @@ class Place:
 
 @attrs.frozen
 class Running:
-    """What a user reaches while everything is up.
+    """Access to the running programs, for a user's commands.
 
     Attributes:
-        place: Where things are reached.
-        followed: The objects, as the API tells them.
-        http: Reaches the gateway.
+        place: Addresses of the API server, the gateway and the probes.
+        followed: Models and InferenceServices, kept up to date.
+        http: HTTP client for the gateway.
         utcnow: The wall clock, for ages in tables.
         began: When this program was started, by Trio's clock.
     """
@@ -137,22 +137,22 @@ class Running:
 
 
 Prepare = Callable[[Running, tuple[Applied, ...]], Awaitable[Callable[[], Awaitable[T]]]]
-"""Called before the agent starts, when objects still say what an earlier run left; its result runs while all is up."""
+"""Called before the agent starts, while objects still hold an earlier run's status; the result runs once all is up."""
 
 
 async def run_up(
     plan: UpPlan, prepare: Prepare[T], tell: Callable[[str], None], show_once: Callable[[str], None]
 ) -> T | None:
-    """Bring everything up, do what was asked, take everything down in order.
+    """Start all programs, run what `prepare` returns, and stop all in order.
 
     Args:
         plan: What to run.
-        prepare: What to do meanwhile.
-        tell: Says something about the run.
-        show_once: Shows a person a key that was just drawn.
+        prepare: Returns what to run once all programs are up.
+        tell: Prints a line about the run.
+        show_once: Prints a key that was just generated.
 
     Returns:
-        What was done meanwhile; None if a signal came first.
+        The result of what `prepare` returned; None if a signal came first.
     """
     return await run_until_signal(_Up(plan, prepare, tell, show_once).serve, tell)
 

@@ -41,8 +41,8 @@ class Services:
 
     Attributes:
         directory: Says which ids lead to which service, and where its engine is.
-        all: Returns the services that there are.
-        model_of: Returns what a service serves; None while that is not there.
+        all: Returns the current services.
+        model_of: Returns the Model of a service; None while it does not exist.
         url: Where clients reach them.
         turns: The queues in front of their engines, of all routes.
     """
@@ -122,7 +122,7 @@ class _Latest:
 
 
 def default_config(services: Services) -> RoutingConfig:
-    """Return by what the services are routed: every id that the directory knows leads to its service."""
+    """Return the routing config of the services: every id in the directory leads to its service."""
     backends, rules, lookup = [], [], services.directory.lookup
     for service in services.all():
         name = str(service.key)
@@ -156,4 +156,4 @@ def default_config(services: Services) -> RoutingConfig:
 
 
 async def _write_nothing(_lines: object) -> None:
-    """Keep no audit log: there is no policy of which it could tell."""
+    """Discard audit lines: the default route has no policy."""

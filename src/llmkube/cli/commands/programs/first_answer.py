@@ -182,10 +182,10 @@ async def prepare_visit(
     question: str | None,
     timeout_seconds: float,
 ) -> Callable[[], Awaitable[Outcome]]:
-    """Read what the objects say before the agent runs: it is about an earlier run.
+    """Read the status of the objects before the agent runs: it describes an earlier run.
 
     Returns:
-        What to do while everything is up: ask the question, or stay until it is cancelled.
+        A function that asks the question, or stays until it is cancelled.
     """
     visit = Visit(running, console, accelerators)
     target = await _asked(applied, running.followed) if question is not None else None
