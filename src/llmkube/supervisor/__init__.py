@@ -7,7 +7,7 @@
     memory           who may start, and who has to end
     cluster          Leases, claims, status and endpoints in the API server
     credentials      what Secrets say: tokens for sources, API keys of clients
-    rights, host_policies, admission_policy, host_token  what agents may do to the API server, and a host's token
+    rights, host_policies, host_token  what agents may do to the API server, and a host's token
     credential_monitor, host_cordon  whether the API server lets the host in, and its owner has taken it back
     host             what the kernel says of this machine
     nouns            values that all of them share
