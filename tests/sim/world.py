@@ -6,6 +6,7 @@ Nothing is patched: the programs are the real ones, with ports that a simulation
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import random
 from collections.abc import Callable
@@ -513,6 +514,15 @@ class World:
         }
         await self.client.apply(kind, manifest, field_manager="user")
 
+    async def serve(self, *names, **spec):
+        """Create or change services, one `chat` if none is named; return the first one's engine once all are Ready."""
+        names = names or ("chat",)
+        for name in names:
+            await self.apply(name, **spec)
+        for name in names:
+            await self.until(self.phase, "Ready", name)
+        return next((child for host in self.hosts.values() for child in host.machine.live(names[0])), None)
+
     async def delete(self, name="chat"):
         """Delete the InferenceService."""
         await self.client.delete(InferenceService, Key("default", name))
@@ -587,7 +597,11 @@ class World:
         seen = None
         with trio.move_on_after(seconds):
             while True:
-                seen = await what(*args)
+                seen = what(*args)
+                if inspect.isawaitable(seen):
+                    seen = await seen
+                else:
+                    await trio.lowlevel.checkpoint()
                 if wanted(seen) if callable(wanted) else seen == wanted:
                     return seen
                 await trio.sleep(step_seconds)
