@@ -33,6 +33,14 @@ async def at_once():
         yield
 
 
+async def one_of_two(world):
+    """A service that two hosts could serve; return which one does, and the other."""
+    await world.add_host("mini")
+    await world.serve()
+    (holder,) = world.live("chat")
+    return holder, "mini" if holder == "sim" else "sim"
+
+
 async def test_two_hosts_share_the_services_and_run_none_twice(autojump_clock):
     """Of ten services that two hosts could serve, each runs on exactly one, and says so in its claim."""
     async with two_hosts() as world:
@@ -88,10 +96,7 @@ async def test_more_replicas_than_hosts_say_so(autojump_clock):
 async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
     """When the power of a host fails, its endpoint goes and another host serves, all within 60 s."""
     async with two_hosts() as world:
-        mini = await world.add_host("mini")
-        await world.serve()
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         await world.hosts[holder].die()
         died = trio.current_time()
         await world.until(world.live, [other], "chat", seconds=60)
@@ -99,7 +104,7 @@ async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
         assert trio.current_time() - died < 60
         assert await world.claims() == {0: other}
         await world.until(world.phase, "Ready")
-        assert len(mini.machine.spawned) + len(world.machine.spawned) == 2
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
 
 
 async def test_nobody_serves_from_a_dead_host(autojump_clock):
@@ -220,10 +225,7 @@ async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_cloc
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
     """A host that says goodbye is replaced without anybody waiting for its Lease to expire."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.serve()
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         await world.hosts[holder].stop_agent()
         await world.until(world.live, [other], "chat", seconds=3)
         await world.hosts[holder].start_agent()
@@ -234,10 +236,7 @@ async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
 async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock):
     """A host that is cut off keeps its engine; once it sees that another one has taken over, it stops its own."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.serve()
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         world.hosts[holder].cut_off()
         await trio.sleep(600)
         assert world.live("chat") == ["mini", "sim"], "both serve while neither can know of the other"
@@ -256,10 +255,7 @@ async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock)
 async def test_what_another_host_has_taken_over_is_forgotten_here(autojump_clock):
     """A host that died and comes back to find its service elsewhere does not start it at its next start offline."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.serve()
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         host = world.hosts[holder]
         await host.die()
         await world.until(world.live, [other], "chat", seconds=60)
@@ -331,9 +327,7 @@ async def all_claims(world):
 async def test_a_killed_agent_keeps_its_claims(autojump_clock):
     """Through SIGKILL and restart of an agent with a rival beside it, the engine stays, claimed all along."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.serve()
-        (holder,) = world.live("chat")
+        holder, _ = await one_of_two(world)
         versions = [one.metadata.resource_version for one in await all_claims(world)]
         await world.hosts[holder].kill_agent()
         await trio.sleep(10)
@@ -412,9 +406,7 @@ async def test_what_is_no_longer_selected_says_so(autojump_clock):
 async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):
     """A claim that somebody removes as soon as it is there is written once a second, and its engine serves on."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.serve()
-        (host,) = world.live("chat")
+        host, _ = await one_of_two(world)
         removed = 0
         with trio.move_on_after(10):
             while True:

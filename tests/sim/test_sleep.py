@@ -12,8 +12,8 @@ import attrs
 import pytest
 import trio
 
+from llmkube.supervisor.cluster import host_lease
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
-from llmkube.supervisor.cluster.host_lease import HostReport
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.host_cordon import LOOK_SECONDS
 from llmkube.supervisor.nouns.cordon import Cordon
@@ -253,7 +253,10 @@ async def nothing(*_):
 
 
 def says_nothing_of_a_cordon(original):
-    return property(lambda self: original.fget(attrs.evolve(self, cordon="")))
+    def lease_manifest(settings, now, said, *, cordon):
+        return original(settings, now, said)
+
+    return lease_manifest
 
 
 def ends_at_eight(self, now):
@@ -283,9 +286,9 @@ MUTANTS = {
     ),
     "a cordoned host stands in its Lease as one that serves": (
         test_a_cordon_while_the_other_host_sleeps,
-        HostReport,
-        "annotations",
-        says_nothing_of_a_cordon(HostReport.annotations),
+        host_lease,
+        "lease_manifest",
+        says_nothing_of_a_cordon(host_lease.lease_manifest),
     ),
 }
 

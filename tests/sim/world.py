@@ -35,7 +35,7 @@ from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
-from llmkube.supervisor.credentials import ClientKeys
+from llmkube.supervisor.credentials import client_keys_of
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from sim.freezing import be_a_program
@@ -342,7 +342,7 @@ class Host:
                     look=machine.look if machine.reach else None,
                     memory=machine.memory,
                     learned=machine.learned,
-                    client_keys=ClientKeys(partial(client.get, Secret)).find,
+                    client_keys=partial(client_keys_of, partial(client.get, Secret)),
                     cordon=lambda: machine.cordon,
                 )
                 await run_agent(client, self.settings, ports, task_status=task_status)

@@ -1,7 +1,6 @@
 """The program on a host: it runs the engines of InferenceServices as processes inside a memory budget.
 
-    agent, services  wires everything; one task tree per InferenceService
-    running_services what runs, and what it is told of its host
+    agent, services  wires everything; one task tree per InferenceService, and what it is told of its host
     service          one InferenceService: plan, run, report
     engine           processes: spawn, watch, end, find again
     memory           who may start, and who has to end
