@@ -145,12 +145,6 @@ class Network:
             nursery.cancel_scope.cancel()
 
 
-def append(partial, data):
-    """Bring bytes into a partial file as a transfer does."""
-    partial.write(data)
-    partial.hash(data)
-
-
 async def inline(fn):
     """Blocking work where virtual time is watched: a thread would let it jump."""
     await trio.lowlevel.checkpoint()
