@@ -29,19 +29,19 @@ def _length(name: str, *lengths: int) -> int:
 EXAMPLES: Final = _length("EXAMPLES", 10, 60, 1000)
 """What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 6, 40, 300)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 6, 24, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
-MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 10, 300)
+MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 6, 300)
 """The same of Macs, with the faults that only they have (tests/sim/test_macs.py)."""
 
-CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 5, 100)
+CORDON_SEEDS: Final = _length("CORDON_SEEDS", 1, 3, 100)
 """The same of two hosts whose owners cordon them again and again (tests/sim/test_cordon_seeds.py)."""
 
 QUIET_MINUTES: Final = _length("QUIET_MINUTES", 6, 11, 30)
 """Peace after each, in which nothing may move; all that is said again is said every 5 minutes."""
 
-RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 6, 200)
+RANDOM_HOSTS: Final = _length("RANDOM_HOSTS", 1, 4, 200)
 """Timelines of three hosts that Hypothesis draws (tests/sim/test_random_hosts.py)."""
 
 PRESSURE_SEEDS: Final = _length("PRESSURE_SEEDS", 4, 25, 400)
