@@ -31,7 +31,7 @@ from llmkube.programs.program import (
 )
 from llmkube.router.auth.client_key import digest_of_key
 from llmkube.router.engine_proxy import keys_judge, proxy_handler
-from llmkube.runtimes.container.in_flight import requests_in_flight
+from llmkube.runtimes.container.container_plan import requests_in_flight
 from llmkube.supervisor.host.tcp_listeners import connections_at
 from llmkube.supervisor.nouns.api_keys import parse_keys
 

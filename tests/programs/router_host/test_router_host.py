@@ -19,15 +19,11 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.programs.router_host.router_host import (
-    HostedSettings,
-    RouterHost,
-    router_url,
-    routers_handler,
-    split_target,
-)
+from llmkube.programs.router_host.router_host import RouterHost
+from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.router.backends import Backend
-from llmkube.router.config.model_digest import model_digest
+from llmkube.router.config.compile_backend import model_digest
+from llmkube.router.proxy.default_route import Services
 from router.auth.token_lab import jwks, token
 
 pytestmark = pytest.mark.ci
@@ -105,16 +101,17 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
     hosts = []
 
     def placed(client):
-        settings = HostedSettings(
-            client=client,
-            gateway_url="http://127.0.0.1:8080",
-            folder=tmp_path,
+        services = Services(
+            directory=directory or OneEngine(),
+            get=there.get,
+            all=there.values,
+            model_of=lambda one: MODEL if one.spec.model_ref == "phi" else None,
+            url="http://127.0.0.1:8080",
             connect=connect or engine.connect,
             utcnow=utcnow,
             rng=random.Random(1),
-            directory=directory or OneEngine(),
         )
-        hosts.append(RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None))
+        hosts.append(RouterHost(services, client, tmp_path))
         return hosts[0]
 
     async with open_cluster(routers=placed) as cluster, trio.open_nursery() as nursery:
@@ -327,28 +324,3 @@ async def test_a_damaged_budget_file_stops_its_router_alone(patient_clock, tmp_p
         assert status.phase == "Failed"
         assert any(f"the budgets in {file} are damaged" in each.message for each in status.conditions)
     assert file.read_bytes() == b"no database" * 1000
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"),
-    [
-        ("/routers/ml/front/v1/models", (Key("ml", "front"), "/v1/models")),
-        ("/routers/ml/front/v1/models?a=/b", (Key("ml", "front"), "/v1/models?a=/b")),
-        ("/routers/ml/front", (Key("ml", "front"), "/")),
-        ("/routers/ml/front/", (Key("ml", "front"), "/")),
-        ("/routers/ml", None),
-        ("/routers//front/v1", None),
-        ("/routers/", None),
-        ("/v1/models", None),
-        ("/routersml/front", None),
-    ],
-)
-def test_a_target_is_split(target, expected):
-    """Namespace, name, and what the router itself is asked; nothing else is a router's."""
-    assert split_target(target) == expected
-
-
-def test_a_router_s_address_leads_to_it():
-    """What the status says is what the gateway understands."""
-    url = router_url("http://127.0.0.1:8080", Key("ml", "front"))
-    assert split_target(url.removeprefix("http://127.0.0.1:8080") + "/v1") == (Key("ml", "front"), "/v1")

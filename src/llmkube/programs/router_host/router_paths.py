@@ -1,0 +1,61 @@
+"""Which router a request of the gateway is for: `/routers/NAMESPACE/NAME/v1/chat/completions`, and so on."""
+
+from collections.abc import Callable
+from typing import Final
+
+import attrs
+
+from llmkube.base.http.connection import StreamHandler
+from llmkube.base.http.exchange import StreamExchange
+from llmkube.base.http.heads import RequestHead
+from llmkube.base.http.message import Response
+from llmkube.k8s.resource import Key
+from llmkube.router.proxy.router import Router
+from llmkube.router.refusals import refused
+
+PREFIX: Final = "/routers/"
+
+
+def router_url(gateway: str, router: Key) -> str:
+    """Return where a router is, below a gateway's address."""
+    return f"{gateway}{PREFIX}{router.namespace}/{router.name}"
+
+
+def split_target(target: str) -> tuple[Key, str] | None:
+    """Return the router that a request names and what is left of its target; None of one that names none."""
+    parts = target.removeprefix(PREFIX).split("/", 2) if target.startswith(PREFIX) else []
+    if len(parts) < 2 or not parts[0] or not parts[1]:
+        return None
+    return Key(parts[0], parts[1]), f"/{parts[2]}" if len(parts) > 2 else "/"
+
+
+def routers_handler(find: Callable[[Key], Router | None], gateway: StreamHandler) -> StreamHandler:
+    """Hand requests below `/routers/` to their router, all others to the gateway.
+
+    Args:
+        find: Returns the router of that name, if it runs.
+        gateway: Answers the rest.
+    """
+
+    async def handle(exchange: StreamExchange) -> None:
+        head = exchange.head
+        if not head.target.startswith(PREFIX):
+            await gateway(exchange)
+            return
+        answer = await _route(exchange, head)
+        if answer is not None:
+            await exchange.respond(answer)
+
+    async def _route(exchange: StreamExchange, head: RequestHead) -> Response | None:
+        found = split_target(head.target)
+        router = find(found[0]) if found is not None else None
+        if found is None or router is None:
+            words = f"no router runs at {head.path}; a router's address is {PREFIX}NAMESPACE/NAME/v1"
+            return refused(404, words, "router_not_found").response
+        exchange.head = attrs.evolve(head, target=found[1], like=None)
+        refusal = router.judge(exchange.head, exchange.peer)
+        if refusal is None:
+            await router.handler(exchange)
+        return refusal
+
+    return handle
