@@ -55,7 +55,6 @@ from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
-from llmkube.weights.picked_files import given_to_engine
 from llmkube.weights.source import (
     BucketFile,
     Builtin,
@@ -65,6 +64,7 @@ from llmkube.weights.source import (
     LocalFolder,
     Remote,
     RemoteFile,
+    given_to_engine,
     parse_source,
 )
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
