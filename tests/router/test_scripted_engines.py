@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import attrs
 import pytest
 
-from llmkube.router.queue.fair_queue import FairQueue
+from llmkube.router.fair_queue import FairQueue
 
 FLOODERS, QUIET, SECONDS = 12, "quiet", 4000.0
 LONG, SHORT, PAUSE_SECONDS = range(100, 801), range(4, 41), 7.0

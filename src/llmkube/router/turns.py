@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from llmkube.router.config.routing_config import Backend
-from llmkube.router.queue.fair_queue import FairQueue
+from llmkube.router.fair_queue import FairQueue
 
 FIRST_ANSWER_TOKENS: Final = 256.0
 """The length of an answer of an engine that has not answered yet."""
