@@ -115,7 +115,7 @@ def _exported(registry: CollectorRegistry) -> Iterator[str]:
 def known_names() -> set[str]:
     """Return every series that an agent, a controller, a router or a supported engine exports."""
     controller = CollectorRegistry()
-    ReconcileMetrics.on(controller)
+    ReconcileMetrics(controller)
     controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
     controller.register(LoopWatchdog())
     controller.register(router_gauges())

@@ -217,7 +217,7 @@ def families() -> Iterator[tuple[Any, str]]:
     for family in list(power_families(lambda: PowerView(source="rapl")))[:2]:
         yield family, "agent on Linux"
     yield from ((family, controller) for family in FleetCollector(nothing, nothing, {}).collect())
-    work, durations, watchdog = ReconcileMetrics.on(registry), Durations.on(registry), LoopWatchdog()
+    work, durations, watchdog = ReconcileMetrics(registry), Durations(registry), LoopWatchdog()
     for metric in (work.total, work.duration_seconds, durations.download_seconds, durations.ready_seconds):
         yield metric, controller
     for metric in (watchdog.lag, watchdog.stalls):
