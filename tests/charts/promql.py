@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
-from llmkube.router.health.cache_use import CacheUse
+from llmkube.router.health.signs import CacheUse
 from llmkube.router.proxy.metrics import BackendGauges
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget
@@ -115,7 +115,7 @@ def _exported(registry: CollectorRegistry) -> Iterator[str]:
 def known_names() -> set[str]:
     """Return every series that an agent, a controller, a router or a supported engine exports."""
     controller = CollectorRegistry()
-    ReconcileMetrics.on(controller)
+    ReconcileMetrics(controller)
     controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
     controller.register(LoopWatchdog())
     controller.register(router_gauges())

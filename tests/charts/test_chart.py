@@ -36,7 +36,7 @@ from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
 from llmkube.programs.config.tables import ALLOWANCES
 from llmkube.runtimes.registry import parse_image_overrides
-from llmkube.supervisor.service.endpoint_objects import service_manifest
+from llmkube.supervisor.service.status_manager import service_manifest
 
 pytestmark = pytest.mark.ci
 

@@ -22,7 +22,6 @@ from llmkube.k8s.workloads import (
     Job,
     PersistentVolumeClaim,
     Pod,
-    PodMonitor,
 )
 
 KUBE = "kube-controller-manager"
@@ -47,6 +46,16 @@ class Hands:
 
     async def create_service(self, name: str = "chat", **spec: Any) -> None:
         await self._apply(InferenceService, name, {"spec": {"modelRef": "phi", **spec}})
+
+    async def apply(self, name: str = "chat", **spec: Any) -> None:
+        """Apply a service, and wait until all that it sets off is done."""
+        await self.create_service(name, **spec)
+        await trio.sleep(SETTLED)
+
+    async def start(self, name: str = "chat", **spec: Any) -> None:
+        """Apply the Model and a service of it, and wait until all that they set off is done."""
+        await self.create_model()
+        await self.apply(name, **spec)
 
     async def where(self, name: str = "chat") -> str:
         return await self.cluster.where(name)
@@ -84,6 +93,11 @@ class Hands:
         kind = "Failed" if code else "Complete"
         held = {"type": kind, "status": "True", "reason": "BackoffLimitExceeded" if code else "CompletionsReached"}
         await self._status(Job, job.key.name, {"conditions": [held]})
+
+    async def end_job(self, code: int = 0, message: str = FETCHED) -> None:
+        """End the Job that runs, and wait until all that it sets off is done."""
+        await self.finish_job(code, message)
+        await trio.sleep(SETTLED)
 
     async def job_pod(self, job: Job, state: Mapping[str, Any], phase: str, **status: Any) -> None:
         labels = {MANAGED_BY: CONTROLLER_FIELD_MANAGER, "batch.kubernetes.io/job-name": job.key.name}
@@ -131,36 +145,33 @@ class Hands:
     async def bind(self, claim: str) -> None:
         await self._status(PersistentVolumeClaim, claim, {"phase": "Bound"})
 
-    async def install_pod_monitors(self) -> None:
-        """Install the kind that a Prometheus operator brings along."""
-        resource = PodMonitor.RESOURCE
+    async def install(self, *kinds: type[Any]) -> None:
+        """Install kinds of other operators, with any spec and status."""
         anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        version = {
-            "name": resource.version,
-            "served": True,
-            "storage": True,
-            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything}}},
-        }
-        manifest = {
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": resource.full_name},
-            "spec": {
+        for kind in kinds:
+            resource = kind.RESOURCE
+            version = {
+                "name": resource.version,
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": anything}}},
+            }
+            spec = {
                 "group": resource.group,
                 "names": {"kind": resource.kind, "plural": resource.plural},
                 "scope": "Namespaced",
                 "versions": [version],
-            },
-        }
-        await self.client.apply(CustomResourceDefinition, manifest, field_manager="user")
+            }
+            body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
+            manifest = {**body, "metadata": {"name": resource.full_name}}
+            await self.client.apply(CustomResourceDefinition, manifest, field_manager="user")
 
     async def bring_up(self, *, accelerator: str = "cuda", **spec: Any) -> None:
         """One service whose Model is fetched and whose pods answer."""
         await self.create_model(hardware={"accelerator": accelerator})
-        await self.create_service(**spec)
-        await trio.sleep(SETTLED)
-        await self.finish_job()
-        await trio.sleep(SETTLED)
+        await self.apply(**spec)
+        await self.end_job()
         await self.roll_out()
         await trio.sleep(SETTLED)
 

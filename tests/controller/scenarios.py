@@ -6,13 +6,13 @@ from typing import Any, Final
 import trio
 
 from controller.podcluster import KUBE, Hands
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
+from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.request import MERGE_PATCH
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim
+from llmkube.k8s.workloads import Deployment, PersistentVolumeClaim, PodMonitor
 
 Act = Callable[[Hands], Awaitable[None]]
 
@@ -247,7 +247,7 @@ SCENARIOS: Final[Mapping[str, Sequence[Act]]] = {
     ),
     "monitors are installed late": (
         _both(_model(), _service(), _repository("repo")),
-        _both(lambda hands: hands.install_pod_monitors(), _wait(INSTALL_POLL_SECONDS)),
+        _both(lambda hands: hands.install(PodMonitor), _wait(INSTALL_POLL_SECONDS)),
         _service("vllm", runtime="vllm", modelRef="repo", resources={"gpu": 1}),
     ),
 }

@@ -29,8 +29,7 @@ async def bring_up(hands):
     await trio.sleep(SETTLED)
     hands.cluster.faults.calls.clear()
     for number in range(SERVICES):
-        await hands.create_service(f"chat-{number}")
-    await trio.sleep(SETTLED)
+        await hands.apply(f"chat-{number}")
     return asked(hands)
 
 

@@ -10,8 +10,7 @@ from prometheus_client import generate_latest
 from controller.cluster import SETTLED, utcnow
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS
-from llmkube.controller.followed_kinds import HOSTS_WAIT, NOTHING_WORKS, ControllerHealth, FollowedKind
-from llmkube.controller.informer import Informer
+from llmkube.controller.informer import HOSTS_WAIT, NOTHING_WORKS, ControllerHealth, FollowedKind, Informer
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.errors import ForbiddenError, TransportError
@@ -62,16 +61,13 @@ async def test_what_needs_the_kind_waits_and_is_made_once_it_can_be_listed(autoj
         again = Restarted(hands, "jobs")
         await again.run(nursery)
         await hands.cluster.create_model("onmac", "metal")
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         assert (await hands.cluster.model("onmac")).status.phase
         assert await hands.names(Job) == []
         assert "cannot list Jobs: no weights are fetched" in again.health.ready()[1]
         hands.cluster.faults.unread.clear()
         await trio.sleep(60)
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.end_job()
         assert await hands.names(Deployment) == ["chat"]
         assert again.health.ready() == (True, "acting")
         nursery.cancel_scope.cancel()

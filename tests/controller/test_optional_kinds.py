@@ -5,9 +5,8 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import KUBE, Hands, open_pods
-from controller.podkinds import install
-from llmkube.controller.optional_kinds import DISCOVERY_SECONDS, INSTALL_POLL_SECONDS
 from llmkube.controller.reconciler import RETRY
+from llmkube.controller.writes.owned_kinds import DISCOVERY_SECONDS, INSTALL_POLL_SECONDS
 from llmkube.k8s.builtins import CustomResourceDefinition
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, HTTPRoute, PodMonitor, ServiceLevelObjective
@@ -17,7 +16,7 @@ async def test_pod_monitors_come_with_their_kind(autojump_clock):
     """Where a Prometheus operator is installed later, services get a PodMonitor then; before, nothing is tried."""
     async with open_pods() as hands:
         await hands.bring_up()
-        await hands.install_pod_monitors()
+        await hands.install(PodMonitor)
         await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         spec = (await hands.json(PodMonitor))["spec"]
         assert spec["podMetricsEndpoints"][0]["port"] == "http"
@@ -45,7 +44,7 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
         assert "spec.slo (Pyrra is not installed here)" in message
         assert "spec.endpoint.gateway (the Gateway API is not installed here)" in message
 
-        await install(hands, ServiceLevelObjective, HTTPRoute)
+        await hands.install(ServiceLevelObjective, HTTPRoute)
         await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         _, message = await honoured(hands)
         assert "spec.slo" not in message
@@ -59,12 +58,10 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
         gateway = (await hands.cluster.service()).status.gateway
         assert (gateway.route_ready, gateway.model_name) == (True, "phi")
 
-        await hands.create_service(slo={**slo, "name": "other"}, endpoint=GATEWAY)
-        await trio.sleep(SETTLED)
+        await hands.apply(slo={**slo, "name": "other"}, endpoint=GATEWAY)
         assert await hands.names(ServiceLevelObjective) == ["other"]
         before = await hands.json(Deployment)
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.apply()
         assert await hands.names(ServiceLevelObjective) == await hands.names(HTTPRoute) == []
         assert (await hands.cluster.service()).status.gateway is None
         assert (await hands.json(Deployment))["metadata"]["generation"] == before["metadata"]["generation"]
@@ -74,7 +71,7 @@ async def test_both_are_made_once_their_kinds_are_there(autojump_clock):
 async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind):
     """An edit goes through all the same, and once the kind is back the service has its object again."""
     async with open_pods() as hands:
-        await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+        await hands.install(PodMonitor, ServiceLevelObjective, HTTPRoute)
         await trio.sleep(INSTALL_POLL_SECONDS)
         spec = {"slo": {"objective": "99.5"}, "endpoint": GATEWAY}
         await hands.bring_up(**spec)
@@ -87,7 +84,7 @@ async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind
         errors = hands.cluster.reconciles("inferenceservice", "error")
         await trio.sleep(INSTALL_POLL_SECONDS)
         assert hands.cluster.reconciles("inferenceservice", "error") == errors
-        await install(hands, kind)
+        await hands.install(kind)
         await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         assert await hands.names(kind) == [name]
 
@@ -95,11 +92,9 @@ async def test_a_kind_that_was_uninstalled_fails_no_service(autojump_clock, kind
 async def test_what_else_is_not_found_is_not_taken_for_the_kind(autojump_clock):
     """A 404 about an owner or a namespace that has gone is met again after growing pauses, for as long as it lasts."""
     async with open_pods() as hands:
-        await install(hands, PodMonitor)
+        await hands.install(PodMonitor)
         await trio.sleep(INSTALL_POLL_SECONDS)
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         faults = hands.cluster.faults
         faults.refusals["podmonitors"], faults.refused = 'namespaces "ml" not found', (404, "NotFound")
         faults.delays["podmonitors"] = 1.0  # so that time goes on while it is read
@@ -117,7 +112,7 @@ async def test_a_server_that_is_silent_about_a_kind_is_asked_again(autojump_cloc
     """A question that nobody answers is given up after a while, and the kind is found at the next look."""
     async with open_pods() as hands:
         await hands.bring_up(endpoint=GATEWAY)
-        await install(hands, HTTPRoute)
+        await hands.install(HTTPRoute)
         hands.cluster.faults.delays["httproutes"] = 100_000.0
         await trio.sleep(INSTALL_POLL_SECONDS)
         hands.cluster.faults.delays.clear()

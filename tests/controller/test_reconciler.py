@@ -24,7 +24,7 @@ class Bench:
         self.runs = []
         self.queue = new_queue(random.Random(0))
         self._reconcile = reconcile
-        self.reconciler = Reconciler("test", self.reconcile, ReconcileMetrics.on(self.registry), self.queue)
+        self.reconciler = Reconciler("test", self.reconcile, ReconcileMetrics(self.registry), self.queue)
 
     async def reconcile(self, key):
         self.runs.append((key, trio.current_time()))
@@ -164,9 +164,9 @@ async def test_no_key_is_reconciled_twice_at_once(autojump_clock):
 def test_metrics_are_named_as_in_the_reference():
     """The series are `llmkube_reconcile_total` and `llmkube_reconcile_duration_seconds`, once per registry."""
     registry = CollectorRegistry()
-    metrics = ReconcileMetrics.on(registry)
+    metrics = ReconcileMetrics(registry)
     metrics.observe("model", "success", 0.02)
     assert registry.get_sample_value("llmkube_reconcile_total", {"controller": "model", "result": "success"}) == 1
     assert registry.get_sample_value("llmkube_reconcile_duration_seconds_sum", {"controller": "model"}) == 0.02
     with pytest.raises(ValueError, match="Duplicated"):
-        ReconcileMetrics.on(registry)
+        ReconcileMetrics(registry)

@@ -7,14 +7,13 @@ import trio
 
 from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
-from controller.podkinds import install
 from controller.podobjects import SETTINGS
 from controller.reconcile.test_routers import apply_router
 from k8s.api_calls import undeclared, unused
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.rights import PROGRAM
+from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.builtins import ConfigMap, Namespace, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -40,20 +39,17 @@ CHILDREN = (
 
 async def with_pods(hands: Hands) -> None:
     """A service in pods with all that belongs to it, and its Models of two kinds; then a host gets it."""
-    await install(hands, LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
+    await hands.install(LeaderWorkerSet, PodMonitor, ServiceLevelObjective, HTTPRoute)
     await hands.create_model("other", source="pvc://weights/model.gguf")
     gateway = {"gateway": {"enabled": True, "gatewayRef": {"name": "edge"}}}
-    await hands.create_model()
-    await hands.create_service()
-    await trio.sleep(SETTLED)
+    await hands.start()
     await take_labels_off(hands, Job)  # while it runs: nobody asks for one that is done
     await hands.bring_up(replicas=2, autoscaling={"maxReplicas": 3}, slo={"objective": "99"}, endpoint=gateway)
     await trio.sleep(INSTALL_POLL_SECONDS)
     hardware = {"accelerator": "cuda", "gpu": {"enabled": True, "count": 1}}
     await hands.create_model("large", source="org/large", format="safetensors", hardware=hardware)
     group = {"members": [{"node": "one"}, {"node": "two"}]}
-    await hands.create_service("large", modelRef="large", runtime="vllm", multiNode=group)
-    await trio.sleep(SETTLED)
+    await hands.apply("large", modelRef="large", runtime="vllm", multiNode=group)
     await hands.client.patch(Model, Key("ml", "other"), {"metadata": {"finalizers": [FINALIZER]}})
     await take_labels_off(hands, *CHILDREN)
     await hands.create_model(hardware={"accelerator": "metal"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.controller.service_record import Computed, ServiceRecord
+from llmkube.controller.reconcile.context import Computed, ServiceRecord
 
 
 def test_a_value_is_made_again_only_from_something_else():

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 from prometheus_client import CollectorRegistry
 
@@ -218,15 +217,13 @@ def families() -> Iterator[tuple[Any, str]]:
     for family in list(power_families(lambda: PowerView(source="rapl")))[:2]:
         yield family, "agent on Linux"
     yield from ((family, controller) for family in FleetCollector(nothing, nothing, {}).collect())
-    work, durations, watchdog = ReconcileMetrics.on(registry), Durations.on(registry), LoopWatchdog()
+    work, durations, watchdog = ReconcileMetrics(registry), Durations(registry), LoopWatchdog()
     for metric in (work.total, work.duration_seconds, durations.download_seconds, durations.ready_seconds):
         yield metric, controller
     for metric in (watchdog.lag, watchdog.stalls):
         yield metric, "all programs"
-    of_router = RouterMetrics.on(registry, "ns/name")
-    of_routers = [
-        getattr(each, field.name) for each in (of_router, of_router.genai) for field in attrs.fields(type(each))
-    ]
+    of_router = RouterMetrics(registry, "ns/name")
+    of_routers = [*vars(of_router).values(), *vars(of_router.genai).values()]
     gauges = BackendGauges(
         router="ns/name",
         config=lambda: RoutingConfig(name="ns/name", backends={}),

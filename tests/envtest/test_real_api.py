@@ -30,7 +30,7 @@ from llmkube.supervisor.cluster.host_lease import lease_manifest
 from llmkube.supervisor.cluster.status import OF_SERVICE, model_status, service_status, settle
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.service.endpoint_objects import endpoints_manifest, service_manifest, slice_manifest
+from llmkube.supervisor.service.status_manager import endpoints_manifest, service_manifest, slice_manifest
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 

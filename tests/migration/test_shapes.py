@@ -16,7 +16,7 @@ from llmkube.controller.render.pod_policy import refusal_message, service_refusa
 from llmkube.controller.render.storage import source_volume
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import Seen
-from llmkube.controller.status.pod_model_status import judge_supply
+from llmkube.controller.status.model_status import judge_supply
 from llmkube.controller.status.supply import User, choose_supply, weights_path
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.definitions import all_crds

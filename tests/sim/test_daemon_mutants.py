@@ -16,7 +16,7 @@ from llmkube.programs.daemon_engine.ollama_model import OllamaModel
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import need
-from llmkube.supervisor.service import attempt, leftover
+from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
 from pressure import test_shared_daemons as pressed
 from sim import score
@@ -85,7 +85,7 @@ async def does_not_ask_who_uses_it(self):
 @asynccontextmanager
 async def unloads_first(context, launch, refused):
     """Also what would fit beside it is unloaded."""
-    await leftover.unload_left(context, launch)
+    await attempt.unload_left(context, launch)
     yield
 
 
@@ -286,7 +286,7 @@ CAUGHT = {
     ),
     **{
         f"what a killed engine has left in {runtime} is not unloaded": (
-            leftover,
+            attempt,
             "unload_left",
             unloads_nothing,
             partial(sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting, None, runtime),
@@ -295,7 +295,7 @@ CAUGHT = {
     },
     **{
         f"what was left in {runtime} while no agent ran is not unloaded": (
-            leftover,
+            attempt,
             "unload_left",
             unloads_nothing,
             partial(sharing.test_what_was_left_while_no_agent_ran_does_not_either, None, runtime),
@@ -303,7 +303,7 @@ CAUGHT = {
         for runtime in RUNTIMES
     },
     "what a killed engine has left is unloaded once or never": (
-        leftover,
+        attempt,
         "AGAIN",
         Backoff(1e9, 1e9),
         partial(sharing.test_an_unload_that_is_not_answered_is_repeated, None),

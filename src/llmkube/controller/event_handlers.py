@@ -15,7 +15,6 @@
 """
 
 import enum
-from collections.abc import Sequence
 from typing import Any, Final
 
 import attrs
@@ -160,9 +159,9 @@ class PodEventHandlers:
     pods: PodInformers
     queues: Queues
 
-    def on_owned(self, writers: Sequence[OwnedObjects[Any]], event: Event[Any]) -> None:
-        """Reconcile the service or the router of an object, unless the change is a write of one of these writers."""
-        if event.now is not None and any(one.is_own(event.now) for one in writers):
+    def on_owned(self, writer: OwnedObjects[Any], event: Event[Any]) -> None:
+        """Reconcile the service or the router of an object, unless the change is a write of ours."""
+        if event.now is not None and writer.is_own(event.now):
             return
         self._wake_services_of(event)
         self.queues.routers.add_all(owners_of(ModelRouter, event.before, event.now))

@@ -17,15 +17,16 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.followed_kinds import (
+from llmkube.controller.informer import (
     FETCHES_WAIT,
     HOSTS_WAIT,
     NOTHING_WORKS,
     PODS_WAIT,
     ROUTERS_WAIT,
     FollowedKind,
+    Index,
+    Informer,
 )
-from llmkube.controller.informer import Index, Informer
 from llmkube.controller.render.labels import OURS, ROUTER_LABEL
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Lease, PriorityClass, Service
 from llmkube.k8s.crd.inferenceservice import InferenceService

@@ -24,77 +24,51 @@ Result = Literal["success", "retry", "error"]
 _DURATION_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 
 
-@attrs.define(eq=False)
 class ReconcileMetrics:
-    """Count reconciles by controller and result, and time them in seconds."""
+    """Count reconciles by controller and result, and time them in seconds.
 
-    total: Counter
-    duration_seconds: Histogram
-    _series: dict[tuple[str, Result], tuple[Counter, Histogram]] = attrs.field(factory=dict, init=False)
+    Raises:
+        ValueError: The registry already has them; one controller per registry.
+    """
 
-    @classmethod
-    def on(cls, registry: CollectorRegistry) -> "ReconcileMetrics":
-        """Register the series.
-
-        Raises:
-            ValueError: The registry already has them; one controller per registry.
-        """
-        return cls(
-            total=Counter(
-                "llmkube_reconcile_total",
-                "Reconciles by controller and result.",
-                ["controller", "result"],
-                registry=registry,
-            ),
-            duration_seconds=Histogram(
-                "llmkube_reconcile_duration_seconds",
-                "Seconds per reconcile, by controller.",
-                ["controller"],
-                buckets=_DURATION_BUCKETS,
-                registry=registry,
-            ),
+    def __init__(self, registry: CollectorRegistry) -> None:
+        about = "Reconciles by controller and result."
+        self.total = Counter("llmkube_reconcile_total", about, ["controller", "result"], registry=registry)
+        self.duration_seconds = Histogram(
+            "llmkube_reconcile_duration_seconds",
+            "Seconds per reconcile, by controller.",
+            ["controller"],
+            buckets=_DURATION_BUCKETS,
+            registry=registry,
         )
 
     def observe(self, controller: str, result: Result, seconds: float) -> None:
         """Count one reconcile."""
-        series = self._series.get((controller, result))
-        if series is None:
-            series = self.total.labels(controller, result), self.duration_seconds.labels(controller)
-            self._series[controller, result] = series
-        count, duration = series
-        count.inc()
-        duration.observe(seconds)
+        self.total.labels(controller, result).inc()
+        self.duration_seconds.labels(controller).observe(seconds)
 
 
-@attrs.define(eq=False)
 class Durations:
-    """How long Models took to be fetched, and services to be ready, in seconds; kept when the objects are gone."""
+    """How long Models took to be fetched, and services to be ready, in seconds; kept when the objects are gone.
 
-    download_seconds: Histogram
-    ready_seconds: Histogram
+    Raises:
+        ValueError: The registry already has them.
+    """
 
-    @classmethod
-    def on(cls, registry: CollectorRegistry) -> "Durations":
-        """Register the series.
-
-        Raises:
-            ValueError: The registry already has them.
-        """
-        return cls(
-            download_seconds=Histogram(
-                "llmkube_model_download_duration_seconds",
-                "Seconds from the wish for a Model's weights until they were there.",
-                ["model", "namespace", "source_type"],
-                buckets=[2.0**step for step in range(12)],
-                registry=registry,
-            ),
-            ready_seconds=Histogram(
-                "llmkube_inferenceservice_ready_duration_seconds",
-                "Seconds from the wish for a service, or for a change of it, until it was ready.",
-                ["inferenceservice", "namespace"],
-                buckets=[5 * 2.0**step for step in range(10)],
-                registry=registry,
-            ),
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.download_seconds = Histogram(
+            "llmkube_model_download_duration_seconds",
+            "Seconds from the wish for a Model's weights until they were there.",
+            ["model", "namespace", "source_type"],
+            buckets=[2.0**step for step in range(12)],
+            registry=registry,
+        )
+        self.ready_seconds = Histogram(
+            "llmkube_inferenceservice_ready_duration_seconds",
+            "Seconds from the wish for a service, or for a change of it, until it was ready.",
+            ["inferenceservice", "namespace"],
+            buckets=[5 * 2.0**step for step in range(10)],
+            registry=registry,
         )
 
     def became_ready(self, obj: Model | InferenceService, now: datetime.datetime) -> None:

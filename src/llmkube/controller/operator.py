@@ -24,25 +24,19 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
-from llmkube.controller.followed_kinds import HOSTS_WAIT, ControllerHealth, FollowedKind
-from llmkube.controller.informer import Event, Informer
+from llmkube.controller.informer import HOSTS_WAIT, ControllerHealth, Event, FollowedKind, Informer
 from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
-from llmkube.controller.optional_kinds import OptionalKinds
 from llmkube.controller.reconcile.context import PodContext
-from llmkube.controller.reconcile.inference_services import ServiceReconciler
-from llmkube.controller.reconcile.models import ModelReconciler
+from llmkube.controller.reconcile.inference_services import PodServices, ServiceReconciler, SliceReconciler
+from llmkube.controller.reconcile.models import ModelReconciler, PodModels
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
 from llmkube.controller.reconcile.pod_answers import run_progress, run_router_health
-from llmkube.controller.reconcile.pod_models import PodModels
-from llmkube.controller.reconcile.pod_routers import PodRouters
-from llmkube.controller.reconcile.pod_services import PodServices
 from llmkube.controller.reconcile.pruning import Pruner
-from llmkube.controller.reconcile.routers import RouterPlacement, RouterReconciler
-from llmkube.controller.reconcile.stale_endpoints import SliceReconciler
+from llmkube.controller.reconcile.routers import PodRouters, RouterPlacement, RouterReconciler
 from llmkube.controller.reconciler import Queues, Reconciler
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
-from llmkube.controller.writes.owned_kinds import OwnedKinds, RouterKinds
+from llmkube.controller.writes.owned_kinds import OptionalKinds, OwnedKinds
 from llmkube.controller.writes.owned_objects import OwnedObjects
 from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.client import Client
@@ -79,7 +73,7 @@ class Controller:
     pods: PodContext | None = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.queues = Queues.empty(self.rng)
+        self.queues = Queues(self.rng)
         self.model_writer = StatusWriter(self.client, Model)
         self.service_writer = StatusWriter(self.client, InferenceService)
         workloads = self.settings.workloads
@@ -166,7 +160,6 @@ class Controller:
             informers=self.informers,
             pods=pods,
             owned=OwnedKinds(self.client, pods),
-            routers=RouterKinds(self.client, pods),
             optional=OptionalKinds(self.client, self.settings.namespace, self.handlers.wake_owners),
             queues=self.queues,
             phase_changes=self.phase_changes,
@@ -178,18 +171,18 @@ class Controller:
             yield FollowedKind("PriorityClasses", "spec.priority gives no rank", context.pods.priority_classes.cache)
 
     def _pod_informer_tasks(self, context: PodContext) -> Iterable[Task]:
-        pods, owned, routers = context.pods, context.owned, context.routers
+        pods, owned = context.pods, context.owned
         handlers = PodEventHandlers(self.informers, pods, self.queues)
-        shared: tuple[tuple[OwnedObjects[Any], ...], ...] = (
-            (owned.deployments, routers.deployments),
-            (owned.kubernetes_services, routers.kubernetes_services),
-            (owned.budgets, routers.budgets),
-            (owned.autoscalers,),
-            (routers.config_maps,),
-            (routers.network_policies,),
+        kinds: tuple[OwnedObjects[Any], ...] = (
+            owned.deployments,
+            owned.kubernetes_services,
+            owned.budgets,
+            owned.autoscalers,
+            owned.config_maps,
+            owned.network_policies,
         )
-        for writers in shared:
-            yield self._run(writers[0].informer, partial(handlers.on_owned, writers))
+        for kind in kinds:
+            yield self._run(kind.informer, partial(handlers.on_owned, kind))
         yield self._run(pods.jobs, handlers.on_job)
         yield self._run(pods.pods, handlers.on_pod)
         yield self._run(pods.volume_claims, handlers.on_volume_claim)
@@ -198,14 +191,9 @@ class Controller:
 
     def _pod_tasks(self, context: PodContext) -> Iterable[Task]:
         handlers, owned = PodEventHandlers(self.informers, context.pods, self.queues), context.owned
-        shared: tuple[tuple[OwnedObjects[Any], ...], ...] = (
-            (owned.groups,),
-            (owned.monitors, context.routers.monitors),
-            (owned.routes,),
-            (owned.objectives,),
-        )
-        for writers in shared:
-            yield partial(context.optional.run, writers[0].informer, partial(handlers.on_owned, writers), self.rng)
+        kinds: tuple[OwnedObjects[Any], ...] = (owned.groups, owned.monitors, owned.routes, owned.objectives)
+        for kind in kinds:
+            yield partial(context.optional.run, kind.informer, partial(handlers.on_owned, kind), self.rng)
         yield partial(run_progress, context)
         yield partial(run_router_health, context)
         if context.workloads.prune_cache:
@@ -250,7 +238,7 @@ async def run_controller(
     registry = registry if registry is not None else CollectorRegistry()
     health = health if health is not None else ControllerHealth()
     registry.register(health)
-    metrics, durations = ReconcileMetrics.on(registry), Durations.on(registry)
+    metrics, durations = ReconcileMetrics(registry), Durations(registry)
     recorder = EventRecorder(CONTROLLER_FIELD_MANAGER, settings.identity, utcnow, rng)
     phase_changes = PhaseChanges(recorder, durations, utcnow)
     acting = trio.Event()

@@ -24,19 +24,11 @@ RECONCILE_SECONDS: Final = 30.0
 """A reconcile that takes longer is given up and retried: a server that says nothing must not hold a worker."""
 
 
-@attrs.frozen(eq=False)
 class Queues:
-    """One queue per kind that is reconciled."""
+    """One queue per kind that is reconciled, all empty at first."""
 
-    models: WorkQueue[Key]
-    services: WorkQueue[Key]
-    slices: WorkQueue[Key]
-    routers: WorkQueue[Key]
-
-    @classmethod
-    def empty(cls, rng: random.Random) -> "Queues":
-        """Return empty queues."""
-        return cls(new_queue(rng), new_queue(rng), new_queue(rng), new_queue(rng))
+    def __init__(self, rng: random.Random) -> None:
+        self.models, self.services, self.slices, self.routers = (new_queue(rng) for _ in range(4))
 
 
 def new_queue(rng: random.Random) -> WorkQueue[Key]:

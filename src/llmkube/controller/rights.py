@@ -3,7 +3,7 @@
 from typing import Final
 
 from llmkube.controller import informers
-from llmkube.controller.reconcile import cache_claims, models, namespace, routers
+from llmkube.controller.reconcile import models, namespace, routers
 from llmkube.controller.writes import status_writer
 from llmkube.k8s import events
 from llmkube.k8s.leases import host_monitor, lease
@@ -14,7 +14,6 @@ PROGRAM: Final = Program(
     (
         *informers.PERMISSIONS,
         *models.PERMISSIONS,
-        *cache_claims.PERMISSIONS,
         *routers.PERMISSIONS,
         *host_monitor.PERMISSIONS,
         *status_writer.PERMISSIONS,

@@ -29,6 +29,8 @@ from llmkube.base.errors import WorldError
 from llmkube.base.messages import redact, shorten
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
+from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.meta import ObjectReference
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key, Object
@@ -71,30 +73,25 @@ _log = structlog.get_logger()
 class Series:
     """What makes two Events equal: only time and number differ, and the words where `message` is empty."""
 
-    about: "InvolvedObject"
+    about: ObjectReference
     type: EventType
     reason: str
     message: str
 
 
-@attrs.frozen
-class InvolvedObject:
-    """The object that an Event is about, with its uid."""
+def _reference(obj: Object) -> ObjectReference:
+    resource, metadata = obj.RESOURCE, obj.metadata
+    return ObjectReference(
+        api_version=resource.api_version,
+        kind=resource.kind,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+    )
 
-    api_version: str
-    kind: str
-    namespace: str
-    name: str
-    uid: str
 
-    @classmethod
-    def of(cls, obj: Object) -> "InvolvedObject":
-        """Name a typed object."""
-        resource, metadata = obj.RESOURCE, obj.metadata
-        return cls(resource.api_version, resource.kind, metadata.namespace, metadata.name, metadata.uid)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {Key(self.namespace, self.name)}"
+def _shown(about: ObjectReference) -> str:
+    return f"{about.kind} {Key(about.namespace, about.name)}"
 
 
 @attrs.define
@@ -140,13 +137,13 @@ class EventRecorder:
     rng: random.Random
     dropped: int = attrs.field(default=0, init=False)
     _pending: OrderedDict[Series, _PendingEvent] = attrs.field(factory=OrderedDict, init=False)
-    _pending_per_object: Counter[InvolvedObject] = attrs.field(factory=Counter, init=False)
-    _messages: OrderedDict[tuple[InvolvedObject, EventType, str], list[str]] = attrs.field(
+    _pending_per_object: Counter[ObjectReference] = attrs.field(factory=Counter, init=False)
+    _messages: OrderedDict[tuple[ObjectReference, EventType, str], list[str]] = attrs.field(
         factory=OrderedDict, init=False
     )
     _written: OrderedDict[Series, _WrittenEvent] = attrs.field(factory=OrderedDict, init=False)
-    _buckets: OrderedDict[InvolvedObject, _TokenBucket] = attrs.field(factory=OrderedDict, init=False)
-    _queue: WorkQueue[InvolvedObject] = attrs.field(init=False)
+    _buckets: OrderedDict[ObjectReference, _TokenBucket] = attrs.field(factory=OrderedDict, init=False)
+    _queue: WorkQueue[ObjectReference] = attrs.field(init=False)
     _forbidden: bool = attrs.field(default=False, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -163,12 +160,12 @@ class EventRecorder:
             type: `Warning` for what needs a person's attention.
         """
         words = shorten(redact(message), MAX_MESSAGE_BYTES)
-        self._put(self._series(InvolvedObject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
+        self._put(self._series(_reference(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
 
     async def run(self, client: Client) -> Never:
         """Write what is pending until cancelled; no failure of the API server ends this."""
 
-        async def handle(about: InvolvedObject) -> float | None:
+        async def handle(about: ObjectReference) -> float | None:
             return await self._write_pending(client, about)
 
         await run_workers(self._queue, handle, workers=WORKERS)
@@ -179,7 +176,7 @@ class EventRecorder:
         while self._pending:
             await self._progress.wait()
 
-    def _series(self, about: InvolvedObject, type_: EventType, reason: str, message: str) -> Series:
+    def _series(self, about: ObjectReference, type_: EventType, reason: str, message: str) -> Series:
         """Tell which series a message belongs to: one of its own, or that of all further ones."""
         known = self._messages.setdefault((about, type_, reason), [])
         self._messages.move_to_end((about, type_, reason))
@@ -207,7 +204,7 @@ class EventRecorder:
 
     def _drop(self, series: Series) -> None:
         self.dropped += self._take(series).count
-        _log.debug("event dropped", about=str(series.about), reason=series.reason, dropped=self.dropped)
+        _log.debug("event dropped", about=_shown(series.about), reason=series.reason, dropped=self.dropped)
 
     def _take(self, series: Series) -> _PendingEvent:
         pending = self._pending.pop(series)
@@ -218,7 +215,7 @@ class EventRecorder:
         self._progress = trio.Event()
         return pending
 
-    async def _write_pending(self, client: Client, about: InvolvedObject) -> float | None:
+    async def _write_pending(self, client: Client, about: ObjectReference) -> float | None:
         """Write one object's Events; return after how many seconds to go on, when its allowance is used up."""
         while (series := next((one for one in self._pending if one.about == about), None)) is not None:
             pause_seconds = self._spend(about)
@@ -243,12 +240,12 @@ class EventRecorder:
             self._lose(series)
             return
         except WorldError as error:
-            _log.info("event not written; will be repeated", about=str(series.about), error=str(error))
+            _log.info("event not written; will be repeated", about=_shown(series.about), error=str(error))
             raise
         except trio.TooSlowError as slow:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing an event") from slow
         except ApiError as refused:
-            _log.warning("event refused", about=str(series.about), reason=series.reason, error=str(refused))
+            _log.warning("event refused", about=_shown(series.about), reason=series.reason, error=str(refused))
             self._lose(series)
             return
         self._written[series] = written
@@ -297,13 +294,7 @@ class EventRecorder:
                 "name": f"{head}.{self.rng.getrandbits(64):016x}",
                 "namespace": about.namespace or "default",
             },
-            "involvedObject": {
-                "apiVersion": about.api_version,
-                "kind": about.kind,
-                "name": about.name,
-                **({"namespace": about.namespace} if about.namespace else {}),
-                **({"uid": about.uid} if about.uid else {}),
-            },
+            "involvedObject": encode(about),
             "type": series.type,
             "reason": series.reason,
             "message": pending.message,
@@ -315,7 +306,7 @@ class EventRecorder:
             "reportingInstance": self.instance,
         }
 
-    def _spend(self, about: InvolvedObject) -> float:
+    def _spend(self, about: ObjectReference) -> float:
         """Take one write from an object's allowance, or return the seconds until there is one."""
         now = trio.current_time()
         bucket = self._buckets.get(about, _TokenBucket(BURST, now))

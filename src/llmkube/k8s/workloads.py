@@ -31,7 +31,6 @@ class ContainerTerminated(Wired):
     """How a container ended; the message is what it wrote to its termination log."""
 
     exit_code: int = 0
-    signal: int | None = None
     reason: str = ""
     message: str = ""
     started_at: str | None = None
@@ -180,9 +179,6 @@ class JobStatus(Wired):
     """How a Job goes; the condition `Complete` or `Failed` is its end."""
 
     conditions: tuple[Condition, ...] = ()
-    active: int = 0
-    succeeded: int = 0
-    failed: int = 0
 
 
 @attrs.frozen(kw_only=True)

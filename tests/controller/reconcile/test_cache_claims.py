@@ -27,8 +27,7 @@ async def test_each_service_has_a_claim_of_its_own_and_no_job_fetches(autojump_c
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.create_model()
         await hands.create_service()
-        await hands.create_service("other")
-        await trio.sleep(SETTLED)
+        await hands.apply("other")
         assert await hands.names(PersistentVolumeClaim) == ["chat-model-cache", "other-model-cache"]
         assert await hands.names(Job) == []
         assert await hands.model_where() == "Ready/WorkloadResolved"
@@ -51,9 +50,7 @@ async def test_each_service_has_a_claim_of_its_own_and_no_job_fetches(autojump_c
 async def test_a_claim_is_made_once_and_never_changed(autojump_clock):
     """Other values of the chart and an edit leave a claim as it is; one that was deleted is made again."""
     async with open_pods(workloads=PER_SERVICE) as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         grown = {"spec": {"resources": {"requests": {"storage": "70Gi"}}}}
         key = Key("ml", "chat-model-cache")
         await hands.client.patch(PersistentVolumeClaim, key, grown, field_manager="admin")
@@ -102,8 +99,7 @@ async def test_a_service_that_keeps_its_weights_elsewhere_has_none(autojump_cloc
             await hands.client.create(stranger("weights"), field_manager="user")
             await hands.bind("weights")
         await hands.create_model(**model)
-        await hands.create_service(**service)
-        await trio.sleep(SETTLED)
+        await hands.apply(**service)
         assert "chat-model-cache" not in await hands.names(PersistentVolumeClaim)
         assert await hands.exists(Deployment)
         said = (await hands.cluster.service()).status.conditions
@@ -114,8 +110,7 @@ async def test_prefetching_into_a_volume_that_nobody_reads_is_named(autojump_clo
     """`prefetch` fetches nothing, and both the Model and its service say so."""
     async with open_pods(workloads=PER_SERVICE) as hands:
         await hands.create_model(prefetch=True)
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.apply()
         assert await hands.names(Job) == []
         [available] = [one for one in (await hands.cluster.model()).status.conditions if one.type == "Available"]
         assert "spec.prefetch has no effect" in available.message

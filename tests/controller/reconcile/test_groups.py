@@ -5,10 +5,9 @@ from prometheus_client import CollectorRegistry
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
-from controller.podkinds import install
 from controller.podobjects import SETTINGS
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.settings import ControllerSettings
+from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, LeaderWorkerSet
@@ -20,8 +19,7 @@ KEY = Key("ml", "chat-group")
 async def create(hands, **spec):
     hardware = {"accelerator": "cuda", "gpu": {"enabled": True, "count": 1}}
     await hands.create_model(source="org/big", format="safetensors", hardware=hardware)
-    await hands.create_service(runtime="vllm", multiNode=PAIR, **spec)
-    await trio.sleep(SETTLED)
+    await hands.apply(runtime="vllm", multiNode=PAIR, **spec)
 
 
 async def answer(hands, ready):
@@ -41,7 +39,7 @@ async def test_without_the_kind_it_is_refused_by_name_until_it_comes(autojump_cl
         assert "spec.multiNode needs LeaderWorkerSets" in accepted.message
         assert "lws.sigs.k8s.io" in accepted.message
         assert await hands.names(Deployment) == []
-        await install(hands, LeaderWorkerSet)
+        await hands.install(LeaderWorkerSet)
         await trio.sleep(INSTALL_POLL_SECONDS)
         assert await hands.where() == "Creating/Creating"
 
@@ -49,7 +47,7 @@ async def test_without_the_kind_it_is_refused_by_name_until_it_comes(autojump_cl
 async def test_it_is_served_counted_scaled_and_pruned(autojump_clock):
     """Groups count as replicas; suspended it has none; without the field a Deployment takes its place."""
     async with open_pods() as hands:
-        await install(hands, LeaderWorkerSet)
+        await hands.install(LeaderWorkerSet)
         await trio.sleep(INSTALL_POLL_SECONDS)
         await create(hands)
         await trio.sleep(INSTALL_POLL_SECONDS)
@@ -64,11 +62,9 @@ async def test_it_is_served_counted_scaled_and_pruned(autojump_clock):
         before = len(hands.cluster.writes)
         await trio.sleep(600)
         assert hands.cluster.writes[before:] == []
-        await hands.create_service(runtime="vllm", multiNode=PAIR, suspend=True)
-        await trio.sleep(SETTLED)
+        await hands.apply(runtime="vllm", multiNode=PAIR, suspend=True)
         assert (await hands.client.get(LeaderWorkerSet, KEY)).spec.replicas == 0
-        await hands.create_service(runtime="vllm")
-        await trio.sleep(SETTLED)
+        await hands.apply(runtime="vllm")
         assert await hands.names(LeaderWorkerSet) == []
         assert await hands.names(Deployment) == ["chat"]
 
@@ -77,7 +73,7 @@ async def test_a_successor_says_nothing_before_it_has_looked(autojump_clock):
     """A service that is Ready is not called Failed while a new controller finds out what the cluster serves."""
     async with open_pods() as hands, trio.open_nursery() as nursery:
         cluster = hands.cluster
-        await install(hands, LeaderWorkerSet)
+        await hands.install(LeaderWorkerSet)
         await trio.sleep(INSTALL_POLL_SECONDS)
         await create(hands)
         await answer(hands, 1)

@@ -9,7 +9,7 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment
-from llmkube.supervisor.service.endpoint_objects import service_manifest
+from llmkube.supervisor.service.status_manager import service_manifest
 
 
 async def test_a_service_that_moves_to_a_host_leaves_nothing(autojump_clock):
@@ -43,8 +43,7 @@ async def test_pods_are_reached_by_the_service_that_a_host_has_published(port, a
     """Whatever port it shall have, then and after an edit, the host's does not stay beside it and have both refused."""
     async with open_pods() as hands:
         await hands.create_model(hardware=METAL)
-        await hands.create_service(endpoint={"port": port})
-        await trio.sleep(SETTLED)
+        await hands.apply(endpoint={"port": port})
         await publish(hands)
         await hands.bring_up(endpoint={"port": port})
         assert await ports_and_selector(hands) == ([port], "chat")
@@ -60,8 +59,7 @@ async def test_an_agent_that_comes_back_late_hinders_no_edit(autojump_clock):
     async with open_pods() as hands:
         await hands.bring_up()
         await publish(hands)
-        await hands.create_service(endpoint={"port": 9000})
-        await trio.sleep(SETTLED)
+        await hands.apply(endpoint={"port": 9000})
         assert await ports_and_selector(hands) == ([9000], "chat")
 
 

@@ -59,9 +59,7 @@ def engine(monkeypatch):
 
 
 async def start(hands, ip="10.1.2.3"):
-    await hands.create_model()
-    await hands.create_service()
-    await trio.sleep(SETTLED)
+    await hands.start()
     [job] = (await hands.client.list(Job, namespace="ml")).items
     await hands.job_pod(job, {"running": {}}, "Running", podIP=ip)
     await trio.sleep(SETTLED)

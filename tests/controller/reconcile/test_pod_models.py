@@ -47,9 +47,7 @@ async def test_a_refused_job_is_a_condition_of_its_model(autojump_clock):
 async def test_a_job_of_somebody_else_is_a_condition_too(autojump_clock):
     """The Job that is in the way is named, left alone, and replaced by ours once it is gone."""
     async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         [name] = await hands.names(Job)
         for kind, gone in ((InferenceService, "chat"), (Model, "phi")):
             await hands.client.delete(kind, Key("ml", gone))
@@ -89,9 +87,7 @@ async def make_strangers_pod(hands, status):
 async def test_a_secret_that_was_lacking_is_tried_at_once(autojump_clock):
     """A fetch that was refused is made anew with the Secret that the Model names since, and only then."""
     async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         await hands.finish_job(2, REFUSED)
         refused = await only_job(hands)
         await trio.sleep(600)
@@ -214,8 +210,7 @@ async def test_a_claim_that_was_deleted_is_made_and_filled_again(autojump_clock)
         [after] = (await hands.client.list(Job, namespace="ml")).items
         assert after.metadata.uid != before.metadata.uid
 
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.end_job()
         assert await hands.model_where() == "Ready/ModelReady"
         assert (await hands.cluster.model()).status.cache_volume == new.metadata.uid
         assert (await hands.json(Deployment))["metadata"]["generation"] == generation
@@ -269,8 +264,7 @@ async def test_an_edited_source_is_another_file_and_rolls(autojump_clock):
         assert (await hands.json(Deployment))["metadata"]["generation"] == old["metadata"]["generation"]
         assert (await hands.where()).startswith("Progressing/")
         assert (await hands.cluster.service()).status.ready_replicas == 1
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.end_job()
         new = await hands.json(Deployment)
         paths = [one["spec"]["template"]["spec"]["containers"][0]["args"][1] for one in (old, new)]
         assert paths[0] != paths[1]
@@ -311,9 +305,7 @@ async def test_a_model_that_nobody_uses_goes_at_once(autojump_clock):
 async def test_a_failed_fetch_fails_both_with_its_own_words(autojump_clock):
     """Reason and sentence of `llmkube fetch` are the Model's and its service's."""
     async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         await hands.finish_job(2, '{"reason":"AccessDenied","message":"the hub wants a token"}')
         assert await hands.model_where() == "Failed/AccessDenied"
         assert await hands.where() == "Failed/AccessDenied"
@@ -392,9 +384,7 @@ async def test_an_engine_that_fetches_for_itself_does_not_wait(autojump_clock):
 async def test_ephemeral_weights_are_fetched_by_each_pod(autojump_clock):
     """`modelCache: Ephemeral` makes an init container and an emptyDir, and no Job."""
     async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service(modelCache={"persistence": "Ephemeral"})
-        await trio.sleep(SETTLED)
+        await hands.start(modelCache={"persistence": "Ephemeral"})
         for job in await hands.names(Job):
             await hands.client.delete(Job, Key("ml", job), propagation="Background")
         assert await hands.model_where() == "Ready/WorkloadResolved"

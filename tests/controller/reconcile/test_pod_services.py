@@ -30,9 +30,7 @@ async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, re
     async with open_pods() as hands:
         faults = hands.cluster.faults
         faults.refusals[resource] = f"{resource} {WRONG}"
-        await hands.create_model()
-        await hands.create_service(replicas=2, autoscaling={"maxReplicas": 3})
-        await trio.sleep(SETTLED)
+        await hands.start(replicas=2, autoscaling={"maxReplicas": 3})
         await hands.finish_job()
         assert await hands.where() == "Failed/Invalid"
         [accepted] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Accepted"]
@@ -51,9 +49,7 @@ async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_cloc
     async with open_pods() as hands:
         faults = hands.cluster.faults
         faults.refusals[resource], faults.refused = QUOTA, (403, "Forbidden")
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         if resource == "jobs":
             assert await hands.model_where() == "Failed/Invalid"
         else:
@@ -70,11 +66,8 @@ async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_cloc
 async def test_a_reason_of_the_kubelets_own_reaches_the_status(autojump_clock):
     """A reason with dots and slashes is spelled as the schema wants it, and the status goes on being written."""
     async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service(resources={"gpu": 1})
-        await trio.sleep(SETTLED)
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.start(resources={"gpu": 1})
+        await hands.end_job()
         message = (
             "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0"
         )
@@ -139,8 +132,7 @@ async def test_another_model_rolls(autojump_clock):
         await hands.create_service(modelRef="gemma")
         assert await hands.where() == "Progressing/Pending"
         assert (await hands.json(Deployment))["spec"] == old["spec"]
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.end_job()
         new = await hands.json(Deployment)
         assert new["spec"]["selector"] == old["spec"]["selector"]
         template = new["spec"]["template"]
@@ -157,14 +149,12 @@ async def test_suspending_stops_and_keeps_everything_else(autojump_clock):
         await hands.bring_up(autoscaling={"maxReplicas": 3})
         before = await hands.json(Deployment)
         assert await hands.exists(HorizontalPodAutoscaler)
-        await hands.create_service(autoscaling={"maxReplicas": 3}, suspend=True)
-        await trio.sleep(SETTLED)
+        await hands.apply(autoscaling={"maxReplicas": 3}, suspend=True)
         assert (await hands.json(Deployment))["spec"]["replicas"] == 0
         assert not await hands.exists(HorizontalPodAutoscaler)
         await hands.roll_out()
         assert await hands.where() == "Suspended/Suspended"
-        await hands.create_service(autoscaling={"maxReplicas": 3})
-        await trio.sleep(SETTLED)
+        await hands.apply(autoscaling={"maxReplicas": 3})
         after = await hands.json(Deployment)
         assert after["spec"] == before["spec"]
         assert await hands.exists(HorizontalPodAutoscaler)
@@ -179,8 +169,7 @@ async def test_an_autoscalers_choice_stands(autojump_clock):
         assert await hands.where() == "Ready/InferenceReady"
         assert (await hands.json(Deployment))["spec"]["replicas"] == 4
         assert (await hands.cluster.service()).status.desired_replicas == 4
-        await hands.create_service(replicas=2)
-        await trio.sleep(SETTLED)
+        await hands.apply(replicas=2)
         assert (await hands.json(Deployment))["spec"]["replicas"] == 2
 
 
@@ -195,9 +184,7 @@ async def test_somebody_elses_object_is_never_touched(autojump_clock):
     async with open_pods() as hands:
         await hands.client.apply(Deployment, foreign, field_manager="kubectl")
         before = await hands.json(Deployment)
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         await hands.finish_job()
         assert await hands.where() == "Failed/NameTaken"
         assert await hands.json(Deployment) == before
@@ -231,8 +218,7 @@ async def test_labels_that_are_no_longer_wanted_go(autojump_clock):
         await hands.bring_up(podLabels={"team": "a", "app": "theirs"}, podAnnotations={"note": "x"})
         template = (await hands.json(Deployment))["spec"]["template"]["metadata"]
         assert (template["labels"]["team"], template["labels"]["app"]) == ("a", "chat")
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.apply()
         template = (await hands.json(Deployment))["spec"]["template"]["metadata"]
         assert "team" not in template["labels"]
         assert "note" not in template.get("annotations", {})
@@ -254,8 +240,7 @@ async def test_reverting_a_spec_reverts_the_objects(autojump_clock):
         await trio.sleep(SETTLED)
         assert [(await hands.json(kind))["spec"] for kind in (Deployment, Service)] != before
         assert await hands.exists(PodDisruptionBudget)
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.apply()
         after = [(await hands.json(kind))["spec"] for kind in (Deployment, Service)]
         after[1].pop("externalTrafficPolicy", None)
         assert after == before
@@ -274,10 +259,8 @@ async def test_the_queue_for_gpus_goes_by_priority(autojump_clock):
     async with open_pods() as hands:
         await hands.create_model()
         await hands.create_service("chat", resources={"gpu": 1})
-        await hands.create_service("vital", resources={"gpu": 2}, priority="critical")
-        await trio.sleep(SETTLED)
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.apply("vital", resources={"gpu": 2}, priority="critical")
+        await hands.end_job()
         await hands.service_pod(no_gpu)
         assert await hands.where() == "WaitingForGPU/WaitingForGPU"
         await hands.service_pod(no_gpu, name="vital")

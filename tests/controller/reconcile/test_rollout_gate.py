@@ -74,8 +74,7 @@ async def test_a_policy_that_a_busy_service_is_given_defers_nothing(autojump_clo
         await hands.bring_up()
         await hands.service_pod(RUNNING)
         generation = (await hands.json(Deployment))["metadata"]["generation"]
-        await hands.create_service(**policy)
-        await trio.sleep(SETTLED)
+        await hands.apply(**policy)
         assert (await deferred(hands), engine["asked"]) == ("False", [])
         assert (await hands.json(Deployment))["metadata"]["generation"] == generation
 
@@ -90,8 +89,7 @@ async def test_an_edit_that_was_replaced_by_one_that_cannot_be_waits_no_more(aut
     async with open_pods() as hands:
         await hands.bring_up(rolloutPolicy=policy)
         await hands.service_pod(RUNNING)
-        await hands.create_service(rolloutPolicy=policy, contextSize=2048)
-        await trio.sleep(SETTLED)
+        await hands.apply(rolloutPolicy=policy, contextSize=2048)
         assert await deferred(hands) == "True"
         await hands.create_service(rolloutPolicy=policy, contextSize=2048, **edit)
         assert (await hands.where(), await deferred(hands)) == (where, "False")
@@ -110,8 +108,7 @@ async def test_an_edit_waits_no_longer_than_it_may(autojump_clock, engine):
         await trio.sleep(20)
         assert await context(hands)
         await hands.roll_out()
-        await hands.create_service(rolloutPolicy={**policy, "force": True})
-        await trio.sleep(SETTLED)
+        await hands.apply(rolloutPolicy={**policy, "force": True})
         assert not await context(hands)
 
 
@@ -147,8 +144,7 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
     body = {"runtime": "generic", "image": "x", "args": ["a"], "rolloutPolicy": policy}
     async with open_pods() as hands:
         await hands.bring_up(**body)
-        await hands.create_service(**{**body, "args": ["b"]})
-        await trio.sleep(SETTLED)
+        await hands.apply(**{**body, "args": ["b"]})
         [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert container["args"] == ["b"]
         [found] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
@@ -183,8 +179,7 @@ async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keye
             after = [engine, "example.org/llmkube:next"]
             assert await images(hands) == (after if keyed else [engine, before])
             if not keyed:
-                await hands.create_service(contextSize=2048, **spec)
-                await trio.sleep(SETTLED)
+                await hands.apply(contextSize=2048, **spec)
                 assert (await images(hands), await context(hands)) == (after, True)
 
 
@@ -199,8 +194,7 @@ async def test_an_image_for_cpus_comes_with_the_next_edit(autojump_clock, before
         async with upgraded(hands, engines=Images({**before, "llamacpp-cpu": BUNDLED})):
             await trio.sleep(3600)
             assert await images(hands) == [engine, drain]
-            await hands.create_service(contextSize=2048)
-            await trio.sleep(SETTLED)
+            await hands.apply(contextSize=2048)
             assert (await images(hands), await context(hands)) == ([BUNDLED, drain], True)
 
 

@@ -7,9 +7,9 @@ import trio
 
 from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.reconcile import pod_answers
 from llmkube.controller.reconcile.pod_answers import ASK_EVERY_SECONDS
+from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.builtins import ConfigMap, EndpointSlice, Service
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -172,9 +172,7 @@ async def test_a_missing_service_takes_nothing_else_down(autojump_clock, answer)
         config = await config_of(hands.client)
         assert config.backends["local"].missing == "there is no InferenceService chat"
         assert config.backends["cloud"].missing == ""
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         assert (await config_of(hands.client)).backends["local"].missing == ""
         await hands.client.delete(InferenceService, Key("ml", "chat"))
         await trio.sleep(SETTLED)
@@ -291,7 +289,7 @@ async def test_a_router_is_scraped_where_a_prometheus_operator_is(autojump_clock
     """Its PodMonitor comes with the kind, leads to the port that the pods have, and is written once."""
     async with open_pods() as hands:
         await apply_router(hands.client)
-        await hands.install_pod_monitors()
+        await hands.install(PodMonitor)
         await trio.sleep(INSTALL_POLL_SECONDS + SETTLED)
         monitor = await hands.json(PodMonitor, NAME)
         [endpoint] = monitor["spec"]["podMetricsEndpoints"]

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.drawn import SPECS, admitted
-from controller.cluster import SETTLED
 from controller.podcluster import Hands, open_pods
 from controller.podobjects import HUB_FILE, SHA
 from lengths import EXAMPLES, SOAK
@@ -46,8 +45,7 @@ async def test_a_digest_that_nobody_checks_is_named(autojump_clock, source, stat
     """Fetching checks a Model's digest; nobody checks a file that lies on a user's claim, and the service says so."""
     async with open_pods() as hands:
         await hands.create_model(source=source, sha256=SHA, hardware={"accelerator": "cpu"})
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.apply()
         [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
         assert honoured.status == status
         assert ("Model.spec.sha256" in honoured.message) is (status == "False")
@@ -70,8 +68,7 @@ async def test_a_field_that_has_nothing_to_act_on_is_named(model, service, field
     async with open_pods() as hands:
         await hands.create_model(**model)
         await hands.create_model("small")
-        await hands.create_service(modelCache={"claimName": "mine"}, **service)
-        await trio.sleep(SETTLED)
+        await hands.apply(modelCache={"claimName": "mine"}, **service)
         [honoured] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "SpecHonoured"]
         assert field in honoured.message
         assert ("spec.modelCache" in honoured.message) is (field == "spec.modelCache")
@@ -84,8 +81,7 @@ async def test_a_draft_that_the_engine_does_not_take_is_named(autojump_clock):
     async with open_pods() as hands:
         await hands.create_model()
         for runtime in ("llamacpp", "generic"):
-            await hands.create_service(runtime, runtime=runtime, image="x", **draft)
-            await trio.sleep(SETTLED)
+            await hands.apply(runtime, runtime=runtime, image="x", **draft)
             conditions = (await hands.cluster.service(runtime)).status.conditions
             [said[runtime]] = [one.message for one in conditions if one.type == "SpecHonoured"]
     assert "draftModelRef" not in said["llamacpp"]
@@ -96,8 +92,7 @@ async def test_what_the_operator_has_not_allowed_is_not_made(autojump_clock):
     """S3: no object is made of it, and the condition Accepted has the field and the value of the chart."""
     async with open_pods() as hands:
         await hands.create_model(hardware={"accelerator": "cpu"})
-        await hands.create_service(securityContext={"privileged": True})
-        await trio.sleep(SETTLED)
+        await hands.apply(securityContext={"privileged": True})
         await hands.finish_job()
         assert await hands.where() == "Failed/NotAllowed"
         [accepted] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Accepted"]
@@ -113,14 +108,12 @@ async def test_what_runs_is_left_alone_when_an_edit_asks_for_too_much(autojump_c
         await hands.bring_up(contextSize=2048)
         before = await hands.json(Deployment)
         for spec in ({"hostPath": {"path": "/"}}, {"nfs": {"server": "s", "path": "/"}}):
-            await hands.create_service(contextSize=4096, extraVolumes=[{"name": "v", **spec}])
-            await trio.sleep(SETTLED)
+            await hands.apply(contextSize=4096, extraVolumes=[{"name": "v", **spec}])
             assert (await hands.json(Deployment))["spec"] == before["spec"]
             assert await hands.where() == "Ready/InferenceReady"
             said = {one.type: one.reason for one in (await hands.cluster.service()).status.conditions}
             assert (said["Accepted"], said["Degraded"]) == ("NotAllowed", "NotAllowed")
-        await hands.create_service(contextSize=4096)
-        await trio.sleep(SETTLED)
+        await hands.apply(contextSize=4096)
         assert "4096" in (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"][0]["args"]
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from controller.pod_security import against_baseline
 from controller.podobjects import SETTINGS, cluster_model, pod_service
-from llmkube.controller.render.group import group_name
-from llmkube.controller.render.manifests import deployment, kubernetes_service
+from llmkube.controller.render.manifests import deployment, group_name, kubernetes_service
 from llmkube.controller.render.pod_policy import service_refusals
 from llmkube.runtimes.container.group import WORKER_INDEX
 from llmkube.runtimes.registry import container_plan_for

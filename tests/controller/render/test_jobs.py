@@ -1,26 +1,13 @@
 """A Job of the controller does what it is made for, and may do nothing else."""
 
-from controller.podobjects import SETTINGS, SHA, cluster_model, pod_service
+from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.render.storage import serving_storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.supply import Supply, choose_supply, weights_path
-from llmkube.k8s.codec import decode
-from llmkube.k8s.workloads import Job, PersistentVolumeClaim
 
 JOB = Supply("job")
-
-
-def job(kind: str = "Complete", at: str = "2025-06-01T11:00:00Z") -> Job:
-    held = [{"type": kind, "status": "True", "lastTransitionTime": at}] if kind else []
-    return decode(Job, {"metadata": {"name": "phi-0", "namespace": "ml"}, "status": {"conditions": held}})
-
-
-def followed(**status):
-    key = cache_key(cluster_model(refreshPolicy="OnChange").spec)
-    there = {"cacheKey": key, "path": f"/models/{key}/v1/model.gguf", "size": "4.5 GiB", "sha256": SHA}
-    return cluster_model(refreshPolicy="OnChange", status={**there, **status})
 
 
 def words(container):
@@ -56,11 +43,6 @@ def test_an_object_in_a_bucket_is_fetched_with_its_secret():
 
 ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
 SOURCE = "pvc://weights/a/b.gguf"
-
-
-def claim(uid="c-1"):
-    tag = {"name": "weights", "namespace": "ml", "uid": uid, "creationTimestamp": "2025-06-01T10:00:00Z"}
-    return decode(PersistentVolumeClaim, {"metadata": tag, "status": {"phase": "Bound"}})
 
 
 def test_the_job_runs_beside_the_pods_that_serve_and_may_do_nothing_but_read():

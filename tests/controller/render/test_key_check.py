@@ -7,8 +7,7 @@ from click.testing import CliRunner
 from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.drain import key_containers, key_volumes
-from llmkube.controller.render.manifests import deployment, kubernetes_service
-from llmkube.controller.render.monitoring import pod_monitor
+from llmkube.controller.render.manifests import deployment, kubernetes_service, pod_monitor
 from llmkube.controller.render.storage import Storage, serving_storage
 from llmkube.programs.engine_pod import key_proxy
 from llmkube.runtimes.registry import container_plan_for

@@ -10,12 +10,17 @@ import yaml
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
 from controller.render.test_router_objects import router_manifests
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
-from llmkube.controller.render.manifests import autoscaler, deployment, disruption_budget, kubernetes_service
+from llmkube.controller.render.manifests import (
+    autoscaler,
+    deployment,
+    disruption_budget,
+    kubernetes_service,
+    pod_monitor,
+)
 from llmkube.controller.render.model_sources import (
     claim_path,
     source_of,
 )
-from llmkube.controller.render.monitoring import pod_monitor
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, serving_storage
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim

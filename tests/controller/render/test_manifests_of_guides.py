@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import attrs
-import trio
 import yaml
 
-from controller.cluster import SETTLED
 from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS
 from llmkube.k8s.builtins import Service
@@ -31,8 +29,7 @@ async def serve(hands, name, source):
     model = PRINTED.get(("Model", spec["modelRef"]))
     body = dict(model) if model else {"source": source, "hardware": {"accelerator": "cuda"}}
     await hands.create_model(spec["modelRef"], **body)
-    await hands.create_service(name, **spec)
-    await trio.sleep(SETTLED)
+    await hands.apply(name, **spec)
 
 
 async def test_the_reference_example_is_served(autojump_clock):

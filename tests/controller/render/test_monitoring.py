@@ -8,12 +8,11 @@ import trio
 
 from controller.objects import NOW
 from controller.podcluster import open_pods
-from controller.podkinds import install
 from controller.podobjects import SETTINGS, plan, pod_service
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
-from llmkube.controller.render.monitoring import objective, objective_obstacle, pod_monitor
+from llmkube.controller.render.manifests import objective, objective_obstacle, pod_monitor
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pod_service_status import ServiceFacts, derive_pod_status, judge_pods
+from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.conditions import Verdict
@@ -57,7 +56,7 @@ async def test_the_operators_labels_reach_what_is_made(autojump_clock):
     """A PodMonitor that no Prometheus selects would be scraped by nobody."""
     workloads = attrs.evolve(SETTINGS, monitor_labels={"release": "prometheus"})
     async with open_pods(workloads=workloads) as hands:
-        await install(hands, PodMonitor)
+        await hands.install(PodMonitor)
         await trio.sleep(INSTALL_POLL_SECONDS)
         await hands.bring_up()
         assert (await hands.json(PodMonitor))["metadata"]["labels"]["release"] == "prometheus"

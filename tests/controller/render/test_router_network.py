@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmkube.controller.render.router_network import Host, Provider, ServicePods, network_policy
+from llmkube.controller.render.router_objects import network_policy, to_host, to_provider, to_service
 
 PODS = {"app": "front-router-proxy"}
 
@@ -27,21 +27,21 @@ def test_names_are_looked_up_in_the_cluster_only():
 
 def test_a_service_in_pods_is_reached_at_its_port():
     """The pods of the router's namespace with the service's label, and no other port of them."""
-    [_, rule] = rules(ServicePods(name="chat"))
+    [_, rule] = rules(to_service("chat"))
     assert rule["to"] == [{"podSelector": {"matchLabels": {"inference.llmkube.dev/service": "chat"}}}]
     assert rule["ports"] == [{"port": "http", "protocol": "TCP"}]
 
 
 def test_a_host_is_reached_at_its_own_address():
     """Not its network: another machine beside it stays closed."""
-    [_, four, six] = rules(Host(address="192.168.1.20", port=9001), Host(address="fd00::7", port=9001))
+    [_, four, six] = rules(to_host("192.168.1.20", 9001), to_host("fd00::7", 9001))
     assert four["to"] == [{"ipBlock": {"cidr": "192.168.1.20/32"}}]
     assert six["to"] == [{"ipBlock": {"cidr": "fd00::7/128"}}]
 
 
 def test_a_cloud_provider_is_reached_in_the_internet_only():
     """A name that leads into the cluster, or to a metadata service, is of no use."""
-    [_, rule] = rules(Provider(url="https://api.example.com/v1", local=False))
+    [_, rule] = rules(to_provider("https://api.example.com/v1", local=False))
     assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
     assert all("except" in one["ipBlock"] for one in rule["to"])
     closed = [network for one in rule["to"] for network in one["ipBlock"]["except"]]
@@ -50,7 +50,7 @@ def test_a_cloud_provider_is_reached_in_the_internet_only():
 
 def test_a_name_that_is_said_to_be_local_leads_nowhere_else():
     """What a user calls local is held to it by the network as well: private addresses alone."""
-    [_, rule] = rules(Provider(url="http://litellm.corp.example:4000", local=True))
+    [_, rule] = rules(to_provider("http://litellm.corp.example:4000", local=True))
     assert rule["ports"] == [{"port": 4000, "protocol": "TCP"}]
     assert {"ipBlock": {"cidr": "10.0.0.0/8"}} in rule["to"]
     assert not any(one["ipBlock"]["cidr"] in {"0.0.0.0/0", "::/0"} for one in rule["to"])
@@ -59,16 +59,16 @@ def test_a_name_that_is_said_to_be_local_leads_nowhere_else():
 @pytest.mark.parametrize("host", ["litellm.gateways.svc", "litellm.gateways.svc.cluster.local"])
 def test_a_service_of_another_namespace_is_reached_there(host):
     """The port of its pods is not known, so their namespace is what is open."""
-    [_, rule] = rules(Provider(url=f"http://{host}:4000/v1", local=True))
+    [_, rule] = rules(to_provider(f"http://{host}:4000/v1", local=True))
     assert rule == {"to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}}]}
 
 
 def test_a_provider_by_address_is_reached_there():
     """An address says all."""
-    [_, rule] = rules(Provider(url="http://10.1.2.3:8000", local=True))
+    [_, rule] = rules(to_provider("http://10.1.2.3:8000", local=True))
     assert rule == {"to": [{"ipBlock": {"cidr": "10.1.2.3/32"}}], "ports": [{"port": 8000, "protocol": "TCP"}]}
 
 
 def test_two_backends_at_one_place_are_one_rule():
     """A policy has no rule twice."""
-    assert len(rules(ServicePods(name="chat"), ServicePods(name="chat"))) == 2
+    assert len(rules(to_service("chat"), to_service("chat"))) == 2

@@ -5,8 +5,15 @@ import pytest
 
 from controller.pod_security import against_restricted
 from controller.podobjects import SETTINGS
-from llmkube.controller.render.router_network import Host, Provider, ServicePods
-from llmkube.controller.render.router_objects import KEYS_FOLDER, render_router, router_objects_name, router_selector
+from llmkube.controller.render.router_objects import (
+    KEYS_FOLDER,
+    render_router,
+    router_objects_name,
+    router_selector,
+    to_host,
+    to_provider,
+    to_service,
+)
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.router.config.compile_router import KeyFile
@@ -17,9 +24,9 @@ KEYS = (
     KeyFile(path=f"{KEYS_FOLDER}/teams", secret="clients", key=""),
 )
 DESTINATIONS = (
-    ServicePods(name="chat"),
-    Host(address="10.0.0.7", port=9001),
-    Provider(url="https://api.example.com/v1", local=False),
+    to_service("chat"),
+    to_host("10.0.0.7", 9001),
+    to_provider("https://api.example.com/v1", local=False),
 )
 
 

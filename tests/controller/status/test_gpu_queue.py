@@ -2,7 +2,7 @@
 
 import random
 
-from llmkube.controller.service_record import GpuQueue, Waiting, line
+from llmkube.controller.reconcile.context import GpuQueue, Waiting, line
 from llmkube.k8s.resource import Key
 
 

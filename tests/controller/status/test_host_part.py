@@ -6,8 +6,15 @@ import pytest
 from controller.objects import NOW, STUDIO
 from controller.podobjects import cluster_model, pod_service
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.host_part import HostPart, both, judge_both, judge_host_part, unknown_host_part
-from llmkube.controller.status.service_status import Replicas, derive_service_status
+from llmkube.controller.status.service_status import (
+    HostPart,
+    Replicas,
+    both,
+    derive_service_status,
+    judge_both,
+    judge_host_part,
+    unknown_host_part,
+)
 from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.wire.conditions import Verdict
 

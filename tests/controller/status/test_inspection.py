@@ -11,7 +11,7 @@ from controller.podcluster import KUBE, open_pods
 from controller.podobjects import cluster_model, fetch_pod, job_of, unscheduled
 from llmkube.controller.render.model_sources import cache_key, job_name
 from llmkube.controller.status.job_result import Seen
-from llmkube.controller.status.pod_model_status import derive_supplied_status
+from llmkube.controller.status.model_status import derive_supplied_status
 from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.model import Model
@@ -104,8 +104,7 @@ async def serve(hands):
     await hands.client.apply(PersistentVolumeClaim, body, field_manager="user")
     await hands.bind("weights")
     await hands.create_model(source=SOURCE)
-    await hands.create_service()
-    await trio.sleep(SETTLED)
+    await hands.apply()
 
 
 async def test_the_header_is_read_once_a_pod_runs(autojump_clock):
@@ -124,8 +123,7 @@ async def test_the_header_is_read_once_a_pod_runs(autojump_clock):
         assert await hands.names(Job) == [job_name(model)]
         assert await hands.where() == "Ready/InferenceReady"
         generation = (await hands.json(Deployment))["metadata"]["generation"]
-        await hands.finish_job(message=TOLD)
-        await trio.sleep(SETTLED)
+        await hands.end_job(message=TOLD)
         model = await hands.cluster.model()
         assert (model.status.gguf.context_length, model.status.size) == (2048, "4.5 GiB")
         assert (await hands.json(Deployment))["metadata"]["generation"] == generation

@@ -19,7 +19,7 @@ from controller.podobjects import (
 from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import read_failure, read_fetched
-from llmkube.controller.status.pod_model_status import Seen, derive_supplied_status, judge_supply
+from llmkube.controller.status.model_status import Seen, derive_supplied_status, judge_supply
 from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path
 
 FETCHER, BRINGER, EPHEMERAL = User(), User(brings_weights=True), User(fetches_itself=True)

@@ -11,7 +11,7 @@ from controller.objects import NOW
 from controller.podcluster import open_pods
 from controller.podobjects import FETCHED, SETTINGS, SHA, cluster_model, fetch_pod
 from llmkube.controller.render.model_sources import cache_key
-from llmkube.controller.status.pod_model_status import Seen, derive_supplied_status, revalidate_in_seconds
+from llmkube.controller.status.model_status import Seen, derive_supplied_status, revalidate_in_seconds
 from llmkube.controller.status.supply import Supply
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import Deployment, Job
@@ -96,10 +96,8 @@ async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_
     """One Job an interval; the Deployment changes when the version does, and the service is never without a Model."""
     async with open_pods() as hands:
         await hands.create_model(refreshPolicy="OnChange")
-        await hands.create_service()
-        await trio.sleep(SETTLED)
-        await hands.finish_job(message=told("v1"))
-        await trio.sleep(SETTLED)
+        await hands.apply()
+        await hands.end_job(message=told("v1"))
         before = (await hands.json(Deployment))["metadata"]["generation"]
         [first] = await jobs(hands)
 
@@ -107,13 +105,11 @@ async def test_a_change_upstream_rolls_the_pods_and_no_change_does_not(autojump_
         [second] = await jobs(hands)
         assert second != first
         assert await hands.model_where() == "Ready/ModelReady"
-        await hands.finish_job(message=told("v1"))
-        await trio.sleep(SETTLED)
+        await hands.end_job(message=told("v1"))
         assert (await hands.json(Deployment))["metadata"]["generation"] == before
 
         await trio.sleep(HOUR + SETTLED)
-        await hands.finish_job(message=told("v2", sha256=OTHER))
-        await trio.sleep(SETTLED)
+        await hands.end_job(message=told("v2", sha256=OTHER))
         assert await hands.model_where() == "Ready/ModelReady"
         [container, _] = (await hands.json(Deployment))["spec"]["template"]["spec"]["containers"]
         assert any(word.endswith("/v2/model.gguf") for word in container["args"])
@@ -127,8 +123,7 @@ async def test_a_look_that_fails_keeps_what_is_there(autojump_clock):
     """A Job that fails, an hour after all went well, changes neither the Model's phase nor the pods."""
     async with open_pods() as hands:
         await hands.create_model(refreshPolicy="OnChange")
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.apply()
         await hands.finish_job(message=told("v1"))
         await trio.sleep(HOUR + SETTLED)
         before = await hands.json(Deployment)

@@ -4,7 +4,7 @@ import pytest
 
 from controller.objects import NOW
 from controller.podobjects import deployment_of, pod, pod_service
-from llmkube.controller.status.rollout import aged_in_seconds, edit_patience_seconds
+from llmkube.controller.reconcile.rollout_gate import aged_in_seconds, edit_patience_seconds
 
 
 @pytest.mark.parametrize(

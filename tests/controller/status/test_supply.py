@@ -2,23 +2,9 @@
 
 import pytest
 
-from controller.podobjects import SHA, cluster_model
-from llmkube.controller.render.model_sources import cache_key
+from controller.podobjects import cluster_model
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.supply import Supply, User, choose_supply, without_effect
-from llmkube.k8s.codec import decode
-from llmkube.k8s.workloads import Job
-
-
-def job(kind: str = "Complete", at: str = "2025-06-01T11:00:00Z") -> Job:
-    held = [{"type": kind, "status": "True", "lastTransitionTime": at}] if kind else []
-    return decode(Job, {"metadata": {"name": "phi-0", "namespace": "ml"}, "status": {"conditions": held}})
-
-
-def followed(**status):
-    key = cache_key(cluster_model(refreshPolicy="OnChange").spec)
-    there = {"cacheKey": key, "path": f"/models/{key}/v1/model.gguf", "size": "4.5 GiB", "sha256": SHA}
-    return cluster_model(refreshPolicy="OnChange", status={**there, **status})
 
 
 @pytest.mark.parametrize("users", [[], [User()], [User(brings_weights=True)], [User(fetches_itself=True)]])

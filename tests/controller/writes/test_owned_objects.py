@@ -5,14 +5,13 @@ import trio
 
 from controller.cluster import SETTLED, open_cluster
 from controller.podcluster import open_pods
-from controller.podkinds import install
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.informer import Informer
 from llmkube.controller.informers import PERMISSIONS
-from llmkube.controller.optional_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.manifests import deployment, kubernetes_service
 from llmkube.controller.writes import owned_objects
+from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.writes.owned_objects import (
     NAME_TAKEN_RETRY_SECONDS,
     OwnedObjects,
@@ -125,7 +124,7 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
     """What was made is known from the server's answer, before any watch has told of it; nobody looks for it first."""
     async with open_cluster() as cluster:
         client = Recording(cluster.client)
-        owned = OwnedObjects(client, InferenceService, Informer(Service))
+        owned = OwnedObjects(client, Informer(Service))
         manifest = kubernetes_service(await owner(cluster), plan())
         first = await owned.ensure(manifest)
         assert await owned.ensure(manifest) == first
@@ -135,12 +134,12 @@ async def test_a_lagging_cache_causes_no_second_write(autojump_clock):
 async def test_own_objects_are_known_until_somebody_else_has_touched_them(autojump_clock):
     """What a write has left is our own; an edit, or an object that we have not made, is not."""
     async with open_cluster() as cluster:
-        owned = OwnedObjects(cluster.client, InferenceService, Informer(Service))
+        owned = OwnedObjects(cluster.client, Informer(Service))
         first = await owned.ensure(kubernetes_service(await owner(cluster), plan()))
         assert owned.is_own(first)
         labelled = await cluster.client.patch(Service, first.key, {"metadata": {"labels": {"edited": "yes"}}})
         assert not owned.is_own(labelled)
-        assert not OwnedObjects(cluster.client, InferenceService, Informer(Service)).is_own(first)
+        assert not OwnedObjects(cluster.client, Informer(Service)).is_own(first)
 
 
 SAME = {"app": "chat", "inference.llmkube.dev/service": "chat"}
@@ -176,7 +175,7 @@ async def test_a_strangers_object_that_sets_none_of_our_fields_is_left_alone(aut
         key = Key.of(wanted)
         before = await client.create(stranger(kind, key, spec), field_manager="somebody")
         with pytest.raises(NameTakenError, match=r"does not belong to this \w+; rename the \w+,"):
-            await OwnedObjects(client, InferenceService, Informer(kind)).ensure(wanted)
+            await OwnedObjects(client, Informer(kind)).ensure(wanted)
         assert await client.get(kind, key) == before
         merged = await client.apply(kind, wanted, field_manager="who does not look", force=False)
         assert merged.metadata.owner_references, "the case is pointless: an apply would have been a conflict"
@@ -188,7 +187,7 @@ async def test_what_is_gone_again_is_made_at_the_next_look(autojump_clock):
         manifest = kubernetes_service(await owner(cluster), plan())
         await cluster.client.create(stranger(Service, Key.of(manifest), {"ports": [{"port": 9}]}))
         client = Recording(cluster.client)
-        owned = OwnedObjects(client, InferenceService, Informer(Service))
+        owned = OwnedObjects(client, Informer(Service))
 
         async def vanish(kind, key):
             await cluster.client.delete(kind, key)
@@ -204,11 +203,11 @@ async def test_what_has_lost_our_label_is_made_ours_again(autojump_clock):
     """An object of this owner that the cache cannot hold any more is applied to, and not taken for a stranger's."""
     async with open_cluster() as cluster:
         manifest = kubernetes_service(await owner(cluster), plan())
-        await OwnedObjects(cluster.client, InferenceService, Informer(Service)).ensure(manifest)
+        await OwnedObjects(cluster.client, Informer(Service)).ensure(manifest)
         bare = {"metadata": {"labels": {"app.kubernetes.io/managed-by": None}}}
         await cluster.client.patch(Service, Key("ml", "chat"), bare, field_manager="somebody")
         client = Recording(cluster.client)
-        again = await OwnedObjects(client, InferenceService, Informer(Service)).ensure(manifest)
+        again = await OwnedObjects(client, Informer(Service)).ensure(manifest)
         assert again.metadata.labels["app.kubernetes.io/managed-by"] == "llmkube-controller"
         assert client.calls == ["apply", "get", "apply"]
 
@@ -217,9 +216,9 @@ async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
     """An object of this owner that a cache has not heard of yet, and that is as wanted, is not written again."""
     async with open_cluster() as cluster:
         manifest = kubernetes_service(await owner(cluster), plan())
-        made = await OwnedObjects(cluster.client, InferenceService, Informer(Service)).ensure(manifest)
+        made = await OwnedObjects(cluster.client, Informer(Service)).ensure(manifest)
         client = Recording(cluster.client)
-        found = await OwnedObjects(client, InferenceService, Informer(Service)).ensure(manifest)
+        found = await OwnedObjects(client, Informer(Service)).ensure(manifest)
         assert found.metadata.resource_version == made.metadata.resource_version
         assert client.calls == ["apply", "get"]
 
@@ -227,7 +226,7 @@ async def test_what_a_predecessor_made_is_found_to_be_so(autojump_clock):
 async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
     """A change onto an object that is newer than the one compared is a conflict, and changes nothing."""
     async with open_cluster() as cluster:
-        owned = OwnedObjects(cluster.client, InferenceService, Informer(Service))
+        owned = OwnedObjects(cluster.client, Informer(Service))
         await owned.ensure(kubernetes_service(await owner(cluster), plan()))
         await cluster.client.patch(Service, Key("ml", "chat"), {"metadata": {"labels": {"seen": "no"}}})
         with pytest.raises(ConflictError):
@@ -238,7 +237,7 @@ async def test_who_wrote_in_between_is_not_overwritten(autojump_clock):
 async def test_what_has_changed_since_it_was_seen_is_not_removed(autojump_clock):
     """A removal that comes late, when somebody has changed the object, is a conflict, and it stays."""
     async with open_cluster() as cluster:
-        owned, key = OwnedObjects(cluster.client, InferenceService, Informer(Service)), Key("ml", "chat")
+        owned, key = OwnedObjects(cluster.client, Informer(Service)), Key("ml", "chat")
         service = await owner(cluster)
         await owned.ensure(kubernetes_service(service, plan()))
         await cluster.client.patch(Service, key, {"metadata": {"labels": {"seen": "no"}}})
@@ -250,7 +249,7 @@ async def test_what_has_changed_since_it_was_seen_is_not_removed(autojump_clock)
 async def test_a_predecessors_object_is_left_to_the_collector(autojump_clock):
     """An object with another owner of the same name is neither changed nor deleted."""
     async with open_cluster() as cluster:
-        owned = OwnedObjects(cluster.client, InferenceService, Informer(Service))
+        owned = OwnedObjects(cluster.client, Informer(Service))
         await owned.ensure(kubernetes_service(await owner(cluster), plan()))
         with pytest.raises(NameTakenError, match="another InferenceService"):
             await owned.ensure(kubernetes_service(pod_service(uid="new"), plan()))
@@ -288,11 +287,8 @@ async def replaced_unheard(hands, owner, child, *, again=True):
 
 async def make_service(hands):
     """A service that is being made: nothing new can be said of it for now."""
-    await hands.create_model()
-    await hands.create_service()
-    await trio.sleep(SETTLED)
-    await hands.finish_job()
-    await trio.sleep(SETTLED)
+    await hands.start()
+    await hands.end_job()
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -315,9 +311,7 @@ async def test_a_service_that_was_being_made_makes_no_pods_for_nobody(autojump_c
 async def test_a_model_that_is_fetched_is_not_fetched_for_nobody(autojump_clock):
     """The same holds for the Job of a Model."""
     async with open_pods() as hands:
-        await hands.create_model()
-        await hands.create_service()
-        await trio.sleep(SETTLED)
+        await hands.start()
         assert await replaced_unheard(hands, Model, Job) == 0
         await hands.finish_job()
         assert await hands.model_where() == "Ready/ModelReady"
@@ -350,16 +344,13 @@ EVERYTHING = {
 
 async def bring_up_with_latecomer(hands, kind):
     """Bring a service up while a stranger races the controller for one object; return that, before and after."""
-    await install(hands, PodMonitor, ServiceLevelObjective, HTTPRoute)
+    await hands.install(PodMonitor, ServiceLevelObjective, HTTPRoute)
     await trio.sleep(INSTALL_POLL_SECONDS)
     faults = hands.cluster.faults
     faults.latecomers.add(kind.RESOURCE.plural)
-    await hands.create_model()
-    await hands.create_service(**EVERYTHING)
-    await trio.sleep(SETTLED)
+    await hands.start(**EVERYTHING)
     if kind is not Job:
-        await hands.finish_job()
-        await trio.sleep(SETTLED)
+        await hands.end_job()
     [before] = faults.strangers
     key = Key.of(before)
     return key, before, await hands.client.get_json(kind.RESOURCE.path("ml", key.name))

@@ -6,7 +6,7 @@ import random
 import orjson
 import pytest
 
-from llmkube.router.prefix_cache.prompt_marks import (
+from llmkube.router.prefix_cache.warm_prefixes import (
     MOST_BYTES,
     MOST_PIECES,
     PLACES,

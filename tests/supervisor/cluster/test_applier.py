@@ -19,7 +19,7 @@ from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, SETTLE_SECONDS, Applier, delete_stale_endpoints
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.service.endpoint_objects import slice_manifest
+from llmkube.supervisor.service.status_manager import slice_manifest
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 PUBLISHED = Slot(EndpointSlice, Key("ns", "a"))

@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
-from llmkube.supervisor.cluster.predecessor import is_predecessors, names_service
+from llmkube.supervisor.cluster.applier import is_predecessors, names_service
 
 THEIRS = {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "chat"}
 OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.supervisor.host.cgroups import (
+from llmkube.supervisor.host.linux import (
     Group,
     Headroom,
     Mount,

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from llmkube.supervisor.host import linux
-from llmkube.supervisor.host.cgroups import Group
 from llmkube.supervisor.host.linux import (
+    Group,
     LinuxMemory,
     Pressure,
     PssSampler,

@@ -6,7 +6,7 @@ When wired memory of an engine that has ended counts as kept, as tables.
 import pytest
 
 from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.releases import Releases, Unreturned
+from llmkube.supervisor.memory.book import Releases, Unreturned
 
 GIB = 1 << 30
 

@@ -8,7 +8,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.placement import HostReplicas
 from llmkube.k8s.errors import NameTakenError
 from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.service.endpoint_objects import (
+from llmkube.supervisor.service.status_manager import (
     all_endpoint_objects,
     endpoint_manifests,
     endpoint_objects,

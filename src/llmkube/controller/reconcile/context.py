@@ -1,23 +1,143 @@
-"""What the reconcilers of Models and services in pods share."""
+"""What the reconcilers of Models and services in pods share.
+
+What is kept of a service from one reconcile to the next is one record, dropped with the service. Only `deferred_since`
+is a fact of its own. The rest is computed from objects of the caches, and computed again as soon as one of those is
+another.
+
+The queue for GPUs orders what people see; which pod gets the next GPU is the scheduler's decision, by the
+PriorityClasses that there are. The chart's own are in the order of these priorities.
+"""
 
 import datetime
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 import attrs
 
 from llmkube.controller.informers import Informers, PodInformers
-from llmkube.controller.optional_kinds import OptionalKinds
 from llmkube.controller.reconciler import Queues
 from llmkube.controller.render.jobs import PRUNE_JOB
-from llmkube.controller.service_record import ServiceRecord
+from llmkube.controller.render.manifests import Manifests
+from llmkube.controller.render.storage import Storage
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.controller.status.job_result import ended_at
+from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.controller.status.router_status import BackendHealth
-from llmkube.controller.writes.owned_kinds import OwnedKinds, RouterKinds
+from llmkube.controller.writes.owned_kinds import OptionalKinds, OwnedKinds
 from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.client import Client
 from llmkube.k8s.resource import Key
+from llmkube.runtimes.container.container_plan import ContainerPlan
+from llmkube.runtimes.plan import PlanError
+
+V = TypeVar("V")
+
+
+@attrs.frozen(eq=False)
+class Weights:
+    """Where the pods of a service find the weights of its Model and of its draft."""
+
+    model: Storage
+    draft: Storage
+
+
+@attrs.frozen(eq=False)
+class WorkloadPlan:
+    """What follows from the specs and the Models alone.
+
+    Attributes:
+        facts: What the status will say of that, without anything that runs.
+        weights: Where the weights are; None while pods cannot be made, and `facts` says why.
+    """
+
+    facts: ServiceFacts
+    weights: Weights | None = None
+
+
+@attrs.define(eq=False)
+class Computed(Generic[V]):
+    """One value, kept for as long as what it was made from is the same; callers share it and must not change it."""
+
+    _kept: tuple[tuple[Any, ...], V] | None = attrs.field(default=None, init=False)
+
+    def get(self, made_from: tuple[Any, ...], make: Callable[[], V]) -> V:
+        """Return the value that is kept, if it was made from equal things; else make it. An error is not kept."""
+        if self._kept is None or self._kept[0] != made_from:
+            self._kept = (made_from, make())
+        return self._kept[1]
+
+
+@attrs.define(eq=False)
+class ServiceRecord:
+    """What is kept of one service.
+
+    Attributes:
+        container: From the specs and the header of the weights; or why there can be none.
+        workload: From the service's spec, the container and the Models.
+        manifests: From the workload and the number of pods.
+        deferred_since: When the replacement of its pods began to wait for requests to end, in seconds of Trio's clock;
+            None when nothing waits. A controller that is started again begins that wait again.
+        deferred_for: What that replacement waits for, as a sentence.
+        looked_for_predecessors: Whether it was looked once if another controller has made pods of it.
+    """
+
+    container: Computed[ContainerPlan | PlanError] = attrs.field(factory=Computed, init=False)
+    workload: Computed[WorkloadPlan] = attrs.field(factory=Computed, init=False)
+    manifests: Computed[Manifests] = attrs.field(factory=Computed, init=False)
+    deferred_since: float | None = attrs.field(default=None, init=False)
+    deferred_for: str = attrs.field(default="", init=False)
+    looked_for_predecessors: bool = attrs.field(default=False, init=False)
+
+    def stop_waiting(self) -> None:
+        """Note that no replacement of pods waits any more."""
+        self.deferred_since, self.deferred_for = None, ""
+
+
+@attrs.frozen
+class Waiting:
+    """A service whose pods find no GPU.
+
+    Attributes:
+        key: The service.
+        weight: The weight of its priority; more is more important.
+        since: When the service was created, as RFC 3339.
+        wanted: What it waits for, such as `nvidia.com/gpu: 2`.
+    """
+
+    key: Key
+    weight: int
+    since: str
+    wanted: str
+
+
+@attrs.define(eq=False)
+class GpuQueue:
+    """Those that wait, each with its position, from 1; the order is worked out once per change, not once per look."""
+
+    _line: dict[Key, tuple[Waiting, int]] = attrs.field(factory=dict, init=False)
+
+    def put(self, key: Key, waiting: Waiting | None) -> frozenset[Key]:
+        """Say that a service waits, or does not; return those whose position is another one now, itself left out."""
+        before = self._line
+        if (before[key][0] if key in before else None) == waiting:
+            return frozenset()
+        others = [one for one, _ in before.values() if one.key != key]
+        self._line = line(others if waiting is None else [*others, waiting])
+        return frozenset(one.key for one in others if before[one.key] != self._line[one.key])
+
+    def position(self, key: Key) -> int:
+        """The position of a service, from 1; 0 for one that does not wait."""
+        return self._line[key][1] if key in self._line else 0
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+
+def line(waiting: Iterable[Waiting]) -> dict[Key, tuple[Waiting, int]]:
+    """Number those that wait: the most important first, of equals the oldest, of the same second by name."""
+    ordered = sorted(waiting, key=lambda one: (-one.weight, one.since, one.key))
+    return {one.key: (one, position) for position, one in enumerate(ordered, 1)}
 
 
 @attrs.frozen(eq=False)
@@ -31,8 +151,7 @@ class PodContext:
         utcnow: The wall clock, for what is written and for ages that the cluster's clock has given.
         informers: What users write.
         pods: What runs.
-        owned: Writes what the controller makes for services and Models.
-        routers: Writes what it makes for routers.
+        owned: Writes what the controller makes for services, Models and routers.
         optional: Which of those kinds there are.
         queues: What is reconciled again.
         phase_changes: Called for every new phase.
@@ -49,7 +168,6 @@ class PodContext:
     informers: Informers
     pods: PodInformers
     owned: OwnedKinds
-    routers: RouterKinds
     optional: OptionalKinds
     queues: Queues
     phase_changes: PhaseChanges

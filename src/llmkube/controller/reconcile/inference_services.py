@@ -1,21 +1,240 @@
-"""A service is served by hosts or by pods; the status of what hosts serve follows from what they report."""
+"""A service is served by hosts or by pods; the status of what hosts serve follows from what they report.
+
+A service's pods are made once its Model is there, kept as its spec says, and taken away when a host serves it.
+
+The endpoints of a host that is gone are taken out of service. The slices are the agents'. This is the one thing that
+the controller edits there: the agent of a host that is gone cannot say that its engine does not answer, and a cluster
+would go on sending requests to it.
+"""
 
 import datetime
 from collections.abc import Callable
+from typing import Any
 
 import attrs
+import structlog
+import trio
 
 from llmkube.controller.informers import Informers
-from llmkube.controller.reconcile.pod_services import PodServices
+from llmkube.controller.reconcile.context import GpuQueue, PodContext, Waiting, Weights, WorkloadPlan
+from llmkube.controller.reconcile.models import ensure_service_claim
+from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests, waits_for_idle
+from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
+from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle
+from llmkube.controller.render.storage import names_own_cache
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.host_part import HostPart, judge_host_part, unknown_host_part
-from llmkube.controller.status.service_status import derive_service_status
+from llmkube.controller.status.pod_service_status import (
+    WAITING_FOR_GPU,
+    ServiceFacts,
+    derive_pod_status,
+    desired_replicas,
+    judge_pods,
+    wanted_gpus,
+)
+from llmkube.controller.status.service_status import (
+    HostPart,
+    derive_service_status,
+    judge_host_part,
+    unknown_host_part,
+    weight_of,
+)
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
 from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
+from llmkube.k8s.builtins import EndpointSlice
+from llmkube.k8s.client import Client
+from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import NameTakenError, NotFoundError
 from llmkube.k8s.leases.host_monitor import HostMonitor
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, is_controlled_by
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, HOST_LABEL, service_name
 from llmkube.k8s.wire.times import timestamp
+from llmkube.k8s.workloads import LeaderWorkerSet
+from llmkube.runtimes.container.container_plan import ContainerPlan
+
+
+@attrs.frozen(eq=False)
+class PodServices:
+    """Look after the services that run as pods; `gpu_queue` holds those that find no GPU."""
+
+    context: PodContext
+    writer: StatusWriter[InferenceService]
+    gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
+
+    async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
+        """Have a service's pods made, and say how they do, and hosts beside them."""
+        if cached.spec.multi_node is not None and not self.context.optional.has_looked(LeaderWorkerSet):
+            return  # the answer wakes every service
+        workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
+        facts = await self._make_pods(cached, workload)
+        facts = attrs.evolve(self._observe(cached, facts), hosts=part)
+        key, newest, now = cached.key, self.writer.newest(cached), self.context.utcnow()
+        verdict = judge_pods(newest, facts)
+        self._queue_up(newest, facts, waits=verdict.phase == WAITING_FOR_GPU)
+        position = self.gpu_queue.position(key)
+        status = derive_pod_status(newest, facts, self.context.settings, verdict=verdict, position=position, now=now)
+        if await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)}):
+            self.context.phase_changes.tell(newest, status)
+
+    async def retire(self, service: InferenceService) -> None:
+        """Take away what a service had as pods, now that a host serves it; nothing of it is ever the host's."""
+        uid, key = service.metadata.uid, service.key
+        for owned, name in self._owned(key):
+            await owned.remove(Key(key.namespace, name), uid)
+        self.forget(key)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all is known that a service in pods needs; until then each stays as it is."""
+        return self.context.pods.make_services
+
+    def is_empty(self, service: InferenceService) -> bool:
+        """Whether a service has no pods of ours: without a Model nothing else says where it belongs."""
+        return deployment_of(self.context, service) is None
+
+    def forget(self, key: Key) -> None:
+        """Drop the records of a service that is gone; others move up in the queue for GPUs."""
+        self.context.queues.services.add_all(self.gpu_queue.put(key, None))
+        self.context.records.pop(key, None)
+        for owned, name in self._owned(key):
+            owned.forget(Key(key.namespace, name))
+
+    async def _make_pods(self, service: InferenceService, workload: WorkloadPlan) -> ServiceFacts:
+        """Write the objects of a service, if there can be any; return the facts, with what stood in the way."""
+        facts = workload.facts
+        try:
+            if facts.plan is not None and workload.weights is not None:
+                await self._apply(service, facts.plan, workload.weights)
+            else:
+                await self._hold(service)
+        except NameTakenError as error:
+            facts = attrs.evolve(facts, obstacle=str(error), passing=error.passing)
+        except REFUSED as error:
+            facts = attrs.evolve(facts, refusal=error.message)
+        else:
+            return facts
+        # What took the name is not watched, and a node port or a quota may become free.
+        self.context.queues.services.add_after(service.key, NAME_TAKEN_RETRY_SECONDS)
+        return facts
+
+    def _observe(self, service: InferenceService, facts: ServiceFacts) -> ServiceFacts:
+        """Add what runs."""
+        route = self.context.owned.routes.get(service.key)
+        return attrs.evolve(
+            facts,
+            deployment=deployment_of(self.context, service),
+            pods=self.context.pods.pods_of_service(service.key),
+            unmet=self._unmet(service, facts.plan),
+            deferred=self.context.records[service.key].deferred_for,
+            route=route if route is not None and is_controlled_by(route, service.metadata.uid) else None,
+        )
+
+    async def _apply(self, service: InferenceService, plan: ContainerPlan, weights: Weights) -> None:
+        """Write every object of a service that differs from what is wanted, and take away what is not wanted."""
+        owned, key, uid = self.context.owned, service.key, service.metadata.uid
+        wanted = await due_manifests(self.context, service, plan, weights)
+        await ensure_service_claim(self.context, service, weights)
+        if wanted.autoscaler is None:
+            await owned.autoscalers.remove(key, uid)  # first, or it would bring back what is scaled down here
+        if self.context.records[key].deferred_since is not None:
+            await self._scale(service)
+        else:
+            await self._replace_workload(service, wanted.deployment, group=plan.group is not None)
+        await owned.kubernetes_services.ensure(wanted.kubernetes_service)
+        if wanted.autoscaler is not None and owned.autoscalers.informer.is_known:
+            await owned.autoscalers.ensure(wanted.autoscaler)
+        if owned.budgets.informer.is_known:
+            await owned.budgets.ensure_or_remove(wanted.budget, key, uid)
+        await self.context.optional.apply(owned.monitors, wanted.monitor, key, uid)
+        await self.context.optional.apply(owned.routes, wanted.route, key, uid)
+        named = Key(key.namespace, objective_name(service))
+        for old in self.context.pods.objectives_by_service.keys(key) - {named}:
+            await self.context.optional.apply(owned.objectives, None, old, uid)
+        await self.context.optional.apply(owned.objectives, wanted.objective, named, uid)
+
+    async def _replace_workload(self, service: InferenceService, manifest: dict[str, Any], *, group: bool) -> None:
+        """Write what makes the pods; one of another kind that made them before goes first: both need the GPUs."""
+        owned, key, uid = self.context.owned, service.key, service.metadata.uid
+        named = Key(key.namespace, group_name(key.name))
+        if group:
+            await owned.deployments.remove(key, uid)
+            await owned.groups.ensure(manifest)
+            return
+        await self.context.optional.apply(owned.groups, None, named, uid)
+        await owned.deployments.ensure(manifest)
+
+    async def _hold(self, service: InferenceService) -> None:
+        """Leave the pods of an earlier spec alone while the new one cannot be made, except that it stops when told."""
+        record = self.context.records[service.key]
+        record.stop_waiting()  # what waited is not wanted any more
+        if not record.looked_for_predecessors:  # pods of another controller serve on, and count, until ours can be made
+            await self.context.owned.deployments.find_predecessors(service.key, service.metadata.uid)
+            record.looked_for_predecessors = True
+        if service.spec.suspend or not service.spec.replicas:
+            await self.context.owned.autoscalers.remove(service.key, service.metadata.uid)
+        await self._scale(service)
+
+    async def _scale(self, service: InferenceService) -> None:
+        """Give a Deployment its number of pods, and leave all else of it as it is."""
+        live = deployment_of(self.context, service)
+        if live is None:
+            return
+        replicas = desired_replicas(service, live)
+        if live.spec.replicas != replicas:
+            version = {"resourceVersion": live.metadata.resource_version}
+            patch = {"metadata": version, "spec": {"replicas": replicas}}
+            await self.context.client.patch(type(live), live.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+
+    def _unmet(self, service: InferenceService, plan: ContainerPlan | None) -> tuple[str, ...]:
+        """Return the fields that would have an effect if the cluster, or the engine, had what they ask for."""
+        found, spec, pods = [], service.spec, self.context.pods
+        if spec.autoscaling is not None and not pods.autoscalers.is_known:
+            found.append("spec.autoscaling (the controller cannot list HorizontalPodAutoscalers; its /readyz says why)")
+        if spec.disruption is not None and not pods.budgets.is_known:
+            found.append("spec.disruption (the controller cannot list PodDisruptionBudgets; its /readyz says why)")
+        found.append(priority_obstacle(self.context, service, deployment_of(self.context, service)))
+        if spec.slo is not None:
+            obstacle = objective_obstacle(service, plan) if plan is not None else ""
+            missing = "" if pods.objectives.is_known else "spec.slo (Pyrra is not installed here)"
+            found.append(obstacle or missing)
+            if spec.slo.latency_threshold and spec.slo.indicator != "latency":
+                found.append("spec.slo.latencyThreshold (needs spec.slo.indicator latency)")
+        if spec.endpoint.gateway is not None and spec.endpoint.gateway.enabled:
+            there = pods.routes.is_known
+            found.append("" if there else "spec.endpoint.gateway (the Gateway API is not installed here)")
+        if waits_for_idle(service) and plan is not None and not plan.busy_metrics:
+            found.append(f"spec.rolloutPolicy.waitForIdle ({plan.runtime} has no metric of its requests)")
+        if plan is not None and plan.resources.shared and not self.context.workloads.shared_gpu_selector:
+            found.append("spec.resources.gpuSharing.mode (the controller runs without --shared-gpu-node)")
+        if names_own_cache(service) and plan is not None and not has_to_fetch(self.context, service, plan):
+            found.append("spec.modelCache (the weights are mounted, or the engine brings them: nothing is fetched)")
+        return tuple(text for text in found if text)
+
+    def _owned(self, key: Key) -> tuple[tuple[OwnedObjects[Any], str], ...]:
+        """Return the kinds of objects that a service may have, each with its object's name."""
+        owned = self.context.owned
+        by_name: tuple[OwnedObjects[Any], ...] = (
+            owned.deployments,
+            owned.autoscalers,
+            owned.budgets,
+            owned.monitors,
+            owned.routes,
+        )
+        return (
+            *((one, key.name) for one in by_name),
+            *((owned.objectives, one.name) for one in self.context.pods.objectives_by_service.keys(key)),
+            (owned.groups, group_name(key.name)),
+            (owned.kubernetes_services, service_name(key.name)),
+        )
+
+    def _queue_up(self, service: InferenceService, facts: ServiceFacts, *, waits: bool) -> None:
+        waiting = None
+        if facts.plan is not None and waits:
+            weight = weight_of(service)
+            since = service.metadata.creation_timestamp or ""
+            waiting = Waiting(service.key, weight, since, wanted_gpus(facts.plan))
+        self.context.queues.services.add_all(self.gpu_queue.put(service.key, waiting))
 
 
 @attrs.frozen(eq=False)
@@ -98,3 +317,50 @@ class ServiceReconciler:
         )
         if await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)}):
             self.phase_changes.tell(newest, status)
+
+
+log = structlog.get_logger()
+
+
+@attrs.frozen(eq=False)
+class SliceReconciler:
+    """Look after all slices that agents have published."""
+
+    client: Client
+    informers: Informers
+    hosts: HostMonitor
+
+    async def reconcile(self, key: Key) -> None:
+        """Take a slice's endpoints out of service if its host is gone, and no program has written to it since."""
+        await trio.lowlevel.checkpoint()
+        piece = self.informers.slices.get(key)
+        host = piece.metadata.labels.get(HOST_LABEL, "") if piece else ""
+        hosts_known = self.hosts.leases.synced.is_set()  # else their arrival wakes every slice
+        if piece is None or not hosts_known or not is_in_service(piece) or self.hosts.tracker.hosts.alive(host):
+            return
+        # A host that comes back renews its Lease before it says again where its engines are, but the two watches may
+        # tell us the other way round.
+        if host and not await self.hosts.wait_gone(host):
+            return
+        patch = out_of_service(piece)
+        try:
+            await self.client.patch(EndpointSlice, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        except NotFoundError:
+            return
+        log.warning("endpoints taken out of service: their host is gone", slice=str(key), host=host)
+
+
+def is_in_service(piece: EndpointSlice) -> bool:
+    """Whether clients are sent to any endpoint of a slice; a readiness that is not stated counts as ready."""
+    return any(endpoint.conditions.ready is not False for endpoint in piece.endpoints)
+
+
+def out_of_service(piece: EndpointSlice) -> dict[str, Any]:
+    """Return the merge patch after which no endpoint of this very version of a slice is ready."""
+    endpoints = encode(piece)["endpoints"]
+    return {
+        "metadata": {"resourceVersion": piece.metadata.resource_version},
+        "endpoints": [
+            {**endpoint, "conditions": {**(endpoint.get("conditions") or {}), "ready": False}} for endpoint in endpoints
+        ],
+    }

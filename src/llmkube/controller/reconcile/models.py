@@ -1,28 +1,270 @@
-"""A Model is served by hosts or by pods; the status of what hosts serve follows from what they report."""
+"""A Model is served by hosts or by pods; the status of what hosts serve follows from what they report.
+
+A Model's weights come by a Job, an engine or a mount, and stay for as long as a service needs them. There is a volume
+for weights for each namespace, or one for each service; it is made when missing, never changed.
+"""
 
 import datetime
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.informers import Informers
-from llmkube.controller.reconcile.pod_models import PodModels
+from llmkube.controller.informers import JOB_LABEL, Informers
+from llmkube.controller.reconcile.context import PodContext, Weights
+from llmkube.controller.reconcile.workload_plans import user_of
+from llmkube.controller.render.jobs import fetch_job, inspect_job
+from llmkube.controller.render.labels import DIGEST
+from llmkube.controller.render.model_sources import claim_path, job_name, source_of
+from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, service_claim
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.model_status import derive_model_status
+from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, is_known, read_fetched
+from llmkube.controller.status.model_status import (
+    derive_model_status,
+    derive_supplied_status,
+    is_from_old_volume,
+    revalidate_in_seconds,
+    without_lost_volume,
+)
+from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
+from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
 from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.client import Client
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
 from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.rbac import Permission
-from llmkube.k8s.resource import Key
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.resource import Key, controller_key, is_controlled_by
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value
+from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim, Pod
+from llmkube.weights.source import VolumeSource
+
+PERMISSIONS: Final = (
+    Permission(PersistentVolumeClaim, frozenset({"get", "create"})),  # also the one that a Model names by `pvc://`
+    Permission(Model, frozenset({"patch"})),  # the finalizer alone; else only its status is written
+)
+
+
+async def ensure_namespace_claim(context: PodContext, namespace: str) -> None:
+    """Make the volume that all Models of a namespace share; one that an admin has made is as good."""
+    await _create(context, cache_claim(namespace, context.workloads))
+
+
+async def ensure_service_claim(context: PodContext, service: InferenceService, weights: Weights) -> None:
+    """Make the volume that is a service's own, where its pods keep their weights on it.
+
+    Raises:
+        NameTakenError: A claim of that name is not this service's: it would be deleted with what it belongs to.
+    """
+    if not context.workloads.cache_per_service:
+        return
+    manifest = service_claim(service, context.workloads)
+    key = Key.of(manifest)
+    if not _mounts(weights, key.name):
+        return
+    live = context.pods.volume_claims.get(key)
+    if live is None:
+        if await _create(context, manifest):
+            return
+        live = await context.client.get(PersistentVolumeClaim, key)
+    if is_controlled_by(live, service.metadata.uid) and not live.metadata.deletion_timestamp:
+        return
+    theirs = controller_key(live, InferenceService.RESOURCE.kind)
+    error = NameTakenError(
+        f'PersistentVolumeClaim "{key.name}" does not belong to this InferenceService, or is being deleted; rename '
+        "the InferenceService, delete that claim, or name it in spec.modelCache.claimName to use it as it is"
+    )
+    error.passing = bool(live.metadata.deletion_timestamp) or theirs == service.key
+    raise error
+
+
+async def _create(context: PodContext, manifest: dict[str, Any]) -> bool:
+    claim = decode(PersistentVolumeClaim, manifest)
+    try:
+        await context.client.create(claim, field_manager=CONTROLLER_FIELD_MANAGER)
+    except AlreadyExistsError:
+        return False
+    return True
+
+
+def _mounts(weights: Weights, claim: str) -> bool:
+    volumes = (*weights.model.volumes, *weights.draft.volumes)
+    return any(volume.get("persistentVolumeClaim", {}).get("claimName") == claim for volume in volumes)
+
+
+CLAIM_POLL_SECONDS: Final = 10.0
+"""Between two looks at a user's claim that is not bound: those are not watched."""
+
+PRUNING_POLL_SECONDS: Final = 10.0
+"""Between two looks whether a fetch may begin: none does while folders of the volume are being removed."""
+
+
+@attrs.frozen(eq=False)
+class PodModels:
+    """Look after the Models that pods serve."""
+
+    context: PodContext
+    writer: StatusWriter[Model]
+
+    async def reconcile(self, cached: Model) -> None:
+        """Have a Model's weights brought, and say how far that is."""
+        users = self.context.informers.users(cached.key)
+        supply = choose_supply(
+            cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
+        )
+        newest = self.writer.newest(cached)
+        seen = await self._look(newest, supply)
+        if supply.by == "job":
+            newest = without_lost_volume(newest, seen.claim)
+        if not cached.metadata.deletion_timestamp:
+            try:
+                seen = attrs.evolve(seen, obstacle=await self._reconcile_jobs(newest, supply, seen))
+            except NameTakenError as error:
+                supply = Supply("nothing", error.reason, str(error))
+                self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)
+            except REFUSED as error:
+                supply = Supply("nothing", Reason.INVALID, error.message)
+                self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)  # a quota may be raised
+            seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
+        if _is_lost(supply, seen):
+            seen = attrs.evolve(seen, job=None, pods=())
+        status = derive_supplied_status(newest, supply, seen, now=self.context.utcnow())
+        if status["phase"] == "Pending" and supply.by == "claim":
+            self.context.queues.models.add_after(cached.key, CLAIM_POLL_SECONDS)
+        if await self.writer.write(cached, status):
+            self.context.phase_changes.tell(newest, status)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all is known that says how weights reach pods, and for whom."""
+        return self.context.informers.services.is_known and self.context.pods.make_models
+
+    async def release(self, model: Model) -> None:
+        """End the Jobs of a Model that a host serves now."""
+        for key in self.context.pods.jobs_by_model.keys(model.key):
+            await self.context.owned.jobs.remove(key, model.metadata.uid)
+
+    async def _look(self, model: Model, supply: Supply) -> Seen:
+        key = Key(model.key.namespace, job_name(model))
+        job = self.context.owned.jobs.get(key)
+        seen = Seen(job, self.context.pods.pods_of_job(job), percent=self.context.percents.get(key))
+        if supply.by in ("node", "image"):
+            return seen
+        if supply.by != "claim":
+            cache = Key(model.key.namespace, CACHE_CLAIM)
+            claim = self.context.pods.volume_claims.get(cache)
+            if claim is None and supply.by == "job" and (ended_at(seen.job) or model.status.cache_volume):
+                claim = await self._read_claim(cache)  # an admin may have made it, without our label
+            return attrs.evolve(seen, claim=claim)
+        source = source_of(model.spec)
+        assert isinstance(source, VolumeSource), "choose_supply has looked"
+        claim = await self._read_claim(Key(model.key.namespace, claim_path(source).claim))
+        if claim is None:
+            self.context.queues.models.add_after(model.key, CLAIM_POLL_SECONDS)
+        return attrs.evolve(seen, claim=claim)
+
+    async def _read_claim(self, key: Key) -> PersistentVolumeClaim | None:
+        try:
+            return await self.context.client.get(PersistentVolumeClaim, key)
+        except NotFoundError:
+            return None
+
+    async def _reconcile_jobs(self, model: Model, supply: Supply, seen: Seen) -> str:
+        """Make the Job that is needed, and end those of an earlier source; return why an optional one failed.
+
+        A Job's template cannot be changed: one that has failed, or does not run yet, is made anew as it is wanted now,
+        with the Secret or the toleration that it lacked. One that fetches goes on.
+        """
+        key, lost = Key(model.key.namespace, job_name(model)), _is_lost(supply, seen)
+        reads = has_header_read(model, supply)
+        for one in self.context.pods.jobs_by_model.keys(model.key):
+            if one != key or lost or not (reads or supply.by == "job"):
+                await self.context.owned.jobs.remove(one, model.metadata.uid)
+        if lost:
+            return ""  # it is on its way out, and its end wakes the Model
+        if reads:
+            return await self._inspect(model, supply, seen)
+        if supply.by != "job" or (is_remembered(model) and not await self._is_revalidation_due(model, seen)):
+            return ""
+        wanted = fetch_job(model, self.context.workloads)
+        if seen.job is not None and _is_outdated(seen, wanted):
+            await self.context.owned.jobs.remove(key, model.metadata.uid)
+        elif seen.job is not None:
+            await self._remove_job_without_result(model, seen)
+        elif self.context.is_pruning(model.key.namespace):
+            self.context.queues.models.add_after(model.key, PRUNING_POLL_SECONDS)
+        else:
+            await ensure_namespace_claim(self.context, model.key.namespace)
+            await self.context.owned.jobs.ensure(wanted)
+        return ""
+
+    async def _inspect(self, model: Model, supply: Supply, seen: Seen) -> str:
+        """Have the header of a mounted file read, beside pods that serve it; return why it cannot be."""
+        beside = self._labels_of_running_users(model.key)
+        if is_known(model, seen):
+            return ""
+        if seen.job is not None:
+            await self._remove_job_without_result(model, seen)
+        elif beside:
+            try:
+                path = weights_path(model, supply)
+                await self.context.owned.jobs.ensure(inspect_job(model, path, beside, self.context.workloads))
+            except NameTakenError as error:
+                return str(error)
+            except REFUSED as error:
+                return error.message
+        return ""
+
+    def _labels_of_running_users(self, model: Key) -> list[str]:
+        users = self.context.informers.users(model)
+        return [label_value(user.key.name) for user in users if self.context.pods.has_running_pod(user.key)]
+
+    async def _remove_job_without_result(self, model: Model, seen: Seen) -> None:
+        """Remove a Job that has ended well and whose pod is gone: its successor finds what there is, and reports it."""
+        if seen.job is None or not is_complete(seen.job) or read_fetched(seen.pods) is not None:
+            return
+        if await self._has_lost_its_pods(seen.job):
+            await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
+
+    async def _is_revalidation_due(self, model: Model, seen: Seen) -> bool:
+        """Whether a source that has been fetched is to be looked at now; the Job of the last look goes before."""
+        wait_seconds = revalidate_in_seconds(model, seen.job, self.context.workloads, self.context.utcnow())
+        if wait_seconds is None:
+            return False
+        if wait_seconds > 0:
+            self.context.queues.models.add_after(model.key, wait_seconds)
+            return False
+        if seen.job is not None and ended_at(seen.job):
+            await self.context.owned.jobs.remove(seen.job.key, model.metadata.uid)
+            return False  # its end wakes the Model again
+        return seen.job is None
+
+    async def _has_lost_its_pods(self, job: Job) -> bool:
+        """Whether no pod of a Job is left that could tell; asked of the server, for pods and Jobs come separately."""
+        selector = f"{JOB_LABEL}={job.key.name}"
+        pods = await self.context.client.list(Pod, namespace=job.key.namespace, label_selector=selector)
+        return not any(is_controlled_by(pod, job.metadata.uid) for pod in pods.items)
+
+
+def _is_lost(supply: Supply, seen: Seen) -> bool:
+    """Whether what the Job has found went with an earlier claim; a folder of the nodes has none, nor has an image."""
+    return supply.by not in ("node", "image") and is_from_old_volume(seen.job, seen.claim)
+
+
+def _is_outdated(seen: Seen, wanted: Mapping[str, Any]) -> bool:
+    """Whether a Job that gets nowhere would be another one today."""
+    job = seen.job
+    if job is None or job.metadata.annotations.get(DIGEST) == wanted["metadata"]["annotations"][DIGEST]:
+        return False
+    return is_failed(job) or not (ended_at(job) or any(pod.status.phase == "Running" for pod in seen.pods))
+
 
 FINALIZER: Final = "inference.llmkube.dev/in-use"
 """Kept Models that services refer to, in early versions. No program is there to take it off once LLMKube is removed, so
 none puts it on any more, and what has it loses it: a Model that goes leaves the pods of its services as they are."""
-
-PERMISSIONS: Final = (Permission(Model, frozenset({"patch"})),)  # the finalizer alone; else only its status is written
 
 
 @attrs.frozen(eq=False)

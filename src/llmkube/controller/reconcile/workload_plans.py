@@ -8,10 +8,9 @@ from typing import Final
 import attrs
 
 from llmkube.controller.informers import drafts_of
-from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.context import PodContext, Weights, WorkloadPlan
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
 from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
-from llmkube.controller.service_record import Weights, WorkloadPlan
 from llmkube.controller.settings import PRIORITY_CLASS_PREFIXES
 from llmkube.controller.status.job_result import is_mounted
 from llmkube.controller.status.pod_service_status import ServiceFacts

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.render.fetch_container import IMAGE_USER, llmkube_container
+from llmkube.controller.render.storage import IMAGE_USER, llmkube_container
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan

@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.controller.render.fetch_container import (
+from llmkube.controller.render.labels import FETCH_LABELS, model_labels, owned_manifest
+from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER, follows, job_name
+from llmkube.controller.render.storage import (
+    CACHE_CLAIM,
     FETCH,
     fetch_container,
     fetch_volumes,
     llmkube_container,
+    source_volume,
     writing_group,
 )
-from llmkube.controller.render.labels import FETCH_LABELS, model_labels, owned_manifest
-from llmkube.controller.render.model_sources import CACHE_FOLDER, SOURCE_FOLDER, follows, job_name
-from llmkube.controller.render.storage import CACHE_CLAIM, source_volume
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.names import SERVICE_LABEL

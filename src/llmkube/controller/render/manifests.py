@@ -1,33 +1,254 @@
-"""All objects that a service in pods shall have; its Deployment and its Service are made here. Pure."""
+"""All objects that a service in pods shall have; its pods' template alone is made elsewhere. Pure.
 
+It has a PodMonitor for a Prometheus operator and an objective for Pyrra. A model over several nodes is a
+LeaderWorkerSet: a pod that answers, and one on each further node.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
 
 from llmkube.controller.render.drain import Kept, drain_seconds
-from llmkube.controller.render.group import group_name, group_spec, leader_plan, worker_plan
 from llmkube.controller.render.labels import (
     DRAIN_SECONDS,
+    MODEL_LABEL,
     OUR_IMAGE,
     RESTARTED,
+    RUNTIME_LABEL,
     TEMPLATE,
     answering_selector,
     digest,
     pod_selector,
     service_manifest,
 )
-from llmkube.controller.render.monitoring import objective, pod_monitor
 from llmkube.controller.render.pod import pod_template
 from llmkube.controller.render.storage import Storage, draft_storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.placement import Disruption, ScalingMetric
+from llmkube.k8s.crd.placement import Disruption, MultiNode, ScalingMetric
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.k8s.wire.names import service_name
-from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, HTTPRoute, LeaderWorkerSet, PodDisruptionBudget
+from llmkube.k8s.wire.names import SERVICE_LABEL, label_value, service_name
+from llmkube.k8s.workloads import (
+    Deployment,
+    HorizontalPodAutoscaler,
+    HTTPRoute,
+    LeaderWorkerSet,
+    PodDisruptionBudget,
+    PodMonitor,
+    ServiceLevelObjective,
+)
 from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan
+from llmkube.runtimes.container.group import uses_fabric
+
+_ENDING: Final = "-group"
+_ROOM: Final = 45
+"""Characters of a group's name that leave room for what its pods and their revisions append."""
+
+_ANSWERING: Final = ("ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
+"""What only the container that answers has."""
+
+
+def group_name(service: str) -> str:
+    """Return the name of a service's LeaderWorkerSet: that makes a headless Service of its own name, so not ours."""
+    name = f"{service_name(service)}{_ENDING}"
+    if len(name) <= _ROOM:
+        return name
+    digest = hashlib.sha256(service.encode()).hexdigest()[:6]
+    return f"{name[: _ROOM - len(_ENDING) - len(digest) - 1].rstrip('-')}-{digest}{_ENDING}"
+
+
+def leader_plan(plan: ContainerPlan) -> ContainerPlan:
+    """Return the container of the pod that answers."""
+    group = plan.group
+    if group is None:
+        return plan
+    return attrs.evolve(plan, args=(*plan.args, *group.leader), env=(*group.leader_env, *plan.env))
+
+
+def worker_plan(plan: ContainerPlan) -> ContainerPlan:
+    """Return the container of all other pods: no client asks them anything, so nothing stands before their engine."""
+    group = plan.group
+    assert group is not None, "the caller has looked"
+    args = (*plan.args, *group.workers)
+    return attrs.evolve(plan, args=args, env=(*group.worker_env, *plan.env), key_check=None)
+
+
+def group_spec(
+    service: InferenceService, leader: dict[str, Any], worker: dict[str, Any], *, replicas: int
+) -> dict[str, Any]:
+    """Return the spec of a LeaderWorkerSet.
+
+    A pod that ends takes its whole group along: vLLM's processes wait for ever for one that has been started anew.
+
+    Args:
+        service: The service.
+        leader: The template of the pod that answers.
+        worker: That of the others, made from `worker_plan`.
+        replicas: How many groups; 0 or 1.
+    """
+    wish = service.spec.multi_node
+    assert wish is not None, "the caller has looked"
+    nodes = [member.node for member in wish.members]
+    return {
+        "replicas": replicas,
+        "startupPolicy": "LeaderCreated",
+        "rolloutStrategy": {
+            "type": "RollingUpdate",
+            "rollingUpdateConfiguration": {"maxUnavailable": 1, "maxSurge": 0},
+        },
+        "leaderWorkerTemplate": {
+            "size": len(nodes),
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": _placed(service, wish, leader, nodes[:1]),
+            "workerTemplate": _placed(service, wish, _silent(worker), nodes[1:]),
+        },
+    }
+
+
+def _silent(template: Mapping[str, Any]) -> dict[str, Any]:
+    engine, *_ = template["spec"]["containers"]
+    kept = {name: value for name, value in engine.items() if name not in _ANSWERING}
+    return {**template, "spec": {**template["spec"], "containers": [kept]}}
+
+
+def _placed(
+    service: InferenceService, wish: MultiNode, template: Mapping[str, Any], nodes: Sequence[str]
+) -> dict[str, Any]:
+    """Return a template whose pods run on these nodes alone, one on each."""
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes]
+    apart = {"labelSelector": {"matchLabels": pod_selector(service)}, "topologyKey": "kubernetes.io/hostname"}
+    spec = template["spec"]
+    affinity = dict(spec.get("affinity") or {})
+    others = dict(affinity.get("podAntiAffinity") or {})
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    others[required] = [*(others.get(required) or ()), apart]
+    affinity |= {"nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAntiAffinity": others}
+    engine, *beside = spec["containers"]
+    network = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if uses_fabric(wish) else {}
+    placed = {**spec, **network, "affinity": affinity, "containers": [_with_rdma(engine, wish), *beside]}
+    return {**template, "spec": placed}
+
+
+def _with_rdma(engine: Mapping[str, Any], wish: MultiNode) -> dict[str, Any]:
+    if not wish.rdma_resource:
+        return dict(engine)
+    resources = dict(engine.get("resources") or {})
+    resources["limits"] = {**(resources.get("limits") or {}), wish.rdma_resource: "1"}
+    return {**engine, "resources": resources}
+
+
+JOB: Final = "llmkube-inference"
+"""The label `job` of everything that is scraped from engines."""
+
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+
+
+def _meta(label: str) -> str:
+    return "__meta_kubernetes_pod_label_" + label.replace(".", "_").replace("/", "_").replace("-", "_")
+
+
+_RELABELINGS: Final = (
+    {"targetLabel": "job", "replacement": JOB},
+    {"sourceLabels": [_meta(SERVICE_LABEL)], "targetLabel": "service"},
+    {"sourceLabels": [_meta(MODEL_LABEL)], "targetLabel": "model"},
+    {"sourceLabels": [_meta(RUNTIME_LABEL)], "targetLabel": "runtime"},
+)
+
+
+def pod_monitor(
+    service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
+) -> dict[str, Any] | None:
+    """Return the PodMonitor of a service; None for an engine that exports no metrics.
+
+    A metric that the engine calls otherwise than the autoscaler knows it is renamed.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        more: Labels by which a Prometheus selects it.
+    """
+    if not plan.metrics_port_name:
+        return None
+    metric = plan.hpa_metric
+    endpoint: dict[str, Any] = {
+        "port": plan.metrics_port_name,
+        "path": plan.metrics_path,
+        "interval": "30s",
+        "relabelings": list(_RELABELINGS),
+    }
+    if metric is not None and metric.exported_as and metric.exported_as != metric.name:
+        endpoint["metricRelabelings"] = [
+            {
+                "sourceLabels": ["__name__"],
+                "regex": metric.exported_as,
+                "targetLabel": "__name__",
+                "replacement": metric.name,
+            }
+        ]
+    spec = {"selector": {"matchLabels": pod_selector(service)}, "podMetricsEndpoints": [endpoint]}
+    return service_manifest(PodMonitor.RESOURCE, service, plan.runtime, spec, more=more)
+
+
+def objective(
+    service: InferenceService, plan: ContainerPlan, more: Mapping[str, str] = _NO_LABELS
+) -> dict[str, Any] | None:
+    """Return the ServiceLevelObjective of a service; None when it has none, or none that its engine can be held to.
+
+    `availability` counts the scrapes that found a pod up. `latency` counts answers by the histogram's buckets: a
+    threshold that is no bucket's bound is one that Prometheus has no figures for.
+
+    Args:
+        service: The service.
+        plan: What its container is.
+        more: Labels by which a Prometheus selects the rules that Pyrra makes of it: those have its labels.
+    """
+    slo = service.spec.slo
+    if slo is None or objective_obstacle(service, plan):
+        return None
+    place = f'job="{JOB}",namespace="{service.key.namespace}",service="{label_value(service.key.name)}"'
+    if slo.indicator == "latency":
+        bound = float(slo.latency_threshold or 0)
+        metric = plan.latency_metric
+        total, success = f"{metric}_count{{{place}}}", f'{metric}_bucket{{{place},le="{bound}"}}'
+        indicator: dict[str, Any] = {"latency": {"success": {"metric": success}, "total": {"metric": total}}}
+    else:
+        indicator = {"bool_gauge": {"metric": f"up{{{place}}}"}}
+    spec = {
+        "target": slo.objective,
+        "window": slo.window,
+        "description": f"{slo.indicator} of InferenceService {service.key}",
+        "indicator": indicator,
+    }
+    name = objective_name(service)
+    return service_manifest(ServiceLevelObjective.RESOURCE, service, plan.runtime, spec, name=name, more=more)
+
+
+def objective_name(service: InferenceService) -> str:
+    """Return what a service's objective is called: as it says, else by its own name and the indicator."""
+    slo = service.spec.slo
+    return "" if slo is None else slo.name or f"{service_name(service.key.name)}-{slo.indicator}"
+
+
+def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
+    """Return the field because of which a service has no objective, and what to write instead; or nothing."""
+    slo = service.spec.slo
+    if slo is None:
+        return ""
+    if not plan.metrics_port_name:
+        return f"spec.slo ({plan.runtime} exports no metrics: watch the endpoint with a blackbox exporter)"
+    if slo.indicator == "latency" and not plan.latency_metric:
+        return f"spec.slo.indicator ({plan.runtime} exports no latency: use indicator availability)"
+    if not _NAME.fullmatch(objective_name(service)):
+        return "spec.slo.name (not a name of an object: use lower-case letters, digits, - and .)"
+    return ""
+
 
 PROGRESS_SECONDS: Final = 3600
 """How long a rollout may stand still before the Deployment says so: large models load slowly."""

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from llmkube.controller.render.drain import END_SECONDS, drain_containers, key_containers, key_volumes, with_pre_stop
-from llmkube.controller.render.fetch_container import IMAGE_USER, writing_group
 from llmkube.controller.render.labels import service_labels
-from llmkube.controller.render.storage import Storage
+from llmkube.controller.render.storage import IMAGE_USER, Storage, writing_group
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.runtimes.container.container_plan import PORT_NAME, ContainerPlan, MountPaths

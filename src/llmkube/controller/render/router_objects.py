@@ -3,24 +3,110 @@
 The pods have no token of the API server and no right there, so no ServiceAccount of their own either. They read two
 folders that a kubelet keeps true: the config, whose change they take up without ending, and the keys of backends and
 clients, as files and by name.
+
+Whom its pods may talk to is an allow-list, so that what the router must not send it cannot send:
+
+| destination | what is open |
+|---|---|
+| every router | DNS, to the pods of the cluster and to a node's own cache |
+| an InferenceService in pods | its pods, at their port |
+| an InferenceService on hosts | each host's address and port, as its EndpointSlice has them |
+| a provider that is `cloud` | its port, at public addresses only |
+| a provider that is `local`, by name | its port, at private addresses only: the name cannot lead the data out |
+| a provider inside the cluster (`http://NAME.NAMESPACE.svc…`) | the pods of that namespace |
+| a provider by address | that address and port |
+
+A cluster's network has to enforce NetworkPolicies; one that does not lets everything pass.
 """
 
+import ipaddress
 import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 
-from llmkube.controller.render.fetch_container import IMAGE_USER, llmkube_container
 from llmkube.controller.render.labels import MANAGED_BY, ROUTER_LABEL, owned_manifest
-from llmkube.controller.render.router_network import Destination, network_policy
+from llmkube.controller.render.storage import IMAGE_USER, llmkube_container
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import ConfigMap, Service
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
 from llmkube.k8s.resource import Resource
-from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value, service_name
+from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, SERVICE_LABEL, label_value, service_name
 from llmkube.k8s.workloads import Deployment, NetworkPolicy, PodDisruptionBudget, PodMonitor
 from llmkube.router.config.compile_backend import KeyFile
+from llmkube.runtimes.container.container_plan import PORT_NAME
+
+Rule = dict[str, Any]
+
+_PRIVATE_IPV4: Final = (
+    "10.0.0.0/8",
+    "100.64.0.0/10",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "172.16.0.0/12",
+    "192.168.0.0/16",
+)
+_PRIVATE_IPV6: Final = ("::1/128", "fc00::/7", "fe80::/10")
+_NODE_DNS_CACHE: Final = "169.254.20.10/32"
+"""Where NodeLocal DNSCache listens (Kubernetes, "Using NodeLocal DNSCache in Kubernetes Clusters")."""
+
+_NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
+
+
+def network_policy(pods: Mapping[str, str], destinations: Iterable[Rule]) -> dict[str, Any]:
+    """Return the spec of the NetworkPolicy of pods with these labels."""
+    egress = [_dns()]
+    for rule in destinations:
+        if rule not in egress:
+            egress.append(rule)
+    return {"podSelector": {"matchLabels": dict(pods)}, "policyTypes": ["Egress"], "egress": egress}
+
+
+def _dns() -> Rule:
+    ports = [{"port": number, "protocol": protocol} for number in (53, 5353) for protocol in ("UDP", "TCP")]
+    return {"to": [{"namespaceSelector": {}}, {"ipBlock": {"cidr": _NODE_DNS_CACHE}}], "ports": ports}
+
+
+def to_service(name: str) -> Rule:
+    """Return the way to an InferenceService of the router's namespace, as far as pods serve it."""
+    selector = {"podSelector": {"matchLabels": {SERVICE_LABEL: label_value(name)}}}
+    return {"to": [selector], "ports": [_tcp(PORT_NAME)]}
+
+
+def to_host(address: str, port: int) -> Rule:
+    """Return the way to an address outside the pods."""
+    return {"to": [_block(address)], "ports": [_tcp(port)]}
+
+
+def to_provider(url: str, *, local: bool) -> Rule:
+    """Return the way to what a URL names; `local` says that what is sent stays here."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        return to_host(str(ipaddress.ip_address(host)), port)
+    except ValueError:
+        pass
+    labels = host.split(".")
+    if len(labels) >= 3 and labels[2] == "svc":
+        return {"to": [{"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: labels[1]}}}]}
+    if local:
+        return {"to": [{"ipBlock": {"cidr": one}} for one in (*_PRIVATE_IPV4, *_PRIVATE_IPV6)], "ports": [_tcp(port)]}
+    public = [
+        {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_PRIVATE_IPV4)}},
+        {"ipBlock": {"cidr": "::/0", "except": list(_PRIVATE_IPV6)}},
+    ]
+    return {"to": public, "ports": [_tcp(port)]}
+
+
+def _block(address: str) -> Rule:
+    return {"ipBlock": {"cidr": str(ipaddress.ip_network(address))}}
+
+
+def _tcp(port: int | str) -> dict[str, Any]:
+    return {"port": port, "protocol": "TCP"}
+
 
 PORT: Final = 8080
 """Where the container listens, whatever the Service's port is."""
@@ -83,7 +169,7 @@ def render_router(
     settings: WorkloadSettings,
     *,
     keys: Iterable[KeyFile],
-    destinations: Iterable[Destination],
+    destinations: Iterable[Rule],
 ) -> RouterManifests:
     """Return the objects of a router.
 

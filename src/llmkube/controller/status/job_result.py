@@ -11,8 +11,8 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.units import format_bytes
-from llmkube.controller.render.fetch_container import FETCH
 from llmkube.controller.render.model_sources import cache_key, source_of
+from llmkube.controller.render.storage import FETCH
 from llmkube.controller.status.pods import ended, trouble_of
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model

@@ -1,4 +1,38 @@
-"""A Model's phase and conditions, from what hosts report about its file. Pure.
+"""The status of a Model, in a cluster and on hosts. Pure.
+
+Of one that pods serve:
+
+| what is known | phase | reason |
+|---|---|---|
+| every service's engine fetches for itself, or only it could | Ready | RuntimeResolved |
+| the source cannot be fetched or mounted | Failed | SourceInvalid, SourceUnsupported, SourceNotAllowed, … |
+| `pvc://`, the claim is missing | Failed | PVCNotFound |
+| `pvc://`, the claim has no volume yet; perhaps it gets one with the first pod | Pending | PVCNotBound |
+| `pvc://`, the claim is bound | Ready | PVCModelReady |
+| a path on the nodes, below a folder that is allowed | Ready | NodePath |
+| `oci://`, with the file that the engine is given | Ready | ImageVolume |
+| every service has a volume of its own, and fetches into that | Ready | WorkloadResolved |
+| the weights of this very source are on the namespace's claim | Ready | ModelReady |
+| the Job has failed | Failed | what `llmkube fetch` said, or what kept its pod from running |
+| the Job's pod cannot start | Pending | ImagePullBackOff, Unschedulable, … |
+| a pod of the Job has failed, and the Job tries again | Downloading | what `llmkube fetch` said |
+| the Job's pod runs, or has ended well | Downloading | DownloadStarted |
+| nothing yet | Pending | Pending |
+
+Who brings the weights is decided in `supply`; what is read of a mounted file, in `job_result`. A Job that
+fetches tells how far it is, in steps of five percent (`reconcile.pod_answers`). What is mounted is Ready at once;
+another Job reads its header meanwhile.
+
+A source that is followed (`refreshPolicy: OnChange`) is looked at again by the same Job, made anew: what it finds
+changed it fetches into another folder, and the new path in the status is what replaces the services' pods. Until then,
+and when the look fails, the Model stays Ready with what it has; the condition UpToDate says how the last look went.
+Weights are on a volume, and go with it: when the claim is not there any more, or was made anew, nothing that was
+remembered or told of the old one counts.
+
+That the weights are there is remembered in the status, together with the key of the source that they came from: Jobs
+and pods go, and so does the message that a container leaves. It is the one thing that the controller reads back.
+
+Of one that hosts serve, from what they report about its file:
 
 | what is known | phase | reason |
 |---|---|---|
@@ -14,10 +48,48 @@ The first row that fits wins. A `Fetched` condition about an older spec says not
 import datetime
 from typing import Any, Final
 
+import attrs
+
+from llmkube.base.units import format_bytes
+from llmkube.controller.render.model_sources import (
+    CACHE_FOLDER,
+    cache_key,
+    claim_path,
+    follows,
+    source_of,
+)
+from llmkube.controller.settings import WorkloadSettings
+from llmkube.controller.status.job_result import (
+    Seen,
+    ended_at,
+    inspected_facts,
+    is_complete,
+    is_failed,
+    judge_inspection,
+    read_failure,
+    read_fetched,
+)
+from llmkube.controller.status.pods import trouble_of
+from llmkube.controller.status.supply import Supply, has_header_read, is_remembered, weights_path
+from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.leases.live_hosts import LiveHosts
-from llmkube.k8s.wire.conditions import AVAILABLE, DEGRADED, FETCHED, PROGRESSING, Statement, Verdict, current, settle
+from llmkube.k8s.wire.conditions import (
+    AVAILABLE,
+    DEGRADED,
+    FETCHED,
+    PROGRESSING,
+    Statement,
+    Verdict,
+    current,
+    find_condition,
+    settle,
+)
 from llmkube.k8s.wire.reasons import Reason
+from llmkube.k8s.wire.termination_message import Fetched
+from llmkube.k8s.wire.times import parse_timestamp
+from llmkube.k8s.workloads import Job, PersistentVolumeClaim
+from llmkube.weights.source import VolumeSource
 
 QUANTIZATION_MATCHES: Final = "QuantizationMatches"
 _LOCAL_PREFIXES: Final = ("/", "file://", "builtin://")
@@ -108,3 +180,191 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
 
 def _plain(label: str) -> str:
     return label.upper().replace("-", "_").strip()
+
+
+def judge_supply(model: Model, supply: Supply, seen: Seen) -> Verdict:
+    """Decide a Model's phase; the table above."""
+    if supply.by == "nothing":
+        return Verdict("Failed", supply.reason, supply.message)
+    if supply.by == "runtime":
+        return Verdict("Ready", Reason.RUNTIME_RESOLVED, "the engine fetches it for itself")
+    if supply.by == "node":
+        return Verdict("Ready", Reason.NODE_PATH, "it is expected on every node that serves it")
+    if supply.by == "image":
+        return Verdict("Ready", "ImageVolume", "the kubelet mounts it into each pod that serves it")
+    if supply.by == "pods":
+        early = "; spec.prefetch has no effect, for each service has a volume of its own" if model.spec.prefetch else ""
+        return Verdict("Ready", Reason.WORKLOAD_RESOLVED, f"each pod fetches it into a volume of its own{early}")
+    if supply.by == "claim":
+        return _judge_claim(model, seen.claim)
+    return _judge_job(model, seen)
+
+
+def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: datetime.datetime) -> dict[str, Any]:
+    """Return the status of a Model that pods serve, except what only a host could say.
+
+    Args:
+        model: The Model as observed.
+        supply: Who brings its weights.
+        seen: What is known of that.
+        now: The time of a condition that flips here.
+    """
+    verdict = judge_supply(model, supply, seen)
+    facts = _facts(model, supply, seen) if verdict.phase == "Ready" else {}
+    ready = verdict.phase == "Ready"
+    found = str((facts.get("gguf") or {}).get("quantization") or "")
+    said = [
+        Statement(AVAILABLE, ready, verdict.reason, verdict.message),
+        Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message),
+        Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
+        judge_quantization(model, found),
+        *([judge_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
+        *([judge_inspection(model, seen)] if has_header_read(model, supply) else []),
+    ]
+    conditions = settle(said, model.status.conditions, generation=model.metadata.generation, now=now)
+    return {
+        "phase": verdict.phase,
+        **facts,
+        **label_quantization(model, found),
+        **({"lastUpdated": conditions[0]["lastTransitionTime"]} if ready else {}),
+        "conditions": conditions,
+    }
+
+
+def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
+    source = source_of(model.spec)
+    assert isinstance(source, VolumeSource), "choose_supply has looked"
+    name = claim_path(source).claim
+    if claim is None:
+        return Verdict("Failed", Reason.PVC_NOT_FOUND, f'there is no PersistentVolumeClaim "{name}" in this namespace')
+    if claim.status.phase != "Bound":
+        return Verdict("Pending", Reason.PVC_NOT_BOUND, f'PersistentVolumeClaim "{name}" is not bound to a volume yet')
+    return Verdict("Ready", Reason.PVC_MODEL_READY, f'it is on PersistentVolumeClaim "{name}"')
+
+
+def _judge_job(model: Model, seen: Seen) -> Verdict:
+    job, fetched = seen.job, read_fetched(seen.pods)
+    if is_remembered(model):
+        newer = newer_version(model, seen)
+        size = format_bytes(newer.size_bytes) if newer is not None else model.status.size
+        return Verdict("Ready", Reason.MODEL_READY, f"{size} on the namespace's volume")
+    if job is None:
+        return Verdict("Pending", Reason.PENDING, "waiting for the Job that fetches it")
+    if fetched is not None and is_complete(job):
+        return Verdict("Ready", Reason.MODEL_READY, f"{format_bytes(fetched.size_bytes)} on the namespace's volume")
+    running = any(pod.status.phase == "Running" for pod in seen.pods)  # or seen to: pods and Jobs are told separately
+    if is_complete(job) and not running:
+        return Verdict("Pending", Reason.NO_RESULT, f"Job {job.key.name} has ended, but its pod left no result")
+    reason, message = read_failure(seen.pods)
+    if is_failed(job):
+        failed = find_condition(job.status.conditions, "Failed")
+        said = (failed.reason, failed.message) if failed else ("", "")
+        again = f"; delete Job {job.key.name} to try again at once"
+        return Verdict("Failed", reason or said[0] or Reason.FETCH_FAILED, f"{message or said[1]}{again}")
+    trouble = trouble_of(seen.pods)
+    if trouble is not None and not reason:
+        return Verdict("Pending", trouble.reason, trouble.message)
+    share = "" if seen.percent is None or not running else f": {seen.percent} %"
+    if reason and fetched is None:
+        return Verdict("Downloading", reason, f"{message}; the Job tries again{share}")
+    if running or fetched is not None:
+        return Verdict("Downloading", Reason.DOWNLOAD_STARTED, f"Job {job.key.name} fetches it{share}")
+    # A Job whose pods a quota forbids, or lack a ConfigMap, says that in Events alone, and those are not read.
+    name = job.key.name
+    message = f"Job {name} waits for its pod to start; `kubectl describe job {name}` shows why"
+    return Verdict("Pending", Reason.PENDING, message)
+
+
+def _facts(model: Model, supply: Supply, seen: Seen) -> dict[str, Any]:
+    """Return what the status holds about the weights: from the fetch that has just ended, or as it stands there."""
+    if supply.by != "job":
+        path = weights_path(model, supply)
+        read = inspected_facts(model, seen) if has_header_read(model, supply) else {}
+        return {**({"path": path} if path else {}), **read}
+    status, key, newer = model.status, cache_key(model.spec), newer_version(model, seen)
+    if is_remembered(model) and newer is None:
+        facts: dict[str, Any] = {"size": status.size, "sha256": status.sha256, "path": status.path}
+        facts |= {"sourceETag": status.source_etag, "sourceContentLength": status.source_content_length}
+        facts["lastRevalidated"] = status.last_revalidated
+        gguf, files = status.gguf, status.staged_files
+    else:
+        fetched = newer or read_fetched(seen.pods)
+        assert fetched is not None, "it is Ready by the result of the fetch"
+        facts = {"size": format_bytes(fetched.size_bytes), "sha256": fetched.sha256}
+        facts["path"] = f"{CACHE_FOLDER}/{key}/{fetched.path}"
+        if follows(model.spec):
+            facts |= {"sourceETag": fetched.etag, "sourceContentLength": fetched.size_bytes}
+            facts["lastRevalidated"] = ended_at(seen.job)
+        gguf, files = fetched.gguf, fetched.files
+    facts = {name: value for name, value in facts.items() if value}
+    if gguf is not None:
+        facts["gguf"] = encode(gguf)
+    if len(files) > 1:
+        facts["stagedFiles"] = list(files)
+    volume = seen.claim.metadata.uid if seen.claim is not None else status.cache_volume
+    return {"cacheKey": key, **facts, **({"cacheVolume": volume} if volume else {})}
+
+
+UP_TO_DATE: Final = "UpToDate"
+
+_LONG_AGO: Final = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+
+def without_lost_volume(model: Model, claim: PersistentVolumeClaim | None) -> Model:
+    """Return the Model without what its status says of a volume that is gone."""
+    volume = model.status.cache_volume
+    if not volume or (claim is not None and claim.metadata.uid == volume):
+        return model
+    return attrs.evolve(model, status=attrs.evolve(model.status, path="", cache_volume=""))
+
+
+def is_from_old_volume(job: Job | None, claim: PersistentVolumeClaim | None) -> bool:
+    """Whether what a Job has fetched went with an earlier claim: each Job is made after its claim."""
+    if job is None or not ended_at(job):
+        return False
+    made = job.metadata.creation_timestamp or ""
+    return claim is None or (claim.metadata.creation_timestamp or "") > made
+
+
+def revalidate_in_seconds(
+    model: Model, job: Job | None, settings: WorkloadSettings, now: datetime.datetime
+) -> float | None:
+    """Return how long to wait until a source that has been fetched is looked at again; None when it never is.
+
+    The moments are those of the cluster's clock and `now` is ours; at an hour's interval their difference is nothing.
+    """
+    if not follows(model.spec) or not is_remembered(model):
+        return None
+    looks = filter(None, map(parse_timestamp, (model.status.last_revalidated, ended_at(job))))
+    since = now - max(looks, default=_LONG_AGO)
+    return max(settings.look_seconds - since.total_seconds(), 0.0)
+
+
+def newer_version(model: Model, seen: Seen) -> Fetched | None:
+    """Return what a later look at a source has brought that the status does not tell yet."""
+    if not follows(model.spec) or not is_remembered(model) or not is_complete(seen.job):
+        return None
+    return read_fetched(seen.pods) if ended_at(seen.job) != model.status.last_revalidated else None
+
+
+def judge_up_to_date(model: Model, seen: Seen) -> Statement:
+    """Say how the last look at a source went; what it said stays when its Job is gone."""
+    fetched = read_fetched(seen.pods) if is_complete(seen.job) else None
+    if fetched is not None and fetched.kept:
+        return Statement(
+            UP_TO_DATE,
+            holds=False,
+            reason=Reason.LOOK_FAILED,
+            message=f"the file that is there is kept: {fetched.kept}",
+        )
+    if fetched is not None:
+        return Statement(
+            UP_TO_DATE,
+            holds=True,
+            reason=Reason.IN_SYNC,
+            message="the file is the one that its source had when it was last asked",
+        )
+    before = find_condition(model.status.conditions, UP_TO_DATE)
+    if before is not None and is_remembered(model):
+        return Statement(UP_TO_DATE, before.status == "True", before.reason, before.message)
+    return Statement(UP_TO_DATE, holds=False, reason=Reason.NOT_FETCHED, message="nothing has been fetched yet")

@@ -33,10 +33,12 @@ import attrs
 from llmkube.controller.render.labels import RUNTIME_LABEL, pod_selector
 from llmkube.controller.render.manifests import is_accepted
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.status.host_part import HostPart, both, judge_both
 from llmkube.controller.status.pods import lacks, trouble_of
 from llmkube.controller.status.service_status import (
+    HostPart,
     Replicas,
+    both,
+    judge_both,
     missing_model,
     resolve_mode,
     stopped,

@@ -21,6 +21,9 @@ from llmkube.controller.informer import Informer
 from llmkube.controller.render.labels import DIGEST, MANAGED_BY
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import (
     BadRequestError,
     ConflictError,
@@ -34,11 +37,17 @@ from llmkube.k8s.fields import wire_fields
 from llmkube.k8s.reflector import is_older
 from llmkube.k8s.resource import Key, Object, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
+from llmkube.k8s.workloads import PersistentVolumeClaim
 
 T = TypeVar("T", bound=Object)
 
 _AMOUNTS: Final = frozenset({"requests", "limits", "sizeLimit", "averageValue"})
 """Fields whose values a server spells in its own way: 1000m is 1 to it."""
+
+_OWNERS: Final[Mapping[str, type[Object]]] = {
+    kind.RESOURCE.kind: kind for kind in (InferenceService, Model, ModelRouter, PersistentVolumeClaim)
+}
+"""What objects are made for."""
 
 REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
 """A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules.
@@ -82,13 +91,11 @@ class OwnedObjects(Generic[T]):
 
     Attributes:
         client: The API server.
-        owner: The kind of what they are made for.
         informer: Those with our label.
         sharer: How the field managers of another program begin that writes such objects for the same owners, if any.
     """
 
     client: Client
-    owner: type[Object]
     informer: Informer[T]
     sharer: str = ""
     _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
@@ -199,7 +206,8 @@ class OwnedObjects(Generic[T]):
 
     async def _confirm_owner(self, manifest: Mapping[str, Any]) -> None:
         wanted = manifest["metadata"]["ownerReferences"][0]
-        owner = await self.client.get(self.owner, Key(manifest["metadata"]["namespace"], wanted["name"]))
+        kind = _OWNERS[wanted["kind"]]
+        owner = await self.client.get(kind, Key(manifest["metadata"]["namespace"], wanted["name"]))
         if owner.metadata.uid != wanted["uid"]:
             raise ConflictError(f"{wanted['kind']} {owner.key} was deleted and made anew meanwhile")
 

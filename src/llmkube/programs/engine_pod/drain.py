@@ -33,7 +33,7 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.programs.options import command
 from llmkube.programs.program import Stop, open_service_nursery, run_until_signal, settle_heap
-from llmkube.runtimes.container.in_flight import requests_in_flight
+from llmkube.runtimes.container.container_plan import requests_in_flight
 from llmkube.supervisor.host.tcp_listeners import connections_at
 
 log = structlog.get_logger()

@@ -46,7 +46,6 @@ from llmkube.programs.program import (
     run_until_signal,
     settle_heap,
 )
-from llmkube.programs.router_host.hosted_router import HostedSettings
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.programs.server_side_apply import Applied, Applier, Manifest
@@ -202,16 +201,17 @@ class _Up(Generic[T]):
                     )
                     registry.register(loop_watchdog)
                     directory = AgentDirectory(view.services, lambda: view.changed.version)
-                    shared = HostedSettings(
-                        client=server.client,
-                        gateway_url=gateway.url,
-                        folder=self.plan.state_dir / "routers",
+                    services = Services(
+                        directory=directory,
+                        get=followed.services.get,
+                        all=followed.services.values,
+                        model_of=followed.model_of,
+                        url=gateway.url,
                         connect=sockets.connect,
                         utcnow=ports.utcnow,
                         rng=self.rng,
-                        directory=directory,
                     )
-                    routers = RouterHost(shared, followed.services.get, followed.model_of)
+                    routers = RouterHost(services, server.client, self.plan.state_dir / "routers")
                     registry.register(routers)
                     await support.start(routers.run)
                     control = partial(
@@ -225,15 +225,7 @@ class _Up(Generic[T]):
                         routers=routers,
                     )
                     await support.start(control)
-                    services = Services(
-                        directory=directory,
-                        all=followed.services.values,
-                        model_of=followed.model_of,
-                        url=gateway.url,
-                        turns=shared.turns,
-                    )
-                    route = partial(run_default_route, connect=sockets.connect, utcnow=ports.utcnow, rng=self.rng)
-                    handler = routers_handler(routers.find, await support.start(route, services, http))
+                    handler = routers_handler(routers.find, await support.start(run_default_route, services, http))
                     serve = partial(run_server, handler, stamp=page_grant, unread=unread_refusal)
                     own = partial(serve, sockets.listen(gateway.listeners), judge=refuse_foreign_pages)
                     await support.start(own)

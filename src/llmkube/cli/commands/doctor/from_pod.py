@@ -24,7 +24,7 @@ from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import netloc
 from llmkube.cli.commands.doctor.cluster import may
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed
-from llmkube.controller.render.fetch_container import llmkube_container
+from llmkube.controller.render.storage import llmkube_container
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import Client

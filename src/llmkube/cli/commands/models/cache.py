@@ -45,8 +45,7 @@ from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.ollama_model import OllamaModel
-from llmkube.weights.picked_files import given_to_engine, pick
-from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
+from llmkube.weights.source import Builtin, LocalFile, Remote, Source, given_to_engine, parse_source, pick
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of

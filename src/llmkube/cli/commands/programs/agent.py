@@ -60,8 +60,7 @@ from llmkube.supervisor.nouns.host_credential import note_path
 from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.meter import PowerMeter
-from llmkube.supervisor.power.sample import PowerSource
-from llmkube.supervisor.power.sources import power_source
+from llmkube.supervisor.power.sources import PowerSource, power_source
 
 log = structlog.get_logger()
 

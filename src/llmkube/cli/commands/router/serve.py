@@ -34,8 +34,8 @@ from llmkube.programs.program import (
 )
 from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
-from llmkube.router.config.local_address import stays_here
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.routing_config import RoutingConfig, stays_here
+from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.admin import admin_handler, admin_judge
 from llmkube.router.proxy.live_config import LiveConfig, Source
 from llmkube.router.proxy.router import LIMITS, open_router
@@ -87,8 +87,8 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
                 sockets.listen(front.listeners),
                 limits=LIMITS,
                 judge=router.judge,
-                stamp=router.stamp,
-                unread=router.unread,
+                stamp=page_grant,
+                unread=router.listed_fields.unread,
             )
 
 
