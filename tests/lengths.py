@@ -7,7 +7,10 @@ Each length can be set for one run: `LLMKUBE_SIM_SEEDS=1000 pytest tests/sim/tes
 """
 
 import os
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 NAMES: Final = ("sample", "ci", "soak")
 LENGTHS: Final = os.environ.get("LLMKUBE_LENGTHS", "ci")
@@ -19,6 +22,11 @@ SOAK: Final = LENGTHS == "soak"
 def left_out() -> tuple[str, ...]:
     """Return the markers of the tests that these lengths leave out."""
     return NAMES[NAMES.index(LENGTHS) + 1 :]
+
+
+def some(rows: Iterable[T]) -> list[T]:
+    """Return every fourth of a table's rows for the sample, otherwise all: for tables whose rows take long."""
+    return list(rows)[:: 4 if LENGTHS == "sample" else 1]
 
 
 def _length(name: str, *lengths: int) -> int:

@@ -13,8 +13,8 @@ from llmkube.k8s.resource import Object, Resource
 
 
 @attrs.frozen(kw_only=True)
-class NamespaceStatus(Wired):
-    """Whether a namespace is in use (`Active`) or is being emptied (`Terminating`)."""
+class Phase(Wired):
+    """A status of which only the phase is looked at."""
 
     phase: str = ""
 
@@ -26,7 +26,7 @@ class Namespace(Object):
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status", "finalize")
     )
-    status: NamespaceStatus = NamespaceStatus()
+    status: Phase = Phase()  # `Active`, or `Terminating` while it is emptied
 
 
 @attrs.frozen(kw_only=True)

@@ -11,7 +11,7 @@ that the server was just closing). At most `ATTEMPTS` in all, and never a wait a
 import contextlib
 import functools
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
@@ -204,13 +204,7 @@ class Client:
             "labelSelector": label_selector,
         }
         request = any_request("GET", kind.RESOURCE.path(namespace), params=params)
-        with trio.move_on_after(OPEN_SECONDS) as opening:
-            response = await self._open(request)
-            if response.status_code != 200 or not is_json(response):
-                raise await refusal(request, response)
-        if opening.cancelled_caught:
-            raise TransportError(f"{request.call}: the watch did not open within {OPEN_SECONDS:g} s")
-        async with contextlib.aclosing(response), open_chunks(response) as chunks:
+        async with self._open_chunks(request, "the watch did not open", is_right=is_json) as chunks:
 
             async def receive() -> bytes:
                 try:
@@ -227,17 +221,24 @@ class Client:
         Raises:
             ApiError: The server refuses, or the connection broke; while reading, too.
         """
-        with trio.move_on_after(OPEN_SECONDS) as opening:
-            response = await self._open(request)
-            if response.status_code != 200:
-                raise await refusal(request, response)
-        if opening.cancelled_caught:
-            raise TransportError(f"{request.call}: no answer within {OPEN_SECONDS:g} s")
-        async with contextlib.aclosing(response), open_chunks(response) as chunks:
+        async with self._open_chunks(request, "no answer") as chunks:
             try:
                 yield chunks
             except httpx.HTTPError as error:
                 raise translated(request, error) from error
+
+    @asynccontextmanager
+    async def _open_chunks(
+        self, request: ApiRequest, late: str, *, is_right: Callable[[httpx.Response], bool] = lambda _: True
+    ) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        with trio.move_on_after(OPEN_SECONDS) as opening:
+            response = await self._open(request)
+            if response.status_code != 200 or not is_right(response):
+                raise await refusal(request, response)
+        if opening.cancelled_caught:
+            raise TransportError(f"{request.call}: {late} within {OPEN_SECONDS:g} s")
+        async with contextlib.aclosing(response), open_chunks(response) as chunks:
+            yield chunks
 
     async def upgrade(self, request: ApiRequest, headers: Headers) -> Upgraded:
         """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.

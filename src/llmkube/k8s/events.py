@@ -18,7 +18,7 @@ import datetime
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, Literal, Never
+from typing import Any, Final, Literal, Never, TypeVar
 
 import attrs
 import structlog
@@ -105,18 +105,16 @@ class _PendingEvent:
     message: str  # the newest
 
 
-@attrs.frozen
-class _WrittenEvent:
-    key: Key
-    count: int
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-@attrs.define
-class _TokenBucket:
-    """How many writes an object may still cause, as of a moment of the monotonic clock."""
-
-    left: float
-    at: float
+def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
+    """Keep a value as the newest of at most `MAX_REMEMBERED`."""
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > MAX_REMEMBERED:
+        table.popitem(last=False)
 
 
 @attrs.define(eq=False)
@@ -141,8 +139,9 @@ class EventRecorder:
     _messages: OrderedDict[tuple[ObjectReference, EventType, str], list[str]] = attrs.field(
         factory=OrderedDict, init=False
     )
-    _written: OrderedDict[Series, _WrittenEvent] = attrs.field(factory=OrderedDict, init=False)
-    _buckets: OrderedDict[ObjectReference, _TokenBucket] = attrs.field(factory=OrderedDict, init=False)
+    _written: OrderedDict[Series, tuple[Key, int]] = attrs.field(factory=OrderedDict, init=False)  # name and count
+    # how many writes an object may still cause, as of a moment of the monotonic clock
+    _buckets: OrderedDict[ObjectReference, tuple[float, float]] = attrs.field(factory=OrderedDict, init=False)
     _queue: WorkQueue[ObjectReference] = attrs.field(init=False)
     _forbidden: bool = attrs.field(default=False, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -178,10 +177,8 @@ class EventRecorder:
 
     def _series(self, about: ObjectReference, type_: EventType, reason: str, message: str) -> Series:
         """Tell which series a message belongs to: one of its own, or that of all further ones."""
-        known = self._messages.setdefault((about, type_, reason), [])
-        self._messages.move_to_end((about, type_, reason))
-        if len(self._messages) > MAX_REMEMBERED:
-            self._messages.popitem(last=False)
+        known = self._messages.get((about, type_, reason), [])
+        _remember(self._messages, (about, type_, reason), known)
         if message not in known:
             if len(known) >= MAX_MESSAGES_PER_REASON:
                 return Series(about, type_, reason, "")
@@ -248,10 +245,7 @@ class EventRecorder:
             _log.warning("event refused", about=_shown(series.about), reason=series.reason, error=str(refused))
             self._lose(series)
             return
-        self._written[series] = written
-        self._written.move_to_end(series)
-        if len(self._written) > MAX_REMEMBERED:
-            self._written.popitem(last=False)
+        _remember(self._written, series, written)
         left = self._pending.get(series)
         if left is not None and left.count > count:
             left.count -= count
@@ -263,18 +257,18 @@ class EventRecorder:
         if series in self._pending:  # a busy object's Event may have been dropped while it was on its way
             self._drop(series)
 
-    async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> _WrittenEvent:
+    async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> tuple[Key, int]:
         """Raise the count of the Event that says this already, or make a new one."""
         written = self._written.get(series)
         if written is not None:
-            count = written.count + pending.count
+            key, count = written[0], written[1] + pending.count
             patch = {"count": count, "lastTimestamp": timestamp(pending.last), "message": pending.message}
             try:
-                await client.patch(Event, written.key, patch)
+                await client.patch(Event, key, patch)
             except NotFoundError:  # the server forgets events after an hour; then the series begins anew
                 del self._written[series]
             else:
-                return _WrittenEvent(written.key, count)
+                return key, count
         while True:
             manifest = self._manifest(series, pending)
             key = Key.of(manifest)
@@ -282,7 +276,7 @@ class EventRecorder:
                 await client.request_json("POST", Event.RESOURCE.path(key.namespace), body=manifest)
             except AlreadyExistsError:  # another one drew the same 64 bits
                 continue
-            return _WrittenEvent(key, pending.count)
+            return key, pending.count
 
     def _manifest(self, series: Series, pending: _PendingEvent) -> dict[str, Any]:
         about = series.about
@@ -309,12 +303,9 @@ class EventRecorder:
     def _spend(self, about: ObjectReference) -> float:
         """Take one write from an object's allowance, or return the seconds until there is one."""
         now = trio.current_time()
-        bucket = self._buckets.get(about, _TokenBucket(BURST, now))
-        left = min(float(BURST), bucket.left + (now - bucket.at) / REFILL_SECONDS)
+        left, at = self._buckets.get(about, (float(BURST), now))
+        left = min(float(BURST), left + (now - at) / REFILL_SECONDS)
         granted = left >= 1.0
-        self._buckets[about] = _TokenBucket(left - granted, now)
-        self._buckets.move_to_end(about)
-        if len(self._buckets) > MAX_REMEMBERED:
-            self._buckets.popitem(last=False)
+        _remember(self._buckets, about, (left - granted, now))
         # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
         return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0

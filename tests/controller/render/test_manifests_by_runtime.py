@@ -152,7 +152,7 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     allowed = {"allow": frozenset(Allowance), "priority_classes": ("mine",)}
     settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, priority_class_prefix="llmkube-", **allowed))
     unused: Any = None
-    context = PodContext(unused, settings, settings.workloads, unused, Informers(), PodInformers(), *[unused] * 5)
+    context = PodContext(unused, settings, settings.workloads, unused, Informers(), PodInformers(), *[unused] * 4)
     workload = plan_workload(context, service, model)
     facts = workload.facts
     if facts.plan is None or workload.weights is None:

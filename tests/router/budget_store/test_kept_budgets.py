@@ -206,4 +206,4 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     assert max(waits) <= 61
     saved = real(file)
     file.close()
-    assert [each.amount for each in saved.held] == [Amount(5, 0)]
+    assert [each.amount for each in saved.held] == [Amount(5, 5000)]

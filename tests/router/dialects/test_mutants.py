@@ -81,7 +81,7 @@ def play():
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "r", "tool_name": "f"},
     ]
-    called, result = ollama_client.OllamaChat().read({"model": "m", "messages": turns}).body["messages"]
+    called, result = ollama_client.read_chat({"model": "m", "messages": turns}).body["messages"]
     assert called["tool_calls"][0]["id"] == result["tool_call_id"]
 
 

@@ -46,6 +46,11 @@ class StreamedResponse:
         """Whether all of the body has come together with the head."""
         return self.head.length is not None and len(self.early) >= self.head.length
 
+    @property
+    def ended(self) -> bool:
+        """Whether the body was read to its clean end, so that no more of it comes."""
+        return self._decoder is not None and self._decoder.rest is not None and not self.early
+
     async def receive_raw(self) -> bytes:
         """Return the next bytes of the body with its framing, as soon as they come.
 

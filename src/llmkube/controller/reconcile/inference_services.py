@@ -24,7 +24,6 @@ from llmkube.controller.render.manifests import group_name, objective_name, obje
 from llmkube.controller.render.storage import names_own_cache
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pod_service_status import (
-    WAITING_FOR_GPU,
     ServiceFacts,
     derive_pod_status,
     desired_replicas,
@@ -32,6 +31,7 @@ from llmkube.controller.status.pod_service_status import (
     wanted_gpus,
 )
 from llmkube.controller.status.service_status import (
+    WAITING_FOR_GPU,
     HostPart,
     derive_service_status,
     judge_host_part,

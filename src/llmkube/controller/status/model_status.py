@@ -158,17 +158,12 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
         now: The time of a condition that flips here.
     """
     verdict = judge_model(model, hosts)
-    said = {
-        AVAILABLE: verdict.phase == "Ready",
-        PROGRESSING: verdict.phase in {"Pending", "Downloading", "Copying"},
-        DEGRADED: verdict.phase == "Failed",
-    }
-    statements = [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
-    read = model.status.gguf if said[AVAILABLE] else None
+    ready = verdict.phase == "Ready"
+    read = model.status.gguf if ready else None
     found = read.quantization if read is not None else ""
-    statements.append(judge_quantization(model, found))
+    statements = [*_phase_statements(verdict), judge_quantization(model, found)]
     conditions = settle(statements, model.status.conditions, generation=model.metadata.generation, now=now)
-    ready_since = conditions[0]["lastTransitionTime"] if said[AVAILABLE] else model.status.last_updated
+    ready_since = conditions[0]["lastTransitionTime"] if ready else model.status.last_updated
     return {
         "phase": verdict.phase,
         **label_quantization(model, found),
@@ -176,6 +171,12 @@ def derive_model_status(model: Model, hosts: LiveHosts, *, now: datetime.datetim
         **({"lastUpdated": ready_since} if ready_since else {}),
         "conditions": conditions,
     }
+
+
+def _phase_statements(verdict: Verdict) -> list[Statement]:
+    moving = verdict.phase in {"Pending", "Downloading", "Copying"}
+    said = {AVAILABLE: verdict.phase == "Ready", PROGRESSING: moving, DEGRADED: verdict.phase == "Failed"}
+    return [Statement(kind, holds, verdict.reason, verdict.message) for kind, holds in said.items()]
 
 
 def _plain(label: str) -> str:
@@ -214,9 +215,7 @@ def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: dat
     ready = verdict.phase == "Ready"
     found = str((facts.get("gguf") or {}).get("quantization") or "")
     said = [
-        Statement(AVAILABLE, ready, verdict.reason, verdict.message),
-        Statement(PROGRESSING, verdict.phase in {"Pending", "Downloading"}, verdict.reason, verdict.message),
-        Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message),
+        *_phase_statements(verdict),
         judge_quantization(model, found),
         *([judge_up_to_date(model, seen)] if supply.by == "job" and follows(model.spec) else []),
         *([judge_inspection(model, seen)] if has_header_read(model, supply) else []),

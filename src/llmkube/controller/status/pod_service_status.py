@@ -35,24 +35,23 @@ from llmkube.controller.render.manifests import is_accepted
 from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pods import lacks, trouble_of
 from llmkube.controller.status.service_status import (
+    WAITING_FOR_GPU,
     HostPart,
     Replicas,
     both,
     judge_both,
     missing_model,
+    phase_statements,
     resolve_mode,
     stopped,
     suspended,
-    suspended_statement,
     weight_of,
 )
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.wire.conditions import (
     ACCEPTED,
-    AVAILABLE,
     DEGRADED,
-    PROGRESSING,
     SPEC_HONOURED,
     Statement,
     Verdict,
@@ -66,7 +65,6 @@ from llmkube.runtimes.container.builder import gateway_name
 from llmkube.runtimes.container.container_plan import ContainerPlan
 
 ROLLOUT_DEFERRED: Final = "RolloutDeferred"
-WAITING_FOR_GPU: Final = "WaitingForGPU"  # the phase
 
 _POD_SECURITY: Final = re.compile(r'violates PodSecurity "([a-z]+):[^"]*": (.*)', re.DOTALL)
 """How the API server's admission says that a namespace's Pod Security standard forbids a pod."""
@@ -277,18 +275,13 @@ def _standstill(deployment: Workload | None) -> Condition | None:
 def _statements(
     service: InferenceService, facts: ServiceFacts, verdict: Verdict, replicas: Replicas, *, failed: bool
 ) -> list[Statement]:
-    """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
-    phase, reason, message = verdict.phase, verdict.reason, verdict.message
-    available = replicas.ready > 0 and replicas.desired > 0
-    unavailable = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
+    reason, message = verdict.reason, verdict.message
     wrong = facts.refusal or ("" if facts.passing else facts.obstacle)
     wrong_reason = facts.refusal_reason if facts.refusal else Reason.NAME_TAKEN
     ignored = (*facts.plan.not_honoured, *facts.unmet) if facts.plan else ()
+    degraded = Statement(DEGRADED, bool(wrong) or failed, wrong_reason if wrong else reason, wrong or message)
     return [
-        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available else unavailable, message),
-        Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing", WAITING_FOR_GPU}, reason, message),
-        Statement(DEGRADED, bool(wrong) or failed, wrong_reason if wrong else reason, wrong or message),
-        suspended_statement(service),
+        *phase_statements(service, verdict, replicas, degraded),
         Statement(ACCEPTED, not wrong, wrong_reason if wrong else Reason.ACCEPTED, wrong or "the spec can be served"),
         _honoured(facts, ignored),
         *_rollout(service, facts),

@@ -80,6 +80,8 @@ PRIORITY_WEIGHTS: Final[Mapping[str, int]] = {
 }
 """What each tier of `spec.priority` weighs in `status.effectivePriority` and in the order of evictions."""
 
+WAITING_FOR_GPU: Final = "WaitingForGPU"  # the phase
+_MOVING: Final = frozenset({"Pending", "Creating", "Progressing", WAITING_FOR_GPU})
 _OCCUPYING_REASONS: Final = frozenset({Reason.LOADING, Reason.NOT_ANSWERING, Reason.STOPPING})
 _MODE_FLAGS: Final[Mapping[str, str]] = {
     "--embedding": "embedding",
@@ -173,11 +175,21 @@ def weight_of(service: InferenceService) -> int:
     return PRIORITY_WEIGHTS.get(service.spec.priority, PRIORITY_WEIGHTS["normal"])
 
 
-def suspended_statement(service: InferenceService) -> Statement:
-    """Return the condition `Suspended`."""
+def phase_statements(
+    service: InferenceService, verdict: Verdict, replicas: Replicas, degraded: Statement
+) -> list[Statement]:
+    """Return the conditions of every service, always: one that is left out could not say that it no longer holds."""
+    phase, reason, message = verdict.phase, verdict.reason, verdict.message
+    available = replicas.ready > 0 and replicas.desired > 0
+    unavailable = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
     on = service.spec.suspend
-    reason = Reason.SUSPENDED if on else Reason.NOT_SUSPENDED
-    return Statement(SUSPENDED, on, reason, f"spec.suspend is {str(on).lower()}")
+    suspended_for = Reason.SUSPENDED if on else Reason.NOT_SUSPENDED
+    return [
+        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available else unavailable, message),
+        Statement(PROGRESSING, phase in _MOVING, reason, message),
+        degraded,
+        Statement(SUSPENDED, on, suspended_for, f"spec.suspend is {str(on).lower()}"),
+    ]
 
 
 def derive_service_status(
@@ -295,22 +307,13 @@ def _left(service: InferenceService, holders: Sequence[str]) -> str:
 
 
 def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas) -> list[Statement]:
-    """Return the whole set of conditions, always: one that is left out could not say that it no longer holds."""
-    phase, reason, message = verdict.phase, verdict.reason, verdict.message
-    available = replicas.ready > 0 and replicas.desired > 0
-    unavailable_reason = Reason.NO_READY_REPLICAS if phase in {"Creating", "Progressing"} else reason
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
         # A bad edit leaves the running engine alone, so the phase may well be Ready.
         degraded = Statement(DEGRADED, holds=True, reason=accepted.reason, message=accepted.message)
     else:
-        degraded = Statement(DEGRADED, phase == "Failed", reason, message)
-    return [
-        Statement(AVAILABLE, available, Reason.INFERENCE_READY if available else unavailable_reason, message),
-        Statement(PROGRESSING, phase in {"Pending", "Creating", "Progressing"}, reason, message),
-        degraded,
-        suspended_statement(service),
-    ]
+        degraded = Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message)
+    return phase_statements(service, verdict, replicas, degraded)
 
 
 def _endpoint(service: InferenceService, settings: ControllerSettings) -> str:

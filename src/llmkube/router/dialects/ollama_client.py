@@ -40,7 +40,7 @@ _LATEST: Final = 253402300799
 _REASONS: Final[Mapping[str, str]] = {"length": "length"}
 
 
-def ollama_error(error: Mapping[str, Any]) -> JsonObject:
+def ollama_error(_status: int, error: Mapping[str, Any]) -> JsonObject:
     """Return an error as Ollama's clients read it."""
     return {"error": words_of(error)}
 
@@ -65,7 +65,7 @@ class OllamaAnswers:
     def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a whole answer, or an error."""
         if status >= 400:
-            return ollama_error(error_in_answer(said))
+            return ollama_error(status, error_in_answer(said))
         choices = objects_in(said.get("choices"), "choices")
         choice = choices[0] if choices else {}
         message = object_in(choice.get("message"), "message")
@@ -124,7 +124,7 @@ class OllamaAnswers:
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return the line of an error."""
-        return orjson.dumps(ollama_error(error)) + b"\n"
+        return orjson.dumps(ollama_error(502, error)) + b"\n"
 
 
 def _calls_of(calls: list[JsonObject]) -> list[JsonObject]:
@@ -171,7 +171,7 @@ class EmbedAnswers(NoStream):
     def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the vectors in the order of their texts, or an error."""
         if status >= 400:
-            return ollama_error(error_in_answer(said))
+            return ollama_error(status, error_in_answer(said))
         found = sorted(objects_in(said.get("data"), "data"), key=lambda one: count_in(one, "index"))
         prompt = count_in(object_in(said.get("usage"), "usage"), "prompt_tokens")
         return {
@@ -184,7 +184,7 @@ class EmbedAnswers(NoStream):
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return an error."""
-        return orjson.dumps(ollama_error(error))
+        return orjson.dumps(ollama_error(502, error))
 
 
 _OPTIONS: Final[Mapping[str, str]] = {
@@ -211,60 +211,39 @@ _TYPES: Final[Mapping[str, str]] = {"iVBOR": "png", "/9j/": "jpeg", "R0lGOD": "g
 """What an image is, by how its base64 begins."""
 
 
-class OllamaChat:
-    """`/api/chat`."""
-
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request."""
-        turns = objects_in(body.get("messages"), "messages")
-        if not turns:
-            raise DialectError("messages is empty; write at least one message")
-        return _translated(body, list(_turns(turns)), OllamaAnswers(model=str(body.get("model"))))
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error."""
-        return ollama_error(error)
+def read_chat(body: JsonObject) -> Translated:
+    """Translate a request at `/api/chat`."""
+    turns = objects_in(body.get("messages"), "messages")
+    if not turns:
+        raise DialectError("messages is empty; write at least one message")
+    return _translated(body, list(_turns(turns)), OllamaAnswers(model=str(body.get("model"))))
 
 
-class OllamaGenerate:
-    """`/api/generate`: a prompt under the model's own template."""
-
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request."""
-        prompt, system = body.get("prompt"), body.get("system")
-        if not isinstance(prompt, str) or not prompt:
-            raise DialectError("prompt is missing; write a text")
-        check_kinds(body, {"system": str})
-        turns: list[JsonObject] = [{"role": "user", "content": _content(prompt, body.get("images"), "images")}]
-        if system:
-            turns.insert(0, {"role": "system", "content": system})
-        return _translated(body, turns, OllamaAnswers(model=str(body.get("model")), generates=True))
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error."""
-        return ollama_error(error)
+def read_generate(body: JsonObject) -> Translated:
+    """Translate a request at `/api/generate`: a prompt under the model's own template."""
+    prompt, system = body.get("prompt"), body.get("system")
+    if not isinstance(prompt, str) or not prompt:
+        raise DialectError("prompt is missing; write a text")
+    check_kinds(body, {"system": str})
+    turns: list[JsonObject] = [{"role": "user", "content": _content(prompt, body.get("images"), "images")}]
+    if system:
+        turns.insert(0, {"role": "system", "content": system})
+    return _translated(body, turns, OllamaAnswers(model=str(body.get("model")), generates=True))
 
 
-class OllamaEmbed:
-    """`/api/embed`."""
-
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request."""
-        asked = body.get("input")
-        texts = [asked] if isinstance(asked, str) else asked
-        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
-            raise DialectError("input must be a text, or a list of texts")
-        check_kinds(body, {"dimensions": int})
-        embeddings: JsonObject = {"model": body.get("model"), "input": texts}
-        if "dimensions" in body:
-            embeddings["dimensions"] = body["dimensions"]
-        left_out = tuple(name for name in body if name not in ("model", "input", "dimensions"))
-        answers = EmbedAnswers(model=str(body.get("model")))
-        return Translated(path="/embeddings", body=embeddings, answers=answers, dropped=left_out)
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error."""
-        return ollama_error(error)
+def read_embed(body: JsonObject) -> Translated:
+    """Translate a request at `/api/embed`."""
+    asked = body.get("input")
+    texts = [asked] if isinstance(asked, str) else asked
+    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+        raise DialectError("input must be a text, or a list of texts")
+    check_kinds(body, {"dimensions": int})
+    embeddings: JsonObject = {"model": body.get("model"), "input": texts}
+    if "dimensions" in body:
+        embeddings["dimensions"] = body["dimensions"]
+    left_out = tuple(name for name in body if name not in ("model", "input", "dimensions"))
+    answers = EmbedAnswers(model=str(body.get("model")))
+    return Translated(path="/embeddings", body=embeddings, answers=answers, dropped=left_out)
 
 
 def _translated(body: JsonObject, turns: list[JsonObject], answers: OllamaAnswers) -> Translated:
