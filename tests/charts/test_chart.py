@@ -34,7 +34,7 @@ from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
 from llmkube.k8s.resource import Key
-from llmkube.programs.config.tables import ALLOWANCES
+from llmkube.programs.config import ALLOWANCES
 from llmkube.runtimes.registry import parse_image_overrides
 from llmkube.supervisor.service.status_manager import service_manifest
 

@@ -22,7 +22,7 @@ from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetri
 from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.programs.config.tables import TABLES
+from llmkube.programs.config import TABLES
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES

@@ -9,7 +9,7 @@ import trio
 
 from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
-from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.one_machine import AgentDirectory
 from programs.router_host.test_router_host import CHAT, KEY, SEEN, open_host, patient_clock
 from router.proxy.test_default_route import Engine, View
 

@@ -32,8 +32,16 @@ from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.fetch_job.reports import Gauge, run_gauge, tell, told_failure, told_gguf
-from llmkube.programs.fetch_job.volume import adopt, inspect_file, prune_folders
+from llmkube.programs.fetch_job.volume import (
+    Gauge,
+    adopt,
+    inspect_file,
+    prune_folders,
+    run_gauge,
+    tell,
+    told_failure,
+    told_gguf,
+)
 from llmkube.programs.options import command
 from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file

@@ -9,8 +9,7 @@ import random
 import pytest
 from click.testing import CliRunner
 
-from llmkube.cli.commands.router.command import router
-from llmkube.cli.commands.router.explain import explain
+from llmkube.cli.commands.router.command import explain, router
 from llmkube.router.config.written_form import encode_config
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for

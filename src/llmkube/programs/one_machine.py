@@ -12,10 +12,10 @@
 import datetime
 import random
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 import structlog
@@ -29,14 +29,15 @@ from llmkube.base.probes import run_probes
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.crd.placement import ACCELERATORS
+from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.reasons import Meaning, Reason
 from llmkube.programs.api_server import open_server
-from llmkube.programs.config.host_config import UpConfig
+from llmkube.programs.config import UpConfig
 from llmkube.programs.host_name import lasting_host_name
 from llmkube.programs.host_settings import host_settings, own_folders
 from llmkube.programs.informer import Followed, open_follow
 from llmkube.programs.lan_gateway import LanGateway, Listen, open_lan_gateway, run_lan_listener
 from llmkube.programs.ollama_library import ollama_here
-from llmkube.programs.one_machine.model_directory import AgentDirectory
 from llmkube.programs.program import (
     LOOPBACK,
     Stop,
@@ -49,6 +50,7 @@ from llmkube.programs.program import (
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.programs.server_side_apply import Applied, Applier, Manifest
+from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.router.dialects.inbound import unread_refusal
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, run_default_route
@@ -56,7 +58,98 @@ from llmkube.supervisor.agent import run_agent
 from llmkube.supervisor.local import open_local_ports
 from llmkube.supervisor.metrics import agent_registry
 from llmkube.supervisor.network import own_addresses
+from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
+
+_RETRY_SECONDS: Final[Mapping[Meaning, int]] = {
+    Meaning.FINE: 2,
+    Meaning.PASSING: 2,
+    Meaning.RECOVERING: 5,
+    Meaning.RETRIED: 5,
+}
+"""What `Retry-After` says, by what the reason means. All other models wait for a person; no client should wait, too."""
+
+
+Found = Backend | UnavailableModel
+
+
+@attrs.define(eq=False)
+class AgentDirectory:
+    """The models of one agent, by InferenceService name; by `namespace/name` where a name occurs twice.
+
+    A further id leads to its service unless it is the name of another one, or a further id of two.
+
+    A look-up costs one look into a dict; the dict is made anew when something has changed.
+
+    Attributes:
+        services: Returns what is true now.
+        version: Grows whenever `services` may return something else.
+    """
+
+    services: Callable[[], Mapping[Key, ServiceView]]
+    version: Callable[[], int]
+    _seen: int | None = None
+    _by_id: Mapping[str, Found] = {}
+    _ids: Sequence[str] = ()
+    _aliases: Sequence[str] = ()
+
+    def model_ids(self) -> Sequence[str]:
+        """Return the shortest id of each service that no other service has, sorted."""
+        self._refresh()
+        return self._ids
+
+    def aliases(self) -> Sequence[str]:
+        """Return the further ids that lead to a service, sorted."""
+        self._refresh()
+        return self._aliases
+
+    def lookup(self, model_id: str) -> Found | None:
+        """Return where the model is served, why it is not, or None if the id names no service or more than one."""
+        self._refresh()
+        return self._by_id.get(model_id)
+
+    def _refresh(self) -> None:
+        version = self.version()
+        if version == self._seen:
+            return
+        services = self.services()
+        names: dict[str, list[Key]] = {}
+        for key in services:
+            names.setdefault(key.name, []).append(key)
+        unique = {name: keys[0] for name, keys in names.items() if len(keys) == 1}
+        by_key = {key: _found(key, view) for key, view in services.items()}
+        self._by_id = {str(key): found for key, found in by_key.items()} | {
+            name: by_key[key] for name, key in unique.items()
+        }
+        taken = {*self._by_id, *names}
+        further: dict[str, set[Key]] = {}
+        for key, view in services.items():
+            for alias in view.aliases:
+                if alias not in taken:
+                    further.setdefault(alias, set()).add(key)
+        aliases = {alias: keys.pop() for alias, keys in further.items() if len(keys) == 1}
+        self._by_id |= {alias: by_key[key] for alias, key in aliases.items()}
+        self._aliases = sorted(aliases)
+        self._ids = sorted(key.name if key.name in unique else str(key) for key in services)
+        self._seen = version
+
+
+def _found(key: Key, view: ServiceView) -> Found:
+    if view.ready:
+        credentials = f"Authorization: Bearer {view.api_key}\r\n".encode("ascii") if view.api_key else b""
+        return Backend(view.host, view.port, view.alias, credentials, view.mode, str(key))
+    message = view.message.partition("\n")[0] or f"model {key.name} is not ready"
+    reason = Reason.of(view.reason)
+    meaning = reason.meaning if reason is not None else Meaning.PASSING
+    failed = meaning.is_failing
+    return UnavailableModel(
+        view.reason or Reason.PENDING,
+        message,
+        _RETRY_SECONDS.get(meaning),
+        State.UNLOADED if failed or meaning is Meaning.STOPPED else State.LOADING,
+        failed,
+    )
+
 
 T = TypeVar("T")
 

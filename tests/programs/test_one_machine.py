@@ -3,7 +3,7 @@ import pytest
 
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason
-from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.backends import Backend, State, UnavailableModel
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 
