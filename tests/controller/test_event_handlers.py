@@ -29,7 +29,8 @@ async def bring_up(hands):
     await trio.sleep(SETTLED)
     hands.cluster.faults.calls.clear()
     for number in range(SERVICES):
-        await hands.apply(f"chat-{number}")
+        await hands.create_service(f"chat-{number}")
+    await trio.sleep(SETTLED)
     return asked(hands)
 
 
