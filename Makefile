@@ -82,7 +82,7 @@ check: $(STAMP)  ## linters, formatting, types and import contracts
 	$(BIN)/ruff format --check --quiet src tests benchmarks
 	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src tests benchmarks)  # flake8-async alone; it is slow
 	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin  # what only a Mac runs
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin  # what only a Mac runs; one cache is of one platform
 	$(BIN)/lint-imports
 
 docs: $(STAMP)  ## check the pages: links, paths, commands; run what their consoles show

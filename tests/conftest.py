@@ -50,11 +50,13 @@ def pytest_report_header(config):
     return f"lengths: {LENGTHS} (tests/lengths.py)" + "".join(f", without tests marked {name}" for name in left_out())
 
 
+# The collector of cycles looks at what tests make, and not at all modules and tests again and again.
+gc.set_threshold(50_000, 20, 50)
+
+
 def pytest_collection_finish(session):
-    """Let the collector of cycles look at what tests make, and not at all modules and tests again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -29,7 +29,7 @@ DECIDING: Final = (
     "supervisor/**/*.py",
     "router/policy/*.py",
     "router/budgets/*.py",
-    "router/queue/*.py",
+    "router/fair_queue.py",
     "router/dispatch/*verdict*.py",
     "k8s/wire/*.py",
     "k8s/reflector.py",

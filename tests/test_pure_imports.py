@@ -55,9 +55,6 @@ def pure_modules():
             yield ".".join(file.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
 
 
-PURE = list(pure_modules())
-
-
 def imported_alone(modules, forbidden, *, each=SOAK):
     """Import modules in forks of a fresh interpreter; return what each has loaded of the forbidden ones.
 
@@ -68,14 +65,11 @@ def imported_alone(modules, forbidden, *, each=SOAK):
     return dict(map(json.loads, done.stdout.splitlines()))
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return imported_alone(PURE, FORBIDDEN)
-
-
-def test_a_pure_module_loads_nothing_forbidden(loaded):
+@pytest.mark.ci
+def test_a_pure_module_loads_nothing_forbidden():
     """Neither Trio nor psutil nor httpx, by whatever way; every module of the list can be imported first."""
-    assert loaded == {module: [] for module in PURE}
+    pure = list(pure_modules())
+    assert imported_alone(pure, FORBIDDEN) == {module: [] for module in pure}
 
 
 def test_an_impure_module_is_found():

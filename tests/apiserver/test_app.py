@@ -53,7 +53,7 @@ class SlowDisk:
 async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
     """Readers see nothing before the commit has returned; a full disk is a 500 that changes nothing."""
     disk = SlowDisk()
-    server = ApiServer(Store(), durable=disk, utcnow=utcnow, rng=random.Random(0))
+    server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
     await server.ensure_namespaces()
     async with (
         open_transport(server.handle) as transport,
@@ -77,7 +77,7 @@ async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
 async def test_a_cancelled_write_that_was_committed_is_shown(autojump_clock):
     """A client that leaves during the commit leaves memory and disk in agreement."""
     disk = SlowDisk()
-    server = ApiServer(Store(), durable=disk, utcnow=utcnow, rng=random.Random(0))
+    server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
     await server.ensure_namespaces()
     async with (
         open_transport(server.handle) as transport,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from llmkube.base.loop_watchdog import LoopWatchdog
 from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
-from llmkube.router.health.cache_use import CacheUse
+from llmkube.router.health.signs import CacheUse
 from llmkube.router.proxy.metrics import BackendGauges
 from llmkube.supervisor.host.sample import Level, Sample
 from llmkube.supervisor.memory.budget import host_budget

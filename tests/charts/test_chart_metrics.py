@@ -17,7 +17,7 @@ from charts.promql import LLAMACPP, known_names, names_in, router_gauges
 from controller.podobjects import pod_service
 from llmkube.controller.metrics import FleetCollector
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.router.health.cache_use import CacheUse
+from llmkube.router.health.signs import CacheUse
 
 RULES = CHART / "files" / "rules.yaml"
 BOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from llmkube.base.errors import UserError
-from llmkube.cli import complete, target_cluster
+from llmkube.cli import options, target_cluster
 from llmkube.cli.main import COMMANDS, cli
 from llmkube.programs.options import paths
 
@@ -19,19 +19,19 @@ def offered(function, incomplete="", **params):
 @pytest.fixture
 def live(run, monkeypatch):
     """A cluster with the demo's objects, as `run` makes it, and time to ask it on a busy machine."""
-    monkeypatch.setattr(complete, "DEADLINE_SECONDS", 60.0)
+    monkeypatch.setattr(options, "DEADLINE_SECONDS", 60.0)
     assert run("list").exit_code == 0  # which replaces open_cluster
 
 
 def test_names_are_live(live):
     """Services, Models and namespaces are offered as they are now, those that begin as typed."""
-    assert offered(complete.services) == ["demo"]
-    assert offered(complete.services, "x") == []
-    assert offered(complete.services, namespace="other") == []
-    assert offered(complete.targets, "model/") == ["model/demo"]
-    assert offered(complete.targets, "d") == ["demo"]
-    assert offered(complete.models, "de") == ["demo"]
-    assert "default" in offered(complete.namespaces)
+    assert offered(options.services) == ["demo"]
+    assert offered(options.services, "x") == []
+    assert offered(options.services, namespace="other") == []
+    assert offered(options.targets, "model/") == ["model/demo"]
+    assert offered(options.targets, "d") == ["demo"]
+    assert offered(options.models, "de") == ["demo"]
+    assert "default" in offered(options.namespaces)
 
 
 @pytest.mark.parametrize("failure", ["error", "silence"])
@@ -46,8 +46,8 @@ def test_failures_offer_nothing(monkeypatch, capsys, failure):
         yield
 
     monkeypatch.setattr(target_cluster, "open_cluster", open_cluster)
-    monkeypatch.setattr(complete, "DEADLINE_SECONDS", 0.05)
-    assert offered(complete.services) == []
+    monkeypatch.setattr(options, "DEADLINE_SECONDS", 0.05)
+    assert offered(options.services) == []
     assert capsys.readouterr() == ("", "")
 
 
@@ -58,9 +58,9 @@ def test_contexts_come_from_the_files(tmp_path, monkeypatch):
     (tmp_path / "c").write_text("{: [")
     (tmp_path / "d").write_text("contexts: 7\n")
     monkeypatch.setenv("KUBECONFIG", ":".join(str(tmp_path / name) for name in "abcde"))
-    assert offered(complete.contexts) == ["one", "two", "three"]
-    assert offered(complete.contexts, "tw") == ["two"]
-    assert offered(complete.contexts, kubeconfig=str(tmp_path / "b")) == ["two", "three"]
+    assert offered(options.contexts) == ["one", "two", "three"]
+    assert offered(options.contexts, "tw") == ["two"]
+    assert offered(options.contexts, kubeconfig=str(tmp_path / "b")) == ["two", "three"]
 
 
 def test_commands_are_completed_without_importing_them():
@@ -84,11 +84,11 @@ def test_files_are_completed_by_the_shell(live):
     """Where a path may stand, the shell offers files, beside the names of the catalog; for a URL nothing is."""
     assert [(each.value, each.type) for each in offered(paths, "mod")] == [("mod", "file")]
     assert offered(paths, "https://x") == []
-    kinds = {each.type: each.value for each in offered(complete.files, "llama-3.1")}
+    kinds = {each.type: each.value for each in offered(options.files, "llama-3.1")}
     assert kinds == {"plain": "llama-3.1-8b", "file": "llama-3.1"}
-    assert [each.type for each in offered(complete.files, "./m")] == ["file"]
-    assert offered(complete.catalog_or_services, "d")[0] == "demo"
-    assert "deepseek-r1-7b" in offered(complete.catalog_or_services, "d")
+    assert [each.type for each in offered(options.files, "./m")] == ["file"]
+    assert offered(options.catalog_or_services, "d")[0] == "demo"
+    assert "deepseek-r1-7b" in offered(options.catalog_or_services, "d")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from contracts import check_controllers, check_deletion, check_reads, check_writes
+from contracts import check_controllers, check_reads, check_writes
 from contracts.lab import Lab, install, open_lab
 
 CHECKS: tuple[Callable[[Lab], Awaitable[None]], ...] = tuple(
     check
-    for room in (check_writes, check_deletion, check_reads, check_controllers)
+    for room in (check_writes, check_reads, check_controllers)
     for name, check in vars(room).items()
     if name.startswith("check_")
 )

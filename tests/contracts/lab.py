@@ -15,7 +15,6 @@ from contracts.widgets import CRDS, GROUP, WIDGETS, widget_crd
 PATIENCE_SECONDS = 60.0  # the garbage collector of a control plane that has just started may need half of it
 
 MERGE = {"content-type": "application/merge-patch+json"}
-JSON_PATCH = {"content-type": "application/json-patch+json"}
 STRATEGIC = {"content-type": "application/strategic-merge-patch+json"}
 APPLY = {"content-type": "application/apply-patch+yaml"}
 
@@ -91,10 +90,6 @@ def status_of(answer: httpx.Response, code: int, reason: str) -> dict[str, Any]:
     assert (status["kind"], status["apiVersion"], status["status"]) == ("Status", "v1", "Failure")
     assert (status["code"], status["reason"]) == (code, reason)
     return status
-
-
-NOT_CHECKED = ("FieldValueInvalid", "<nil>")
-"""The cause that says that rules were not checked because of the other causes."""
 
 
 def causes_of(status: dict[str, Any]) -> list[tuple[str, str]]:

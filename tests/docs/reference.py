@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import click
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +22,7 @@ from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetri
 from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.programs.config.tables import TABLES
+from llmkube.programs.config import TABLES
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
@@ -223,10 +222,8 @@ def families() -> Iterator[tuple[Any, str]]:
         yield metric, controller
     for metric in (watchdog.lag, watchdog.stalls):
         yield metric, "all programs"
-    of_router = RouterMetrics.on(registry, "ns/name")
-    of_routers = [
-        getattr(each, field.name) for each in (of_router, of_router.genai) for field in attrs.fields(type(each))
-    ]
+    of_router = RouterMetrics(registry, "ns/name")
+    of_routers = [*vars(of_router).values(), *vars(of_router.genai).values()]
     gauges = BackendGauges(
         router="ns/name",
         config=lambda: RoutingConfig(name="ns/name", backends={}),

@@ -22,7 +22,7 @@ HANDED_OVER = {
     ("controller/reconciler.py", "controller/reconcile/inference_services.py"): "a function of controller/operator.py",
     (
         "router/model_field.py",
-        "programs/one_machine/model_directory.py",
+        "programs/one_machine.py",
     ): "a look-up that `up` hands to the gateway",
     ("router/front_door.py", "router/proxy/handler.py"): "the listed fields that router/proxy/router.py hands in",
 }

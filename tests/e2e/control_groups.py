@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from llmkube.supervisor.host.cgroups import Group, Headroom, headroom_in, own_group, own_mounts
+from llmkube.supervisor.host.linux import Group, Headroom, headroom_in, own_group, own_mounts
 
 MACHINE_BYTES = 1 << 62  # whatever limit a test sets is below it
 

@@ -7,21 +7,10 @@ import json
 import sys
 
 import openai
+from client_questions import ASK, TOOL, failure
+from client_questions import SERVER as ROUTER
 
-ROUTER, QUESTION = sys.argv[1:]
-ASK = [{"role": "user", "content": QUESTION}]
 HARD = {"X-LLMKube-Task-Complexity": "complex"}
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell it", "parameters": PARAMETERS}}
-
-
-def failure(call, *args, **kwargs):
-    """Return the class of the error that a call raises, and its words."""
-    try:
-        call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
-        return [type(error).__name__, str(error)]
-    return ["nothing", ""]
 
 
 def text_of(stream):

@@ -11,23 +11,12 @@ import anthropic
 import litellm
 import ollama
 import openai
+from client_questions import ASK, PARAMETERS, QUESTION, TOOL, failure
+from client_questions import SERVER as ROUTER
 
-ROUTER, QUESTION = sys.argv[1:]
-ASK = [{"role": "user", "content": QUESTION}]
 LONG = [{"role": "user", "content": "word " * 20_000}]
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell it", "parameters": PARAMETERS}}
 RESULT = "sunny in Rome"
 COLD = {"temperature": 0}
-
-
-def failure(call, *args, **kwargs):
-    """Return the class of the error that a call raises, and its words."""
-    try:
-        call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
-        return [type(error).__name__, str(error)]
-    return ["nothing", ""]
 
 
 def of_anthropic():

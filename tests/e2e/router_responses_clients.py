@@ -7,20 +7,11 @@ import json
 import sys
 
 import openai
+from client_questions import PARAMETERS, QUESTION, failure
+from client_questions import SERVER as ROUTER
 
-ROUTER, QUESTION = sys.argv[1:]
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 RESULT = "sunny in Rome"
 COLD = {"temperature": 0}
-
-
-def failure(call, *args, **kwargs):
-    """Return the class of the error that a call raises, and its words."""
-    try:
-        call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
-        return [type(error).__name__, str(error)]
-    return ["nothing", ""]
 
 
 def of_responses():

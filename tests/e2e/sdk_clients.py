@@ -5,28 +5,16 @@ python -S sdk_clients.py GATEWAY QUESTION: prints one JSON object, by client and
 
 import json
 import os
-import sys
 
 import anthropic
 import litellm
 import ollama
 import openai
+from client_questions import ASK, PARAMETERS, QUESTION, TOOL, failure
+from client_questions import SERVER as GATEWAY
 from langchain_openai import ChatOpenAI
 
-GATEWAY, QUESTION = sys.argv[1:]
 BASE = f"{GATEWAY}/v1"
-ASK = [{"role": "user", "content": QUESTION}]
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell it", "parameters": PARAMETERS}}
-
-
-def failure(call, *args, **kwargs):
-    """Return the class of the error that a call raises, and its words."""
-    try:
-        call(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
-        return [type(error).__name__, str(error)]
-    return ["nothing", ""]
 
 
 def of_openai():

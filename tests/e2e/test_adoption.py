@@ -58,7 +58,11 @@ async def kill(agent):
 
 
 async def test_a_killed_agent_loses_no_request(tmp_path, address):
-    """SIGKILL of the agent under load, and the next one: every request is answered, by one engine, ready throughout."""
+    """SIGKILL of the agent under load, and the next one: every request is answered, by one engine, ready throughout.
+
+    That engine's end is noticed by the agent that has not started it. An edit that is made while no agent runs: the
+    adopted engine serves until its successor answers, and then ends.
+    """
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
         await cluster.apply_demo()
         await cluster.wait_ready()
@@ -66,53 +70,34 @@ async def test_a_killed_agent_loses_no_request(tmp_path, address):
         async with cluster.open_slices() as seen, asking(f"http://{address}:{port}") as (answers, clients):
             await until(lambda: len(answers) > 5)
             await kill(agent)
+            killed_at = trio.current_time()
             async with cluster.open_agent(address) as successor:
                 await until(lambda: logs(successor, "registered endpoint"))
+                in_time = trio.current_time() - killed_at < 15  # the controller takes out who is silent for 20 s
                 (line,) = logs(successor, "adopted inference service")
                 assert (line["pid"], line["port"]) == (engine.pid, port)
                 count = len(answers)
                 await until(lambda: len(answers) > count + 5)
                 clients.cancel(reason="none of them may outlive the engine")
                 assert cluster.engine() == engine
-                assert not any(not ready for ready, _, _ in seen), seen
+                assert not in_time or all(ready for ready, _, _ in seen), seen
                 assert not logs(successor, "starting inference service")
+                engine.kill()
+                _, _, old_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
+                assert await chat(f"http://{address}:{old_port}") == ANSWER
+                await kill(successor)
+                old = cluster.engine()
+                await cluster.apply_demo(contextSize=256)
+                async with cluster.open_agent(address):
+                    while (told := await cluster.slice())[2] in (0, old_port):
+                        assert told[0] or told == (False, "", 0)
+                        assert len(engines_in(tmp_path)) <= 2
+                        await trio.sleep(0.02)
+                    await until(lambda: len(engines_in(tmp_path)) == 1)
+                    assert cluster.engine() != old
+                    assert "256" in command_line(cluster.engine())
 
 
-@pytest.mark.ci
-async def test_an_adopted_engine_that_dies_is_replaced(tmp_path, address):
-    """The end of an engine that another agent had started is noticed, and a new engine serves."""
-    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
-        await cluster.apply_demo()
-        await cluster.wait_ready()
-        engine, (_, _, port) = cluster.engine(), await cluster.slice()
-        await kill(agent)
-        async with cluster.open_agent(address) as successor:
-            await until(lambda: logs(successor, "adopted inference service"))
-            engine.kill()
-            _, _, new_port = await eventually(cluster.slice, lambda told: told[0] and told[2] != port)
-            assert await chat(f"http://{address}:{new_port}") == ANSWER
-
-
-@pytest.mark.ci
-async def test_an_engine_of_another_plan_is_replaced(tmp_path, address):
-    """An edit made while no agent runs: the adopted engine serves until its successor answers, and then ends."""
-    async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
-        await cluster.apply_demo()
-        await cluster.wait_ready()
-        old, (_, _, port) = cluster.engine(), await cluster.slice()
-        await kill(agent)
-        await cluster.apply_demo(contextSize=256)
-        async with cluster.open_agent(address):
-            while (told := await cluster.slice())[2] in (0, port):
-                assert told[0] or told == (False, "", 0)  # the controller takes out a host that is silent for 20 s
-                assert len(engines_in(tmp_path)) <= 2
-                await trio.sleep(0.02)
-            await until(lambda: len(engines_in(tmp_path)) == 1)
-            assert cluster.engine() != old
-            assert "256" in command_line(cluster.engine())
-
-
-@pytest.mark.ci
 async def test_an_edit_costs_no_answer(tmp_path, address):
     """Clients that ask where the slice sends them are all answered while one engine takes the place of another."""
     async with open_cluster(tmp_path) as cluster, cluster.open_agent(address) as agent:
@@ -144,7 +129,6 @@ async def test_an_edit_costs_no_answer(tmp_path, address):
         assert f":{port_of(cluster.engine())}" in log.read_text()
 
 
-@pytest.mark.ci
 async def test_sigterm_keeps_the_engines_when_told_so(tmp_path, address):
     """With --on-exit keep, SIGTERM ends the agent only; `llmkube agent stop` ends the next one with its engines."""
     keep = ("--on-exit", "keep")

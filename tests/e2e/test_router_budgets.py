@@ -1,4 +1,4 @@
-"""Budgets of `llmkube router -f` over SIGKILLs: whoever kills it gets nothing twice."""
+"""Budgets of `llmkube router -f`: over SIGKILLs, whoever kills it gets nothing twice; two of it have one count."""
 
 import json
 
@@ -8,7 +8,11 @@ import trio
 from e2e.up_process import open_program
 from llmkube.base.errors import WorldError
 from llmkube.base.http.client import open_http_client
+from llmkube.base.http.message import Response
 from llmkube.base.http.server import run_server
+from llmkube.router.config.routing_config import Backend, Budget, RedisStore, RoutingConfig
+from llmkube.router.config.written_form import encode_config
+from redis_program import PASSWORD, open_redis
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
@@ -86,3 +90,42 @@ async def test_a_damaged_file_is_named_and_the_router_does_not_start(tmp_path):
     assert "Traceback" not in router.err
     assert "default.limited.db are damaged" in " ".join(router.err.split())
     assert file.read_bytes().startswith(b"no database")
+
+
+async def test_two_programs_share_one_budget(tmp_path):
+    """Kept by a real redis-server: what one of them has taken the other does not send."""
+    asked, password = [], tmp_path / "password"
+    password.write_text(PASSWORD)
+
+    async def answer(exchange):  # without usage: it is charged as reserved
+        asked.append(exchange.body)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}
+        await exchange.respond(Response.json(200, {"object": "chat.completion", "choices": [choice]}))
+
+    async with open_redis() as server, trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        await nursery.start(run_server, answer, listeners)
+        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
+        config = RoutingConfig(
+            name="ml/limited",
+            backends={"mac": Backend(name="mac", model_id="mac", base_url=url, local=True)},
+            default_backend="mac",
+            budgets=(Budget(name="hour", scope="router", window_seconds=3600, max_tokens=MOST),),
+            budget_store=RedisStore(host="127.0.0.1", port=server.port, password_file=str(password)),
+        )
+        file = tmp_path / "router.json"
+        file.write_bytes(encode_config(config))
+        args = ("router", "-f", str(file), "--port", "0", "--admin-port", "0", "--state-dir")
+        async with (
+            open_program(tmp_path, *args, str(tmp_path / "one")) as one,
+            open_program(tmp_path, *args, str(tmp_path / "other")) as other,
+            open_http_client() as http,
+        ):
+            said = []
+            for router in (one, other):
+                own = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
+                said.append(await http.request("POST", f"{own}/v1/chat/completions", body=BODY))
+        nursery.cancel_scope.cancel()
+    assert [each.status for each in said] == [200, 429]
+    assert b"budget hour has no room" in said[1].body
+    assert len(asked) == 1

@@ -30,7 +30,7 @@ from llmkube.supervisor.cluster.host_lease import lease_manifest
 from llmkube.supervisor.cluster.status import OF_SERVICE, model_status, service_status, settle
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.service.endpoint_objects import endpoints_manifest, service_manifest, slice_manifest
+from llmkube.supervisor.service.status_manager import endpoints_manifest, service_manifest, slice_manifest
 from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.store.blobs import WeightsFile
 
@@ -40,10 +40,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 AGENT = "llmkube-agent-mac"
 COLLECTOR = "/api/v1/namespaces/kube-system/serviceaccounts/generic-garbage-collector"
 NEEDS_CONTROLLERS = {
-    "check_a_namespace_goes_with_its_content",
     "check_an_absent_owner_is_no_owner",
-    "check_dependents_follow_their_owner",
-    "check_foreground_deletion_waits_for_dependents",
     "workloads_go_with_their_owner",
 }
 """What kube-controller-manager does and kube-apiserver alone does not."""

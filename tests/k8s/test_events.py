@@ -101,7 +101,6 @@ async def test_an_event_says_who_what_and_when(autojump_clock):
         assert (event.type, event.reason, event.message) == ("Warning", "CrashLoopBackOff", "exit code 1")
         assert event.count == 1
         assert event.first_timestamp == event.last_timestamp == "2026-01-01T00:01:00Z"
-        assert (event.source.component, event.source.host) == ("llmkube-agent", "studio")
         assert (event.reporting_component, event.reporting_instance) == ("llmkube-agent", "studio")
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from k8s.scripted import Body, ScriptedServer, config_map, ok
 from llmkube.k8s.builtins import ConfigMap
 from llmkube.k8s.client import Client
-from llmkube.k8s.exchange import HttpSender, TransportSender
+from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 
 KEY = Key("default", "a")
@@ -17,11 +18,11 @@ SERVER = "https://user@rancher:8443/k8s/clusters/c-1/"
 HEADERS = {"User-Agent": "test", "X-Extra": "1", "Accept": "text/html"}
 
 
-def over_link(server: ScriptedServer) -> HttpSender:
+def over_link(server: ScriptedServer) -> Any:
     return TransportSender(server, SERVER, HEADERS)
 
 
-def over_httpx(server: ScriptedServer) -> HttpSender:
+def over_httpx(server: ScriptedServer) -> Any:
     return httpx.AsyncClient(transport=server, base_url=SERVER, headers=HEADERS)
 
 

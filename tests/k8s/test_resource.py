@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmkube.k8s.builtins import BUILTINS, Endpoint, EndpointSlice, Event, Lease, Namespace, Service
-from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.builtins import Endpoint, EndpointSlice, Event, Lease, Namespace, Service
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key, Resource
@@ -59,14 +58,6 @@ def test_words_of_a_resource() -> None:
     assert (MODEL.api_version, Event.RESOURCE.api_version) == ("inference.llmkube.dev/v1alpha1", "v1")
     assert (MODEL.singular, MODEL.list_kind) == ("model", "ModelList")
     assert (MODEL.full_name, Event.RESOURCE.full_name) == ("models.inference.llmkube.dev", "events")
-
-
-def test_builtin_kinds_are_distinct() -> None:
-    """No two kinds share a plural or a short name within their API version."""
-    resources = [*BUILTINS, MODEL, InferenceService.RESOURCE]
-    words = [(r.api_version, word) for r in resources for word in (r.plural, r.singular, *r.short_names) if word]
-    plural_is_singular = {("v1", "endpoints")}  # Endpoints is its own plural
-    assert {word for word in words if words.count(word) > 1} == plural_is_singular
 
 
 @pytest.mark.parametrize(

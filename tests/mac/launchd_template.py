@@ -3,10 +3,8 @@
 import sys
 from pathlib import Path
 
-from llmkube.cli.commands.programs.background.agent_jobs import agent_job
-from llmkube.cli.commands.programs.background.launchctl import User
-from llmkube.cli.commands.programs.background.launchd_job import Kept, plist_text
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.cli.commands.programs.background.agent_jobs import Kept, User, agent_job, plist_text
+from llmkube.programs.config import AgentConfig
 
 sys.executable = "/opt/llmkube/bin/python"
 ADA = User(uid=501, name="ada", home=Path("/Users/ada"))

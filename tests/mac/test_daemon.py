@@ -21,7 +21,7 @@ AS_ADA = """
 import os, sys, types
 from pathlib import Path
 from llmkube.cli.commands.programs.background import launchctl
-from llmkube.cli.commands.programs.background import launchd_job
+from llmkube.cli.commands.programs.background import agent_jobs
 
 class Os:
     geteuid = staticmethod(lambda: 501)
@@ -31,7 +31,7 @@ def account(uid):
     return types.SimpleNamespace(pw_uid=uid, pw_name="ada", pw_dir=os.environ["HOME"])
 
 launchctl.os, launchctl.pwd = Os(), types.SimpleNamespace(getpwuid=account)
-launchd_job.DAEMONS = launchctl.DAEMONS = Path(os.environ["DAEMONS"])
+agent_jobs.DAEMONS = launchctl.DAEMONS = Path(os.environ["DAEMONS"])
 from llmkube.cli.main import main
 sys.argv[0] = "llmkube"
 sys.exit(main())

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from llmkube.supervisor.memory.releases import Unreturned
+from llmkube.supervisor.memory.book import Unreturned
 from llmkube.supervisor.service import metal
 from pressure.hosts import events, pressed_world, serve, why
 from sim.machine import Script

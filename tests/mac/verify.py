@@ -19,11 +19,10 @@ import trio
 from llmkube.cli.commands.doctor import mac, programs
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.installation import find_installation
-from llmkube.cli.commands.programs.background.agent_jobs import agent_job
+from llmkube.cli.commands.programs.background.agent_jobs import Kept, agent_job, plist_text
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, read_neighbors
 from llmkube.cli.commands.programs.background.launchctl import current_user, parse_job_state
-from llmkube.cli.commands.programs.background.launchd_job import Kept, plist_text
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.config import AgentConfig
 from llmkube.supervisor.engine import keep_awake
 from llmkube.supervisor.host import processes
 from llmkube.supervisor.host.darwin import DarwinMemory, open_darwin_memory

@@ -8,7 +8,7 @@ import trio
 
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.service.engine_journal import EngineJournal
+from llmkube.supervisor.service.attempt import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
 from pressure.hosts import running, serve

@@ -8,8 +8,7 @@ from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent_settings
 from llmkube.cli.commands.programs.controller import workload_settings
 from llmkube.controller.settings import Allowance
-from llmkube.programs.config.host_config import AgentConfig, UpConfig
-from llmkube.programs.config.tables import ALLOWANCES, TABLES, ControllerConfig, load
+from llmkube.programs.config import ALLOWANCES, TABLES, AgentConfig, ControllerConfig, UpConfig, load
 from llmkube.programs.state_location import state_dir_of
 
 

@@ -1,3 +1,5 @@
+"""Hints say the program as the reader's shell finds it."""
+
 import errno
 import io
 
@@ -7,7 +9,15 @@ import pytest
 from llmkube.base.errors import UserError, WorldError
 from llmkube.base.settings import SettingError
 from llmkube.k8s.errors import NotFoundError
-from llmkube.programs.failures import CommandError, ExitCode, MistypedError, broken, in_one_sentence
+from llmkube.programs.failures import (
+    CommandError,
+    ExitCode,
+    MistypedError,
+    broken,
+    in_one_sentence,
+    program_name,
+    runnable,
+)
 
 
 def told(error):
@@ -92,3 +102,34 @@ PATH = "/a/path/that/is/longer/than/the/line"
 def test_lines_break_between_words(text, width, lines):
     """No word is cut, a column goes on below itself, and without a width nothing changes."""
     assert broken(text, width).split("\n") == lines
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "llmkube"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
+    return program
+
+
+def test_on_path_it_is_its_name(installed):
+    """Called by its name, or by the path that its name leads to, it is `llmkube`."""
+    assert program_name("llmkube") == "llmkube"
+    assert program_name(str(installed)) == "llmkube"
+
+
+def test_elsewhere_it_is_the_path_that_was_typed(installed, monkeypatch):
+    """From a clone the hints have `.venv/bin/llmkube`, also where another llmkube is on PATH."""
+    assert program_name(".venv/bin/llmkube") == ".venv/bin/llmkube"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert program_name(".venv/bin/llmkube") == ".venv/bin/llmkube"
+    assert program_name("/usr/lib/python3/pytest/__main__.py") == "llmkube"
+
+
+def test_commands_in_a_sentence_can_be_pasted(monkeypatch):
+    """Commands in backquotes change, and words do not."""
+    monkeypatch.setattr("sys.argv", [".venv/bin/llmkube"])
+    text = "llmkube says: see `llmkube list -A`, or start `llmkube up`"
+    assert runnable(text) == "llmkube says: see `.venv/bin/llmkube list -A`, or start `.venv/bin/llmkube up`"

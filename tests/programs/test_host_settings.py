@@ -8,8 +8,7 @@ from structlog.testing import capture_logs
 
 from llmkube.base.errors import UserError
 from llmkube.base.settings import read_config, resolve
-from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
-from llmkube.programs.config.tables import TABLES
+from llmkube.programs.config import TABLES, AgentConfig, HostConfig, UpConfig
 from llmkube.programs.host_settings import (
     engine_allowances,
     engine_settings,

@@ -13,7 +13,7 @@ import trio
 from free_ports import free_port
 from http_lab import head_of
 from llmkube.base.errors import UserError
-from llmkube.programs.config.host_config import UpConfig
+from llmkube.programs.config import UpConfig
 from llmkube.programs.lan_gateway import (
     LOOK_SECONDS,
     Listen,

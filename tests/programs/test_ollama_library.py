@@ -29,9 +29,9 @@ from programs.daemon_engine.fake_ollama import (
     answers,
     blob_of,
     breaks_off,
+    reached,
     shown_header,
 )
-from programs.daemon_engine.test_ollama_program import playing
 
 TINY = OllamaModel("tiny:latest")
 
@@ -47,7 +47,7 @@ def library(client, fake, *allowed):
 async def test_a_model_is_pulled_once_and_told(autojump_clock):
     """Its file is Ollama's, its facts are the header's, and how far the pull is shows in bytes."""
     fake, told = daemon(), []
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         models = library(client, fake)
         assert not await models.has(TINY)
         weights, facts = await models.fetch(TINY, told.append)
@@ -67,7 +67,7 @@ async def test_services_of_one_model_share_a_pull(autojump_clock):
     """Who comes second waits, and finds it there; who comes second after a failure tries once more."""
     fake = daemon(faults={"/api/pull": [breaks_off]})
     failed = []
-    async with playing(fake) as client, trio.open_nursery() as nursery:
+    async with reached(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
 
         async def fetch():
@@ -103,7 +103,7 @@ def error(words, status=500):
 async def test_a_pull_that_fails_names_the_model_and_the_way_out(autojump_clock, fault, kind, words):
     """One attempt is one pull; the caller decides when to ask again."""
     fake = daemon(faults={"/api/pull": [fault]})
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         with pytest.raises(kind, match=words):
             await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 1
@@ -112,7 +112,7 @@ async def test_a_pull_that_fails_names_the_model_and_the_way_out(autojump_clock,
 async def test_without_an_ollama_the_way_to_one_is_told(autojump_clock, monkeypatch):
     """It may be started later; one on another machine never is what is asked for."""
     fake = daemon(answers=False)
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         with pytest.raises(FetchError, match=r"none answers at http://127.0.0.1:11434: start it .*OLLAMA_HOST"):
             await library(client, fake).fetch(TINY, lambda _: None)
         assert not await library(client, fake).has(TINY)
@@ -125,7 +125,7 @@ async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
     """A server that is older than the facts is to be upgraded; nothing is pulled again for that."""
     fake = daemon(blobs={LIBRARY_BLOB})
     fake.shows = {}
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         with pytest.raises(NotGGUFError, match="upgrade Ollama"):
             await library(client, fake).fetch(TINY, lambda _: None)
     assert fake.calls.count("/api/pull") == 0
@@ -134,7 +134,7 @@ async def test_what_its_answer_does_not_say_is_not_guessed(autojump_clock):
 async def test_what_its_owner_does_not_allow_is_neither_pulled_nor_served(autojump_clock):
     """The same words whether or not Ollama has it; nothing is asked of Ollama."""
     fake, told = daemon(blobs={LIBRARY_BLOB}), []
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         models = library(client, fake, "llama*", "me/*")
         for name in ("tiny:latest", "library/tiny:latest", "you/tiny:latest", "nothing:latest"):
             with pytest.raises(SourceNotAllowedError, match=f"--allow-ollama-sources {name} .*name the same") as caught:
@@ -161,7 +161,7 @@ MIB = 1 << 20
 async def test_a_pull_that_would_fill_the_disk_ends_when_its_size_is_known(autojump_clock, layers, free, refused):
     """Before a tenth of what does not fit has come; said are the bytes, the folder and two ways out."""
     fake = daemon(layers={"tiny:latest": layers}, free_bytes=free)
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         models = library(client, fake)
         if not refused:
             await models.fetch(TINY, lambda _: None)
@@ -182,7 +182,7 @@ async def test_what_did_not_fit_is_not_pulled_to_find_that_out_again(autojump_cl
         with pytest.raises(NoSpaceError):
             await models.fetch(TINY, lambda _: None)
 
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         models = library(client, fake)
         for seconds in (0, 30, 300):
             await trio.sleep(seconds)
@@ -202,7 +202,7 @@ async def test_two_pulls_do_not_share_one_room(autojump_clock):
     fake = daemon(layers={"tiny:latest": [100 * MIB], "other:latest": [90 * MIB]}, free_bytes=150 * MIB)
     fake.library["other:latest"] = blob_of(b"other")
     told = []
-    async with playing(fake) as client, trio.open_nursery() as nursery:
+    async with reached(fake) as client, trio.open_nursery() as nursery:
         models = library(client, fake)
         nursery.start_soon(models.fetch, TINY, lambda _: None)
         await trio.sleep(0.3)
@@ -231,7 +231,7 @@ async def test_the_disk_of_its_models_is_looked_at(autojump_clock, monkeypatch, 
         looked.append(str(path))
         return await fake.free(path)
 
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         await OllamaLibrary(DaemonApi(client, URL), AllowedModels(("*",)), free=free).fetch(TINY, lambda _: None)
     assert looked == [folder]
 

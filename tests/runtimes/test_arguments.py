@@ -2,14 +2,7 @@ import pytest
 
 from llmkube.k8s.crd.serving import SGLangConfig, VLLMConfig
 from llmkube.runtimes.arguments import CommandLine, flags_in, refuse_owned
-from llmkube.runtimes.plan import EngineInfo, Placeholder, PlanError
-
-
-def test_a_field_and_the_users_own_flag_for_it_are_not_both_written():
-    """Of two words for one thing neither is ignored: the user is asked to choose."""
-    line = CommandLine(frozenset({"--dtype"}))
-    with pytest.raises(PlanError, match=r"--dtype is decided by spec\.x: leave one of the two out"):
-        line.add("spec.x", "--dtype", "half")
+from llmkube.runtimes.plan import PlanError
 
 
 def test_a_default_of_ours_yields_to_the_user():
@@ -18,21 +11,6 @@ def test_a_default_of_ours_yields_to_the_user():
     line.default("--tensor-parallel-size", "-tp", value=2)
     line.default("--host", value="::")
     assert line.argv == ["--host", "::"]
-
-
-def test_an_engine_is_given_only_what_it_knows():
-    """A flag that the engine lacks honours no field."""
-    line = CommandLine(engine=EngineInfo("x", "1", frozenset({"--a"})))
-    line.add("spec.a", "--a", 1)
-    line.add("spec.b", "--b", 1)
-    assert (line.argv, line.honoured) == (["--a", "1"], {"spec.a"})
-
-
-def test_a_slot_stays_a_slot():
-    """A value that is filled in later is not turned into text."""
-    line = CommandLine()
-    line.add("spec.m", "--model", Placeholder.MODEL)
-    assert isinstance(line.argv[1], Placeholder)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from llmkube.k8s.codec import decode
@@ -111,38 +113,37 @@ REFUSED = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind is K
 FREE = sorted(flag for flag, verdict in VERDICTS.items() if verdict.kind in (Kind.ALLOWED, Kind.FIELD))
 
 
-@pytest.mark.parametrize("flag", [*OURS, "--fit_ctx"])
-@pytest.mark.parametrize("form", ["{}", "{}=1"])
-def test_a_flag_of_ours_is_refused_with_who_decides_it(flag, form):
+def test_a_flag_of_ours_is_refused_with_who_decides_it():
     """No spelling of a flag that LLMKube writes gets through, and the message says where to write it instead."""
-    with pytest.raises(PlanError, match="leave it out here") as caught:
-        read_extra_args(["--threads", "2", form.format(flag)])
-    assert caught.value.field == "spec.extraArgs"
-    assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
-
-
-@pytest.mark.parametrize("flag", [*REFUSED, "--api_key"])
-def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason(flag):
-    """An editor of a service cannot have the engine read files, run programs or download, in whatever form."""
-    for args in ([flag, "/etc/passwd"], [f"{flag}=/etc/passwd"], [flag]):
-        with pytest.raises(PlanError, match="unless the host's owner allows it") as caught:
-            read_extra_args(args)
+    for flag, form in itertools.product([*OURS, "--fit_ctx"], ["{}", "{}=1"]):
+        with pytest.raises(PlanError, match="leave it out here") as caught:
+            read_extra_args(["--threads", "2", form.format(flag)])
+        assert caught.value.field == "spec.extraArgs"
         assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
-        assert f"--allow-engine-flag {flag.replace('_', '-')}" in str(caught.value)
 
 
-@pytest.mark.parametrize("flag", FREE)
-def test_a_flag_that_is_free_passes_with_its_value_and_not_without(flag):
-    """Each takes what the table says: a value as the next word or joined, or none."""
-    if VERDICTS[flag].values:
-        assert read_extra_args([flag, "1"]) == read_extra_args([f"{flag}=1"]) == (Said(flag, ("1",)),)
-        for args in ([flag], [flag, "--threads", "1"], [flag, "-c60000"]):
-            with pytest.raises(PlanError, match="needs a value"):
+def test_a_flag_that_reaches_out_of_the_engine_is_refused_with_the_reason():
+    """An editor of a service cannot have the engine read files, run programs or download, in whatever form."""
+    for flag in [*REFUSED, "--api_key"]:
+        for args in ([flag, "/etc/passwd"], [f"{flag}=/etc/passwd"], [flag]):
+            with pytest.raises(PlanError, match="unless the host's owner allows it") as caught:
                 read_extra_args(args)
-    else:
-        assert read_extra_args([flag]) == (Said(flag),)
-        with pytest.raises(PlanError, match="takes no value"):
-            read_extra_args([f"{flag}=1"])
+            assert VERDICTS[flag.replace("_", "-")].says in str(caught.value)
+            assert f"--allow-engine-flag {flag.replace('_', '-')}" in str(caught.value)
+
+
+def test_a_flag_that_is_free_passes_with_its_value_and_not_without():
+    """Each takes what the table says: a value as the next word or joined, or none."""
+    for flag in FREE:
+        if VERDICTS[flag].values:
+            assert read_extra_args([flag, "1"]) == read_extra_args([f"{flag}=1"]) == (Said(flag, ("1",)),)
+            for args in ([flag], [flag, "--threads", "1"], [flag, "-c60000"]):
+                with pytest.raises(PlanError, match="needs a value"):
+                    read_extra_args(args)
+        else:
+            assert read_extra_args([flag]) == (Said(flag),)
+            with pytest.raises(PlanError, match="takes no value"):
+                read_extra_args([f"{flag}=1"])
 
 
 @pytest.mark.parametrize(

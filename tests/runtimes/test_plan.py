@@ -62,10 +62,3 @@ def test_the_digest_changes_with_what_a_running_engine_cannot_take_up(change):
 def test_the_digest_ignores_what_makes_no_difference(change):
     """Neither the order of variables nor fields without effect ask for a restart."""
     assert attrs.evolve(PLAN, **change).digest == PLAN.digest
-
-
-def test_an_engine_knows_the_first_spelling_that_it_lists():
-    """Of several spellings, the first that the engine lists is used, and none if it lists none."""
-    engine = EngineInfo("x", "1", frozenset({"--no-webui", "--old"}))
-    assert engine.first_known("--no-ui", "--no-webui", "--old") == "--no-webui"
-    assert engine.first_known("--no-ui") is None

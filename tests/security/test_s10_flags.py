@@ -68,8 +68,7 @@ def test_s10_what_passed_is_refused_with_the_reason(flag, why):
 async def test_s10_the_edit_is_refused_and_the_engine_that_runs_goes_on(autojump_clock):
     """The condition names flag, reason and way out; the last good spec serves on, and a mended one is taken."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         for args, says in ((["-c60000"], "-c60000 is not among"), (["--props"], "--props lets every client")):
             await world.apply(extraArgs=args)
             await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Accepted")

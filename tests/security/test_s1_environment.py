@@ -101,8 +101,7 @@ async def test_s1_the_edit_is_refused_and_the_engine_that_runs_goes_on(tmp_path,
     """An editor of a service that serves reads why in its conditions; no engine is ever started with the variables."""
     env = [{"name": name, "value": value} for name, value in attack(tmp_path).items()]
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.apply(env=env)
         await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Accepted")
         _, reason, message = await world.condition("Accepted")

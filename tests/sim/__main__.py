@@ -1,4 +1,4 @@
-"""`python -m tests.sim` runs seeds and prints the scorecard; `--seed` replays one, `--mutants` runs deliberate bugs."""
+"""`python -m tests.sim` runs seeds and prints the scorecard; `--seed` replays one."""
 
 import argparse
 import functools
@@ -29,17 +29,12 @@ def main():
     parser.add_argument("--macs", action="store_true", help="hosts are Macs (macOS 14 to 27), with their faults")
     parser.add_argument("--quiet-minutes", type=float, default=30.0, help="simulated minutes of peace at the end")
     parser.add_argument("--faults", action="store_true", help="print the table of faults")
-    parser.add_argument("--mutants", action="store_true", help="run the deliberate bugs")
     options = parser.parse_args()
     if options.faults:
         for name, row in (FAULTS | MAC_FAULTS).items():
             say(f"{name:26} {row.codes:10} {row.phrase}")
         say(f"{len(FAULTS)} faults, and {len(MAC_FAULTS)} of Macs")
         return 0
-    if options.mutants:
-        from sim.test_mutants import count
-
-        return count()
     if options.seed is not None:
         return replay(options)
     return many(options)

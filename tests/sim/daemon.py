@@ -18,7 +18,7 @@ from llmkube.base.http.errors import BrokenOffError, ConnectError
 from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
 from llmkube.programs.daemon_engine.keeper import GivenUpError
-from llmkube.programs.daemon_engine.model_lock import AGAIN_SECONDS, Unshared
+from llmkube.programs.daemon_engine.model_lock import AGAIN_SECONDS, ModelLock
 from llmkube.programs.daemon_engine.server import NoDaemonError, NoStarter, Server
 from llmkube.programs.daemon_engine.serving import kept
 
@@ -253,7 +253,7 @@ class SimLocks:
 
     @asynccontextmanager
     async def open(self, model):
-        lock = SimLock(self, model) if model else Unshared()
+        lock = SimLock(self, model) if model else ModelLock()
         try:
             yield lock
         finally:

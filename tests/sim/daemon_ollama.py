@@ -8,8 +8,7 @@ import attrs
 
 from llmkube.programs.daemon_engine import ollama_program
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
-from llmkube.programs.daemon_engine.ollama_program import parse
+from llmkube.programs.daemon_engine.ollama_program import OllamaModel, parse
 from llmkube.programs.daemon_engine.server import borrowed_or_own
 from llmkube.runtimes.process import ollama
 from programs.daemon_engine.fake_ollama import FakeDaemon
@@ -50,15 +49,15 @@ class Ollama:
         return "sha256-" + hashlib.sha256(options.model.encode()).hexdigest()
 
     def known_file(self, adapter):
-        return adapter.witness.blob
+        return adapter.blob
 
     @asynccontextmanager
     async def opened(self, options, starter, daemons):
         theirs = DaemonApi(daemons.wire, options.daemon)
         async with borrowed_or_own("Ollama", theirs.url, theirs.version, starter) as server:
             api = DaemonApi(daemons.wire, server.url)
-            witness = Witness(api, server.port, options.store_name, daemons.processes, server.pid)
-            yield OllamaModel(witness, FileOf(options.store_name, self.file_of(options), daemons.servers))
+            file = FileOf(options.store_name, self.file_of(options), daemons.servers)
+            yield OllamaModel(api, server.port, options.store_name, daemons.processes, file, server=server.pid)
 
     def made(self, number, options=None):
         fake = FakeDaemon(pid=7_000 + number, load_seconds=LOAD_SECONDS)

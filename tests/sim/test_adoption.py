@@ -17,13 +17,6 @@ from sim.stage import at
 from sim.world import ADDRESS, agent_settings, open_world
 
 
-async def serving(world, *names):
-    for name in names:
-        await world.apply(name)
-    for name in names:
-        await world.until(world.ready_addresses, 1, name)
-
-
 @asynccontextmanager
 async def every_change(world, name):
     """Collect whether the endpoint of a service is ready, at every write to its slice."""
@@ -47,7 +40,7 @@ async def every_change(world, name):
 async def test_a_new_agent_says_which_engine_serves(autojump_clock):
     """Its build is the one that was started, though the program was upgraded meanwhile; while none serves, none is."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         started = {"runtime": "llamacpp", "build": "sim", "weightsFormat": "gguf"}
         assert (await world.service())["status"]["engine"] == started
         await world.kill_agent()
@@ -71,7 +64,7 @@ async def test_a_new_agent_says_which_engine_serves(autojump_clock):
 async def test_a_killed_agent_costs_nothing(autojump_clock):
     """Through SIGKILL of the agent and the start of the next, the engine is the same and never out of service."""
     async with open_world() as world:
-        await serving(world, "chat", "embed")
+        await world.serve("chat", "embed")
         before = list(world.machine.spawned)
         async with every_change(world, "chat") as seen:
             await world.kill_agent()
@@ -85,7 +78,7 @@ async def test_a_killed_agent_costs_nothing(autojump_clock):
 async def test_an_adopted_engine_that_is_slow_to_answer_stays_in_service(autojump_clock):
     """A busy machine is no failure: an engine that is silent for a second after the start is not withdrawn."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         (child,) = world.machine.live("chat")
         child.slow_seconds = 1.0
@@ -98,7 +91,7 @@ async def test_an_adopted_engine_that_is_slow_to_answer_stays_in_service(autojum
 async def test_an_adopted_engine_whose_port_refuses_is_withdrawn_at_once(autojump_clock):
     """A process that is alive and does not listen is out of service with the first write of the new agent."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         (child,) = world.machine.live("chat")
         child.closed = True
@@ -109,7 +102,7 @@ async def test_an_adopted_engine_whose_port_refuses_is_withdrawn_at_once(autojum
 async def test_an_adopted_engine_is_supervised_like_any_other(autojump_clock):
     """An adopted engine that dies is withdrawn and replaced; one whose service is deleted ends."""
     async with open_world() as world:
-        await serving(world, "chat", "embed")
+        await world.serve("chat", "embed")
         await world.kill_agent()
         await world.start_agent()
         await trio.sleep(10)
@@ -118,14 +111,14 @@ async def test_an_adopted_engine_is_supervised_like_any_other(autojump_clock):
         await world.until(world.ready_addresses, 1, seconds=10)
         assert len(world.machine.starts("chat")) == 2
         await world.delete("embed")
-        await world.until(lambda: value(world.machine.live("embed")), [], seconds=5)
+        await world.until(lambda: world.machine.live("embed"), [], seconds=5)
         assert len(world.machine.starts("embed")) == 1
 
 
 async def test_an_edit_while_no_agent_runs_replaces_the_engine_once(autojump_clock):
     """An engine of another plan is stopped before its successor starts, and there is exactly one successor."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         await world.apply("chat", contextSize=512)
         await world.start_agent()
@@ -139,11 +132,11 @@ async def test_an_edit_while_no_agent_runs_replaces_the_engine_once(autojump_clo
 async def test_what_was_deleted_while_no_agent_ran_is_stopped(autojump_clock):
     """A service that is gone when the new agent looks is ended with its endpoint, and stays forgotten."""
     async with open_world() as world:
-        await serving(world, "chat", "embed", "code")
+        await world.serve("chat", "embed", "code")
         await world.kill_agent()
         await world.delete("chat")
         await world.start_agent()
-        await world.until(lambda: value(world.machine.live("chat")), [], seconds=10)
+        await world.until(lambda: world.machine.live("chat"), [], seconds=10)
         assert await world.ready_addresses("chat") == 0
         assert len(world.machine.live()) == 2
         await trio.sleep(1)
@@ -156,7 +149,7 @@ async def test_what_died_while_no_agent_ran_is_started_again(autojump_clock):
     """An engine that ended unseen is not adopted, its endpoint goes at once, and a new engine follows."""
     async with open_world() as world:
         world.machine.default = Script(load_seconds=20)
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         world.machine.kill("chat")
         await world.start_agent()
@@ -170,7 +163,7 @@ async def test_an_engine_that_was_still_loading_is_adopted_without_being_called_
     async with open_world() as world:
         world.machine.default = Script(load_seconds=120)
         await world.apply()
-        await world.until(lambda: value(len(world.machine.live())), 1)
+        await world.until(lambda: len(world.machine.live()), 1)
         await world.kill_agent()
         await world.start_agent()
         await trio.sleep(60)
@@ -182,8 +175,7 @@ async def test_an_engine_that_was_still_loading_is_adopted_without_being_called_
 async def test_an_engine_that_fell_silent_unseen_is_adopted_without_being_called_ready(autojump_clock):
     """What served and does not answer any more is out of service within 2.2 s of a new agent, until it does."""
     async with open_world() as world:
-        await serving(world, "chat")
-        (engine,) = world.machine.live()
+        engine = await world.serve("chat")
         await world.kill_agent()
         engine.slow_seconds = 3.0
         await world.start_agent()
@@ -196,8 +188,7 @@ async def test_an_engine_that_fell_silent_unseen_is_adopted_without_being_called
 async def test_who_answers_in_the_place_of_an_adopted_engine_is_not_called_ready(autojump_clock):
     """The process is the one that the journal knows, but another program has its port: it is replaced."""
     async with open_world() as world:
-        await serving(world, "chat")
-        (engine,) = world.machine.live()
+        engine = await world.serve("chat")
         await world.kill_agent()
         engine.script = attrs.evolve(engine.script, intruder=True, stop_seconds=8.0)
         await world.start_agent()
@@ -221,8 +212,7 @@ async def requests_end(engine, *, after_seconds):
 async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autojump_clock, change):
     """What was changed while no agent ran is heard before the engine is known to answer: it still ends in order."""
     async with open_world() as world:
-        await serving(world, "chat", "embed", "other")
-        (engine,) = world.machine.live("chat")
+        engine = await world.serve("chat", "embed", "other")
         await world.kill_agent()
         engine.slow_seconds, engine.in_flight = 0.1, 1
         await (world.delete() if change == "deleted" else world.apply(**CHANGES[change]))
@@ -237,8 +227,7 @@ async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autoj
 async def test_what_new_settings_exclude_ends_with_its_requests(autojump_clock, narrower):
     """An agent that shall serve less than its predecessor takes the rest out of service, and lets requests end."""
     async with open_world() as world:
-        await serving(world, "chat")
-        (engine,) = world.machine.live()
+        engine = await world.serve("chat")
         engine.in_flight = 1
         world.first.agent.keep_engines()
         await world.stop_agent()
@@ -259,7 +248,7 @@ CHANGES = {"suspended": {"suspend": True}, "edited": {"contextSize": 512}}
 async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_clock):
     """With `keep`, a stopped agent takes nothing out of service, and the next one adopts."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         world.agent.keep_engines()
         await world.stop_agent()
         assert len(world.machine.live()) == 1
@@ -274,7 +263,7 @@ async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_
 async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojump_clock):
     """Started while the API server is away, an agent adopts what runs, starts what does not, re-asserts on return."""
     async with open_world() as world:
-        await serving(world, "chat", "embed")
+        await world.serve("chat", "embed")
         await world.kill_agent()
         world.faults.down = True
         world.machine.kill("embed")
@@ -295,7 +284,7 @@ async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojum
 async def test_an_empty_list_right_after_the_start_ends_nothing(autojump_clock):
     """A server that has lost its data for a moment does not cost the engines that the new agent has adopted."""
     async with open_world() as world:
-        await serving(world, "chat", "embed")
+        await world.serve("chat", "embed")
         await world.kill_agent()
         saved = [await world.service(name) for name in ("chat", "embed")]
         for name in ("chat", "embed"):
@@ -315,9 +304,9 @@ async def test_an_empty_list_right_after_the_start_ends_nothing(autojump_clock):
 async def test_a_suspended_service_does_not_come_back_with_a_new_agent(autojump_clock):
     """What was scaled to zero is not started from the journal, even when the API server stays away."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.apply("chat", replicas=0)
-        await world.until(lambda: value(world.machine.live()), [])
+        await world.until(world.machine.live, [])
         await world.kill_agent()
         world.faults.down = True
         await world.start_agent()
@@ -329,7 +318,7 @@ async def test_a_suspended_service_does_not_come_back_with_a_new_agent(autojump_
 async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump_clock):
     """A priority, a protection and another object of the same name are in the journal, although the engine stays."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.apply(priority="high", evictionProtection=True)
         await trio.sleep(30)
         service = world.machine.entries[Key("default", "chat")].wish.service
@@ -349,7 +338,7 @@ async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump
 async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autojump_clock, online):
     """A suspension that has reached the journal and not the engine is carried out, with an API server or without."""
     async with open_world() as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         key = Key("default", "chat")
         entry = world.machine.entries[key]
@@ -367,7 +356,7 @@ async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autoju
 async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
     """The host has its address, only the way to the API server is not known: engines on that address stay."""
     async with open_world(reach=at(ADDRESS)) as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         world.faults.down = True
         world.machine.reach = choose(None, Surroundings(frozenset({ADDRESS})))
@@ -384,7 +373,7 @@ async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
 async def test_a_slow_first_look_at_the_network_ends_no_engine(autojump_clock):
     """Until the resolver has answered, an agent does not know its address, and no engine has lost it."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0), reach=at(ADDRESS)) as world:
-        await serving(world, "chat")
+        await world.serve("chat")
         await world.kill_agent()
         world.machine.look_seconds = 3.0
         world.first.settings = attrs.evolve(world.settings, advertise_address=None, bind_address="127.0.0.1")
@@ -397,8 +386,7 @@ async def test_a_slow_first_look_at_the_network_ends_no_engine(autojump_clock):
 async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):
     """A replaced engine is out of service at once, but gets TERM only when its requests have ended."""
     async with open_world() as world:
-        await serving(world, "chat")
-        (old,) = world.machine.live()
+        old = await world.serve("chat")
         old.in_flight = 2
         await world.apply("chat", contextSize=512)
         await world.until(world.ready_addresses, 0, seconds=2)
@@ -412,27 +400,21 @@ async def test_requests_in_flight_end_before_the_engine_does(autojump_clock):
 async def test_a_request_that_never_ends_does_not_hold_up_a_stop_for_ever(autojump_clock):
     """The wait for requests in flight has its budget, and an Event tells when it was not enough."""
     async with open_world() as world:
-        await serving(world, "chat")
-        (old,) = world.machine.live()
+        old = await world.serve("chat")
         old.in_flight = 1
         before = trio.current_time()
         await world.delete()
-        await world.until(lambda: value(world.machine.live()), [], seconds=60)
+        await world.until(world.machine.live, [], seconds=60)
         assert 29 < trio.current_time() - before < 35
         told = [one.message for one in (await world.client.list(Event)).items if one.reason == "RequestsCutShort"]
         assert told == ["requests in flight are cut short: they have not ended in 30 s"]
-
-
-async def value(one):
-    await trio.lowlevel.checkpoint()
-    return one
 
 
 @pytest.mark.parametrize("late_seconds", [3, 60])
 async def test_another_cluster_decides_with_its_second_list(autojump_clock, late_seconds):
     """Engines outlive the move to a cluster that has the same manifests in time, and end where it has none."""
     async with open_world() as world:
-        await serving(world, "chat", "embed")
+        await world.serve("chat", "embed")
         before = list(world.machine.spawned)
         world.first.agent.keep_engines()
         await world.first.stop_agent()

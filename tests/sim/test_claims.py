@@ -33,9 +33,12 @@ async def at_once():
         yield
 
 
-async def live(world, name="chat"):
-    await trio.lowlevel.checkpoint()
-    return world.live(name)
+async def one_of_two(world):
+    """A service that two hosts could serve; return which one does, and the other."""
+    await world.add_host("mini")
+    await world.serve()
+    (holder,) = world.live("chat")
+    return holder, "mini" if holder == "sim" else "sim"
 
 
 async def test_two_hosts_share_the_services_and_run_none_twice(autojump_clock):
@@ -73,7 +76,7 @@ async def test_two_replicas_run_on_two_hosts(autojump_clock):
         assert world.live("chat") == ["mini", "sim"]
         assert set((await world.claims()).values()) == {"mini", "sim"}
         await world.apply(replicas=1)
-        await world.until(live, lambda hosts: len(hosts) == 1, world)
+        await world.until(world.live, lambda hosts: len(hosts) == 1, "chat")
         await world.until(world.claims, lambda claims: list(claims) == [0])
         assert await world.phase() == "Ready"
         assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
@@ -93,26 +96,21 @@ async def test_more_replicas_than_hosts_say_so(autojump_clock):
 async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
     """When the power of a host fails, its endpoint goes and another host serves, all within 60 s."""
     async with two_hosts() as world:
-        mini = await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         await world.hosts[holder].die()
         died = trio.current_time()
-        await world.until(live, [other], world, seconds=60)
+        await world.until(world.live, [other], "chat", seconds=60)
         await world.until(world.slices, lambda seen: [one[0] for one in seen if one[2]] == [other], seconds=60)
         assert trio.current_time() - died < 60
         assert await world.claims() == {0: other}
         await world.until(world.phase, "Ready")
-        assert len(mini.machine.spawned) + len(world.machine.spawned) == 2
+        assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
 
 
 async def test_nobody_serves_from_a_dead_host(autojump_clock):
     """The endpoints of a host that died are taken out of service even when no other host can take over."""
     async with two_hosts() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.first.die()
         await world.until(world.ready_addresses, 0, seconds=45)
         assert await world.phase() == "Pending"
@@ -123,14 +121,13 @@ async def test_nobody_serves_from_a_dead_host(autojump_clock):
 async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
     """A host that took over from another one, and whose new agent knows less than its last one had said, is heard."""
     async with two_hosts() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         second = await world.add_host("second")
         await world.first.die()
-        await world.until(live, ["second"], world, seconds=120)
+        await world.until(world.live, ["second"], "chat", seconds=120)
         await world.until(world.phase, "Ready", seconds=60)
         await world.apply(suspend=True)
-        await world.until(live, [], world)
+        await world.until(world.live, [], "chat")
         await second.kill_agent()
         await world.apply(suspend=False, replicas=0)
         await second.start_agent()
@@ -143,12 +140,11 @@ async def test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serve
     async with two_hosts() as world:
         await world.add_host("mini")
         await trio.sleep(10)
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         (name,) = world.live("chat")
         (other,) = world.hosts.keys() - {name}
         await world.hosts[name].die()
-        await world.until(live, [other], world)
+        await world.until(world.live, [other], "chat")
         await world.until(fetched, f"the file is on host {other}", world)
         world.hosts[name].cut_off()
         await world.hosts[name].start_agent()
@@ -166,8 +162,7 @@ async def test_what_a_host_says_too_late_is_said_again_at_once(autojump_clock):
     async with two_hosts() as world:
         await world.add_host("mini")
         await trio.sleep(10)
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await trio.sleep(30)
         old = (await world.model())["status"]["conditions"]
         (serving,) = world.live("chat")
@@ -194,8 +189,7 @@ async def say(world, kind, status):
 async def test_two_that_insist_do_not_write_for_ever(autojump_clock):
     """Somebody who writes over the status each second is answered at most twice a minute."""
     async with two_hosts() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await trio.sleep(30)
         now, answers = "2026-01-01T00:00:00Z", 0
         for number in range(120):
@@ -225,19 +219,15 @@ async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_cloc
         world.faults.forbids = lambda _: False
         await world.until(world.host_lease, lambda lease: lease is not None)
         await world.apply("d", replicas=2)
-        await world.until(live, ["mini", "sim"], world, "d", seconds=60)
+        await world.until(world.live, ["mini", "sim"], "d", seconds=60)
 
 
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
     """A host that says goodbye is replaced without anybody waiting for its Lease to expire."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         await world.hosts[holder].stop_agent()
-        await world.until(live, [other], world, seconds=3)
+        await world.until(world.live, [other], "chat", seconds=3)
         await world.hosts[holder].start_agent()
         await trio.sleep(60)
         assert world.live("chat") == [other]
@@ -246,18 +236,14 @@ async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
 async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock):
     """A host that is cut off keeps its engine; once it sees that another one has taken over, it stops its own."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         world.hosts[holder].cut_off()
         await trio.sleep(600)
         assert world.live("chat") == ["mini", "sim"], "both serve while neither can know of the other"
         ready = [host for host, _, ready in await world.slices() if ready]
         assert ready == [other]
         world.hosts[holder].cut_off(False)
-        await world.until(live, [other], world, seconds=60)
+        await world.until(world.live, [other], "chat", seconds=60)
         await trio.sleep(120)
         assert world.live("chat") == [other]
         assert await world.claims() == {0: other}
@@ -269,14 +255,10 @@ async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock)
 async def test_what_another_host_has_taken_over_is_forgotten_here(autojump_clock):
     """A host that died and comes back to find its service elsewhere does not start it at its next start offline."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
-        (holder,) = world.live("chat")
-        other = "mini" if holder == "sim" else "sim"
+        holder, other = await one_of_two(world)
         host = world.hosts[holder]
         await host.die()
-        await world.until(live, [other], world, seconds=60)
+        await world.until(world.live, [other], "chat", seconds=60)
         await host.start_agent()
         await trio.sleep(60)
         await host.kill_agent()
@@ -345,10 +327,7 @@ async def all_claims(world):
 async def test_a_killed_agent_keeps_its_claims(autojump_clock):
     """Through SIGKILL and restart of an agent with a rival beside it, the engine stays, claimed all along."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
-        (holder,) = world.live("chat")
+        holder, _ = await one_of_two(world)
         versions = [one.metadata.resource_version for one in await all_claims(world)]
         await world.hosts[holder].kill_agent()
         await trio.sleep(10)
@@ -362,14 +341,13 @@ async def test_a_deleted_service_leaves_no_claim(autojump_clock):
     """With the service, its claim goes; scaled to zero it stays, and the same host serves it again."""
     async with two_hosts() as world:
         await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         before = world.live("chat")
         await world.apply(replicas=0)
         await world.until(world.phase, "Stopped")
         assert await world.claims() == {0: before[0]}
         await world.apply(replicas=1)
-        await world.until(live, before, world)
+        await world.until(world.live, before, "chat")
         await world.delete()
         await world.until(world.claims, {}, seconds=10)
 
@@ -378,8 +356,7 @@ async def test_a_lost_claim_is_claimed_again_by_the_host_that_runs_it(autojump_c
     """Somebody deletes a claim: the engine runs on, and its host has the claim back before a rival."""
     async with two_hosts() as world:
         await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         before = world.live("chat")
         (claim,) = await all_claims(world)
         await world.client.delete(Lease, claim.key)
@@ -393,8 +370,7 @@ async def test_a_selector_limits_a_host_to_labelled_services(autojump_clock):
     """A host with --selector serves what has the label, and what nobody selects says NotClaimed."""
     async with two_hosts(selector=parse_selector("team=ml")) as world:
         await world.apply("plain")
-        await world.apply("chosen", labels={"team": "ml"})
-        await world.until(world.phase, "Ready", "chosen")
+        await world.serve("chosen", labels={"team": "ml"})
         await trio.sleep(30)
         assert world.live("plain") == []
         assert await world.phase("plain") == "Pending"
@@ -430,10 +406,7 @@ async def test_what_is_no_longer_selected_says_so(autojump_clock):
 async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):
     """A claim that somebody removes as soon as it is there is written once a second, and its engine serves on."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await world.apply()
-        await world.until(world.phase, "Ready")
-        (host,) = world.live("chat")
+        host, _ = await one_of_two(world)
         removed = 0
         with trio.move_on_after(10):
             while True:

@@ -32,28 +32,17 @@ def cordon(host, seconds=None):
     host.machine.cordon = Cordon(end)
 
 
-async def engines(world, name="chat"):
-    await trio.lowlevel.checkpoint()
-    return world.live(name)
-
-
-async def serving(world):
-    await world.apply()
-    await world.until(world.phase, "Ready")
-    return world.machine.live()[0] if world.machine.live() else None
-
-
 async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autojump_clock):
     """The endpoint goes at once, the engine after its requests; the objects say who has the Mac, and until when."""
     async with a_host() as world:
-        engine = await serving(world)
+        engine = await world.serve()
         engine.in_flight = 1
         cordon(world.first, 3600)
         await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
         await trio.sleep(10)
         assert engine.exit is None, "the request in flight has lost its engine"
         engine.in_flight = 0
-        await world.until(engines, [], world, seconds=20)
+        await world.until(world.live, [], "chat", seconds=20)
         await trio.sleep(10)
         assert await world.claims() == {}
         end = world.machine.cordon.end
@@ -68,20 +57,20 @@ async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autoju
 async def test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace(autojump_clock):
     """Memory is back after the drain and the grace at the latest, whatever a client does."""
     async with a_host() as world:
-        engine = await serving(world)
+        engine = await world.serve()
         engine.in_flight = 1
         cordon(world.first)
         settings = world.settings
         within = settings.withdraw_seconds + settings.drain_seconds + settings.longest_grace_seconds
-        await world.until(engines, [], world, seconds=LOOK_SECONDS + within + 1)
+        await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + within + 1)
 
 
 async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
     """Nobody has to remember it: after two hours the service is back, and not a minute earlier."""
     async with a_host() as world:
-        await serving(world)
+        await world.serve()
         cordon(world.first, 7200)
-        await world.until(engines, [], world)
+        await world.until(world.live, [], "chat")
         for _ in range(118):
             await trio.sleep(60)
             assert world.live("chat") == []
@@ -93,9 +82,9 @@ async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
 async def test_uncordon_ends_it_early(autojump_clock):
     """The owner's second word counts at the next look."""
     async with a_host() as world:
-        await serving(world)
+        await world.serve()
         cordon(world.first)
-        await world.until(engines, [], world)
+        await world.until(world.live, [], "chat")
         world.machine.cordon = None
         await world.until(world.ready_addresses, 1, seconds=30)
 
@@ -105,16 +94,16 @@ async def test_another_mac_takes_over(autojump_clock):
     async with a_host() as world:
         await world.add_host("mini")
         await trio.sleep(10)
-        await serving(world)
+        await world.serve()
         (holder,) = world.live("chat")
         (other,) = world.hosts.keys() - {holder}
         cordon(world.hosts[holder], 600)
-        await world.until(engines, [other], world, seconds=60)
+        await world.until(world.live, [other], "chat", seconds=60)
         await world.until(world.phase, "Ready", seconds=60)
         await trio.sleep(1200)
         assert world.live("chat") == [other]
         await world.apply("second")
-        await world.until(lambda: engines(world, "second"), lambda found: len(found) == 1)
+        await world.until(world.live, lambda found: len(found) == 1, "second")
 
 
 async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
@@ -134,7 +123,7 @@ async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
 async def test_the_word_outlives_the_agent(autojump_clock):
     """A new agent starts nothing, ends in order what a killed one has left, and serves when the time is over."""
     async with a_host() as world:
-        engine = await serving(world)
+        engine = await world.serve()
         engine.in_flight = 1
         await world.kill_agent()
         cordon(world.first, 600)
@@ -143,7 +132,7 @@ async def test_the_word_outlives_the_agent(autojump_clock):
         await trio.sleep(10)
         assert engine.exit is None, "its request was cut off"
         engine.in_flight = 0
-        await world.until(engines, [], world, seconds=20)
+        await world.until(world.live, [], "chat", seconds=20)
         await world.first.stop_agent()
         await world.start_agent()
         await trio.sleep(120)
@@ -154,14 +143,14 @@ async def test_the_word_outlives_the_agent(autojump_clock):
 async def test_no_api_server_is_needed(autojump_clock):
     """Cut off from the cluster, with an agent that has never seen it, the owner gets the memory back all the same."""
     async with a_host() as world:
-        await serving(world)
+        await world.serve()
         await world.kill_agent()
         world.first.cut_off()
         await world.start_agent()
         await trio.sleep(30)
         assert world.live("chat") == ["sim"]
         cordon(world.first, 600)
-        await world.until(engines, [], world, seconds=60)
+        await world.until(world.live, [], "chat", seconds=60)
         await world.kill_agent()
         await world.start_agent()
         await trio.sleep(60)
@@ -173,9 +162,9 @@ async def test_no_api_server_is_needed(autojump_clock):
 async def test_a_sleep_counts(autojump_clock):
     """The wall clock decides: a Mac that sleeps through the end serves when it is awake."""
     async with a_host() as world:
-        await serving(world)
+        await world.serve()
         cordon(world.first, 7200)
-        await world.until(engines, [], world)
+        await world.until(world.live, [], "chat")
         world.first.asleep_seconds += 7200
         await world.until(world.ready_addresses, 1, seconds=60)
 
@@ -185,9 +174,9 @@ async def test_an_engine_that_loads_is_no_use_to_the_owner(autojump_clock):
     async with a_host() as world:
         world.machine.default = Script(load_seconds=600)
         await world.apply()
-        await world.until(engines, ["sim"], world)
+        await world.until(world.live, ["sim"], "chat")
         cordon(world.first)
-        await world.until(engines, [], world, seconds=LOOK_SECONDS + 15)
+        await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + 15)
 
 
 async def nothing(*_):

@@ -9,14 +9,14 @@ import pytest
 import trio
 
 from llmkube.base.backoff import Backoff
-from llmkube.programs.daemon_engine import keeping, ollama_model, omlx_model
+from llmkube.programs.daemon_engine import keeping, omlx_model
 from llmkube.programs.daemon_engine.keeper import LAST_SECONDS, Keeper
 from llmkube.programs.daemon_engine.keeping import Act, Seen, Step
-from llmkube.programs.daemon_engine.ollama_model import OllamaModel
+from llmkube.programs.daemon_engine.ollama_program import OllamaModel
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import need
-from llmkube.supervisor.service import attempt, leftover
+from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
 from pressure import test_shared_daemons as pressed
 from sim import score
@@ -85,13 +85,13 @@ async def does_not_ask_who_uses_it(self):
 @asynccontextmanager
 async def unloads_first(context, launch, refused):
     """Also what would fit beside it is unloaded."""
-    await leftover.unload_left(context, launch)
+    await attempt.unload_left(context, launch)
     yield
 
 
 async def unloads_all(self):
     """Whatever is loaded goes."""
-    api = getattr(self, "witness", self).api
+    api = self.api
     names = await api.loaded() if hasattr(api, "loaded") else [each.id for each in await api.models() if each.loaded]
     for name in names:
         await api.unload(name.removesuffix(":latest"))
@@ -254,7 +254,7 @@ CAUGHT = {
     "what an Ollama was told before its upgrade is believed to be there": (
         OllamaModel,
         "prepare",
-        only_once(OllamaModel.prepare, lambda self: self.witness.blob),
+        only_once(OllamaModel.prepare, lambda self: self.blob),
         partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, None, "ollama"),
     ),
     "a model keeps its name through an upgrade of oMLX": (
@@ -286,7 +286,7 @@ CAUGHT = {
     ),
     **{
         f"what a killed engine has left in {runtime} is not unloaded": (
-            leftover,
+            attempt,
             "unload_left",
             unloads_nothing,
             partial(sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting, None, runtime),
@@ -295,7 +295,7 @@ CAUGHT = {
     },
     **{
         f"what was left in {runtime} while no agent ran is not unloaded": (
-            leftover,
+            attempt,
             "unload_left",
             unloads_nothing,
             partial(sharing.test_what_was_left_while_no_agent_ran_does_not_either, None, runtime),
@@ -303,7 +303,7 @@ CAUGHT = {
         for runtime in RUNTIMES
     },
     "what a killed engine has left is unloaded once or never": (
-        leftover,
+        attempt,
         "AGAIN",
         Backoff(1e9, 1e9),
         partial(sharing.test_an_unload_that_is_not_answered_is_repeated, None),
@@ -372,9 +372,9 @@ CAUGHT = {
         for runtime, model in (("ollama", OllamaModel), ("omlx", OmlxModel))
     },
     "under pressure, the processes of an Ollama that has restarted are not looked at again": (
-        ollama_model.Witness,
+        OllamaModel,
         "look_at_processes",
-        never_scans_again(ollama_model.Witness.look_at_processes),
+        never_scans_again(OllamaModel.look_at_processes),
         partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, None, "ollama"),
     ),
     "memory that comes for a model of others as ours goes is taken for ours": (

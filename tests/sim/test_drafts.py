@@ -42,8 +42,7 @@ async def test_another_draft_is_another_engine(autojump_clock):
     async with open_world() as world:
         world.machine.build = BUILD
         await world.apply_model("small", BODY)
-        await world.apply(**DRAFT)
-        await world.until(world.phase, "Ready")
+        await world.serve(**DRAFT)
         await world.apply_model("small", {**BODY, "source": "builtin://other"})
         await trio.sleep(120)
         assert [child.argv[child.argv.index("-md") + 1] for child in world.machine.live("chat")] == [
@@ -61,8 +60,7 @@ async def test_a_draft_by_path_is_held_to_the_rules_for_files(autojump_clock):
     async with open_world() as world:
         world.machine.build = BUILD
         world.machine.broken["/etc/shadow"] = SourceNotAllowedError.of_path(Path("/etc/shadow"))
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.apply(extraArgs=["--spec-draft-model", "/etc/shadow", "--spec-type", "draft-simple"])
         await trio.sleep(120)
         _, reason, message = await world.condition("UpToDate")

@@ -43,10 +43,7 @@ async def test_a_frozen_program_takes_no_step_and_then_all_of_them(autojump_cloc
 async def test_an_agent_that_stood_still_goes_on_as_it_was(autojump_clock, seconds):
     """Its engines are the same ones, and what others have made of its silence is put right within seconds."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
-        await world.apply("chat")
-        await world.apply("embed")
-        for name in ("chat", "embed"):
-            await world.until(world.ready_addresses, 1, name)
+        await world.serve("chat", "embed")
         world.machine.live("chat")[0].in_flight = 3
         before = world.machine.live()
         await trio.sleep(60)
@@ -64,8 +61,7 @@ async def test_an_agent_that_stood_still_goes_on_as_it_was(autojump_clock, secon
 async def test_what_died_meanwhile_is_noticed_at_once(autojump_clock):
     """An engine that has ended while its agent stood still is replaced within seconds of its going on."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
-        await world.apply("chat")
-        await world.until(world.ready_addresses, 1)
+        await world.serve()
         with frozen(world.first.program):
             await trio.sleep(5)
             world.machine.kill("chat")
@@ -93,8 +89,7 @@ async def test_a_slow_load_goes_on_while_its_agent_stands_still(autojump_clock):
 async def test_a_host_that_stood_still_gives_way_to_the_one_that_took_over(autojump_clock):
     """Another host serves soon; when the first one goes on, one engine is left, and it is published."""
     async with open_world(settings=agent_settings(**SETTINGS)) as world:
-        await world.apply("chat")
-        await world.until(world.ready_addresses, 1)
+        await world.serve()
         other = await world.add_host("other")
         await trio.sleep(30)
         assert world.machine.live("chat")

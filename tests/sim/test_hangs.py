@@ -23,14 +23,6 @@ pytestmark = pytest.mark.ci
 HOUR = 3600.0
 
 
-async def serving(world, name="chat"):
-    """The engine of a service that is ready."""
-    await world.apply(name)
-    await world.until(world.ready_addresses, 1, name)
-    (child,) = world.machine.live(name)
-    return child
-
-
 async def stays(world, child, seconds):
     """Nothing becomes of an engine that is all right: it is the same one, and it is in service all the time."""
     for _ in range(int(seconds // 300)):
@@ -43,7 +35,7 @@ async def replaced(world, child, *, seconds):
     """The endpoint goes, the engine ends and the next one serves; return what was said of it."""
     await world.until(world.ready_addresses, 0, child.name, seconds=seconds)
     assert child.exit is None, "the engine was ended before its endpoint was withdrawn"
-    await world.until(lambda: value(child.exit is not None), True, seconds=4)
+    await world.until(lambda: child.exit is not None, True, seconds=4)
     await world.until(world.ready_addresses, 1, child.name, seconds=20)
     return await told(world, "Hung")
 
@@ -55,31 +47,26 @@ async def told(world, reason):
     return max((one.message for one in events), key=len)  # the controller tells the first line of it as well
 
 
-async def value(one):
-    await trio.lowlevel.checkpoint()
-    return one
-
-
 # -- timelines ------------------------------------------------------------------------------------------------------
 
 
 async def long_prompt(world):
     """An engine that answers nothing for an hour and a half while it computes is healthy."""
-    child = await serving(world)
+    child = await world.serve()
     child.mute, child.in_flight = True, 1
     await stays(world, child, 1.5 * HOUR)
 
 
 async def on_a_gpu(world):
     """An engine that takes a two-thousandth of a core is healthy while batches come to an end."""
-    child = await serving(world)
+    child = await world.serve()
     child.in_flight, child.pace = 4, 0.0005
     await stays(world, child, HOUR / 2)
 
 
 async def at_rest(world):
     """An engine without work is still, is left alone, and is asked something no more than once in four minutes."""
-    child = await serving(world)
+    child = await world.serve()
     await trio.sleep(HOUR / 4)
     before = child.asked
     await stays(world, child, HOUR)
@@ -89,7 +76,7 @@ async def at_rest(world):
 
 async def late_answers(world):
     """An engine at rest that answers late, but computes a token when it is asked to, is healthy."""
-    child = await serving(world)
+    child = await world.serve()
     child.slow_seconds = 8
     await stays(world, child, HOUR / 2)
     assert child.tokens_given > 0
@@ -97,7 +84,7 @@ async def late_answers(world):
 
 async def short_stop(world):
     """An engine that is stopped and continued within a few seconds is left alone."""
-    child = await serving(world)
+    child = await world.serve()
     for _ in range(20):
         child.frozen = True
         await trio.sleep(3)
@@ -108,8 +95,8 @@ async def short_stop(world):
 
 async def frozen(world):
     """An engine that is stopped by a signal is withdrawn within 10 seconds and replaced; its sibling is not touched."""
-    other = await serving(world, "embed")
-    child = await serving(world)
+    other = await world.serve("embed")
+    child = await world.serve()
     child.in_flight = 2
     await trio.sleep(1.7)
     child.frozen = True
@@ -119,7 +106,7 @@ async def frozen(world):
 
 async def stuck_queue(world):
     """An engine that answers every question while its requests stand still is replaced within two minutes."""
-    child = await serving(world)
+    child = await world.serve()
     child.in_flight, child.pace, child.counts = 3, 0.0, False
     message = await replaced(world, child, seconds=120)
     assert "3 requests wait, but nothing moves" in message
@@ -128,7 +115,7 @@ async def stuck_queue(world):
 
 async def mute(world):
     """An engine that accepts and never answers, and does not move, is replaced within six minutes."""
-    child = await serving(world)
+    child = await world.serve()
     await trio.sleep(600)
     child.mute = True
     assert "answers nothing, not even a request for one token" in await replaced(world, child, seconds=360)
@@ -136,10 +123,10 @@ async def mute(world):
 
 async def port_lost(world):
     """An engine that listens no more is withdrawn within twenty seconds and replaced after a minute."""
-    child = await serving(world)
+    child = await world.serve()
     child.closed = True
     await world.until(world.ready_addresses, 0, seconds=20)
-    await world.until(lambda: value(child.exit is not None), True, seconds=75)
+    await world.until(lambda: child.exit is not None, True, seconds=75)
     await world.until(world.ready_addresses, 1, seconds=20)
 
 

@@ -59,8 +59,7 @@ async def test_a_second_machine_of_the_same_name_refuses_to_serve(autojump_clock
     """It names the other one and the flag within two renewals; the first one's engine, slices and Lease stay."""
     with machines() as said:
         async with open_world(settings=settings()) as world:
-            await world.apply()
-            await world.until(world.phase, "Ready")
+            await world.serve()
             before = await slices(world)
             second = double(world)
             with trio.fail_after(2 * RENEW_SECONDS):
@@ -81,8 +80,7 @@ async def test_the_same_machine_is_no_rival_of_itself(autojump_clock):
     """An agent that was killed finds its own Lease and goes on at once."""
     with machines() as said:
         async with open_world(settings=settings()) as world:
-            await world.apply()
-            await world.until(world.phase, "Ready")
+            await world.serve()
             await world.kill_agent()
             version = (await world.host_lease()).metadata.resource_version
             await world.start_agent()
@@ -95,8 +93,7 @@ async def test_a_machine_that_is_called_otherwise_by_now_is_the_same_one(autojum
     """A Mac takes another name from another network: its next agent goes on at once under the same Lease."""
     with machines(domains=("local", "fritz.box")) as said:
         async with open_world(settings=settings()) as world:
-            await world.apply()
-            await world.until(world.phase, "Ready")
+            await world.serve()
             await world.kill_agent()
             await world.start_agent()
             await trio.sleep(2)
@@ -110,8 +107,7 @@ async def test_the_name_of_a_dead_machine_can_be_had(autojump_clock):
     """A replacement under the dead machine's name waits until its Lease has expired, and then serves."""
     with machines() as said:
         async with open_world(settings=settings()) as world:
-            await world.apply()
-            await world.until(world.phase, "Ready")
+            await world.serve()
             await world.first.die()
             second = world.hosts["second"] = double(world)
             await second.start_agent()
@@ -125,8 +121,7 @@ async def test_a_machine_that_was_cut_off_gives_way_to_its_successor(autojump_cl
     """While one was cut off another has taken its name over: on its return it leaves, and the other one serves on."""
     with machines() as said:
         async with open_world(settings=settings()) as world:
-            await world.apply()
-            await world.until(world.phase, "Ready")
+            await world.serve()
             world.first.cut_off()
             second = world.hosts["second"] = double(world)
             await second.start_agent()

@@ -160,8 +160,7 @@ async def play(bug, memory):
         machine = world.machine
         machine.shapes["builtin://demo"] = shape_of(1)
         machine.default = Script(load_seconds=1.0, stop_seconds=0.2)
-        await world.apply(SIBLING)
-        await world.until(world.phase, "Ready", SIBLING)
+        await world.serve(SIBLING)
         before = await told(world)
         with driven(bug):
             machine.fetch_seconds["builtin://demo"] = 1.0

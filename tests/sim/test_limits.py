@@ -41,9 +41,7 @@ async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock, h
     """
     async with seen_world() as world:
         world.machine.has_proc = has_proc
-        for name in ("chat", "embed"):
-            await world.apply(name)
-            await world.until(world.ready_addresses, 1, name)
+        await world.serve("chat", "embed")
         world.machine.no_descriptors = True
         world.machine.kill("embed")
         await trio.sleep(600)
@@ -59,8 +57,7 @@ async def test_an_agent_without_descriptors_condemns_no_engine(autojump_clock, h
 async def test_an_engine_that_ends_without_descriptors_leaves_nothing(autojump_clock, end):
     """What is edited or deleted while nothing can be opened has one engine afterwards, or none."""
     async with seen_world() as world:
-        await world.apply()
-        await world.until(world.ready_addresses, 1)
+        await world.serve()
         world.machine.no_descriptors = True
         await (world.apply(contextSize=512) if end == "edit" else world.delete())
         await trio.sleep(300)
@@ -72,8 +69,7 @@ async def test_an_engine_that_ends_without_descriptors_leaves_nothing(autojump_c
 async def test_an_agent_that_begins_without_descriptors_adopts_when_it_can(autojump_clock):
     """An engine that the next agent cannot look at is neither ended nor doubled, and is supervised afterwards."""
     async with open_world(settings=QUICK, reach=at(ADDRESS)) as world:
-        await world.apply()
-        await world.until(world.ready_addresses, 1)
+        await world.serve()
         await world.kill_agent()
         world.machine.no_descriptors = True
         world.first.settings = agent_settings(lease_renew_seconds=5.0, advertise_address=None)
@@ -101,8 +97,7 @@ async def test_what_is_lacking_is_said(autojump_clock, lack, why):
 async def test_an_engine_that_dies_while_the_journal_is_written_is_started_again(autojump_clock):
     """An edit that restarts nothing is noted on a slow disk; who dies meanwhile does not wait for another edit."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.ready_addresses, 1)
+        await world.serve()
         trap = world.machine.traps["record"] = Trap()
         await world.apply(priority="high")
         with trio.fail_after(60):
@@ -118,8 +113,7 @@ async def test_an_engine_that_dies_while_the_journal_is_written_is_started_again
 async def test_a_service_at_rest_is_five_tasks(autojump_clock):
     """Itself, planner, runner, incarnation and the watch for its exit: every other task ends with what it was for."""
     async with open_world(settings=QUICK) as world:
-        await world.apply("chat")
-        await world.until(world.ready_addresses, 1, "chat")
+        await world.serve()
         await trio.sleep(60)
         before = supervisor_tasks()
         await world.apply("embed")
@@ -131,9 +125,7 @@ async def test_a_service_at_rest_is_five_tasks(autojump_clock):
 async def test_an_engine_that_no_signal_ends_gets_no_second_one(autojump_clock):
     """While an engine is stuck in the kernel its service says so and waits; when it is gone, the next one starts."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.ready_addresses, 1)
-        (child,) = world.machine.live("chat")
+        child = await world.serve()
         child.stuck = True
         await world.apply(contextSize=512)
         await world.until(reason, Reason.ENGINE_STUCK, world, seconds=90)
@@ -149,9 +141,7 @@ async def test_a_world_that_has_stood_still_loses_nothing(autojump_clock):
     """After ten minutes in which nobody could do anything, every engine serves, and the hosts keep what they claim."""
     async with open_world(settings=QUICK) as world:
         await world.add_host("mini")
-        for name in ("chat", "embed"):
-            await world.apply(name)
-            await world.until(world.ready_addresses, 1, name)
+        await world.serve("chat", "embed")
         claims = await world.claims("chat"), await world.claims("embed")
         for pause in (1.0, 2.5, 4.9):
             await trio.sleep(pause)

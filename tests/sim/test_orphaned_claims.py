@@ -12,8 +12,7 @@ def world_of_two():
 
 async def serving_on_the_first(world, **options):
     """A service that the first host has claimed, beside a second one that could serve it."""
-    await world.apply(**options)
-    await world.until(world.phase, "Ready")
+    await world.serve(**options)
     assert await world.claims() == {0: "sim"}
 
 

@@ -49,8 +49,7 @@ async def test_the_runtime_in_the_status_is_the_one_that_the_host_has_chosen(aut
     """The API server writes llamacpp into a spec without a runtime; weights in mlx get mlx-lm."""
     async with mac() as world:
         prepare(world)
-        await world.apply("other", source=OTHER, weights="mlx")
-        await world.until(world.phase, "Ready", "other")
+        await world.serve("other", source=OTHER, weights="mlx")
         await world.until(world.service, lambda seen: seen["status"].get("runtime") == "mlx-lm", "other")
         assert (await world.service("other"))["spec"]["runtime"] == "llamacpp"
 

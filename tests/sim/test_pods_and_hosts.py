@@ -43,11 +43,6 @@ async def roll_out(world, ready=1):
     await world.client.patch(Deployment, KEY, patch, subresource="status", field_manager="kube-controller-manager")
 
 
-async def live(world):
-    await trio.lowlevel.checkpoint()
-    return world.live("chat")
-
-
 async def service_health_of(world):
     await trio.lowlevel.checkpoint()
     service = await world.client.get(InferenceService, KEY)
@@ -85,8 +80,7 @@ async def test_one_service_leads_to_pods_and_to_a_host(autojump_clock):
 async def test_only_the_controller_says_how_it_does(autojump_clock):
     """The host states no condition of the service; what it said before the pods came is taken back, and stays so."""
     async with world_with_pods() as world:
-        await world.apply(model="chat-mac")
-        await world.until(world.phase, "Ready")
+        await world.serve(model="chat-mac")
         assert (await world.condition("Loaded"))[0] == "True"
         await apply_both(world)
         await world.until(world.condition, lambda found: found[1] == "Released")
@@ -146,7 +140,7 @@ async def test_a_service_of_hosts_alone_for_a_while(autojump_clock):
         await apply_both(world, replicas=0, hosts={"replicas": 0})
         await world.until(counts, ("Stopped", 0, 0), world)
         assert (await service_health_of(world)).state is State.STOPPED
-        await world.until(live, [], world)
+        await world.until(world.live, [], "chat")
 
 
 async def test_a_model_that_hosts_do_not_serve_is_named(autojump_clock):

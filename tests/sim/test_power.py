@@ -35,8 +35,7 @@ async def measured(world, meter, seconds):
 async def test_joules_per_token_follow_the_engine(autojump_clock):
     """They come with the engine's work, are unknown after its end, and begin anew with the next one."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0)) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         meter = PowerMeter("apple", ("gpu",), world.agent.engines, Cores(world.machine))
         (engine,) = world.machine.live()
         assert (await measured(world, meter, 60)).watts == 0.0, "at rest"

@@ -31,15 +31,13 @@ async def serving_at(world, reach):
     await world.stop_agent()
     world.machine.reach = reach
     await world.start_agent()
-    await world.apply()
-    await world.until(world.phase, "Ready")
+    await world.serve()
 
 
 async def test_a_host_says_what_it_is_and_can_hold(autojump_clock):
     """The Lease tells accelerators, engine, agent, memory, services and address, and is renewed every 5 s, not more."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await trio.sleep(70)
         lease = await world.host_lease()
         said = {name.partition("/")[2]: value for name, value in lease.metadata.annotations.items()}
@@ -59,8 +57,7 @@ async def test_a_host_says_what_it_is_and_can_hold(autojump_clock):
 async def test_waking_up_kills_nothing_and_tells_everything_again(autojump_clock):
     """After eight hours of sleep the engine is the same, and what others did to its endpoint meanwhile is mended."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         before = list(world.machine.spawned)
         world.faults.kind = "half-open"  # asleep: nothing is said, and connections die without a word
         world.network.sever()
@@ -75,8 +72,7 @@ async def test_waking_up_kills_nothing_and_tells_everything_again(autojump_clock
 async def test_a_sleep_in_which_no_request_failed_is_one_too(autojump_clock):
     """What others did to an endpoint meanwhile is mended at the wake, although every renewal was answered."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         (piece,) = (await world.client.list(EndpointSlice)).items
         await world.client.delete(EndpointSlice, piece.key)
         await trio.sleep(30)
@@ -88,26 +84,19 @@ async def test_a_sleep_in_which_no_request_failed_is_one_too(autojump_clock):
 async def test_what_changed_while_a_host_slept_is_known_when_it_wakes(autojump_clock):
     """An edit that a dead watch never told of is followed within seconds of the wake, not when the watch times out."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         world.network.hush()
         await world.apply(contextSize=512)
         await trio.sleep(20)
         assert len(world.machine.spawned) == 1
         world.first.asleep_seconds = 600.0
-        await world.until(lambda: count(world), 2, seconds=8)
-
-
-async def count(world):
-    await trio.lowlevel.checkpoint()
-    return len(world.machine.spawned)
+        await world.until(lambda: len(world.machine.spawned), 2, seconds=8)
 
 
 async def test_a_clock_that_is_set_kills_nothing(autojump_clock):
     """The wall clock jumps an hour back and two ahead: no engine restarts, and the service stays Ready."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         for jump in (-3600.0, 7200.0, 0.0):
             world.first.asleep_seconds = jump
             await trio.sleep(60)
@@ -306,8 +295,7 @@ async def test_services_that_go_before_an_earlier_agents_endpoints_are_looked_fo
 async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journal(autojump_clock):
     """The journal is lost and the engine with it: its slice is gone within 200 ms, before anything is started again."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.kill_agent()
         world.machine.kill("chat")
         world.machine.entries.clear()
@@ -320,8 +308,7 @@ async def test_what_an_earlier_agent_published_is_withdrawn_even_without_a_journ
 async def test_what_is_not_served_here_any_more_is_withdrawn(autojump_clock):
     """A slice of a service that this host does not serve any more is taken back by the next agent on it."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.kill_agent()
         world.machine.kill("chat")
         world.machine.entries.clear()
@@ -333,8 +320,7 @@ async def test_what_is_not_served_here_any_more_is_withdrawn(autojump_clock):
 async def test_engines_are_asked_at_once_when_the_host_wakes(autojump_clock):
     """An engine that rests, and is asked every four minutes, is asked within two seconds of the wake being noticed."""
     async with open_world(settings=QUICK) as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await trio.sleep(1000 - trio.current_time() % 960)  # 40 s after a question, 200 s before the next one
         (engine,) = world.machine.live()
         asked = engine.asked

@@ -6,7 +6,7 @@
 import pytest
 
 from lengths import QUIET_MINUTES, SIM_SEEDS
-from llmkube.supervisor.service import endpoint_objects
+from llmkube.supervisor.service import status_manager
 from sim import score
 from sim.faults import FAULTS
 
@@ -36,10 +36,10 @@ def test_the_table_of_faults_is_long():
 def test_a_failing_timeline_is_shrunk(monkeypatch):
     """Of several events those are left that it takes to show a bug: here, an endpoint that outlives its engine."""
 
-    def always_ready(*args, original=endpoint_objects.slice_manifest, **kwargs):
+    def always_ready(*args, original=status_manager.slice_manifest, **kwargs):
         return original(*args, **{**kwargs, "ready": True})
 
-    monkeypatch.setattr(endpoint_objects, "slice_manifest", always_ready)
+    monkeypatch.setattr(status_manager, "slice_manifest", always_ready)
     names = ("create", "clock-set", "bad-flag", "reset", "label")
     happenings = tuple(score.Happening(1.0 + 100 * number, name, 0) for number, name in enumerate(names))
     short = score.shrink(score.Timeline(1, 1, 30.0, False, False, happenings, busy_seconds=600.0), quiet_minutes=0)

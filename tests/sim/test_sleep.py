@@ -12,8 +12,8 @@ import attrs
 import pytest
 import trio
 
+from llmkube.supervisor.cluster import host_lease
 from llmkube.supervisor.cluster.claim_manager import ClaimManager
-from llmkube.supervisor.cluster.host_lease import HostReport
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.host_cordon import LOOK_SECONDS
 from llmkube.supervisor.nouns.cordon import Cordon
@@ -58,21 +58,10 @@ def cordon(host, seconds=None):
     host.machine.cordon = Cordon(None if seconds is None else host.utcnow() + datetime.timedelta(seconds=seconds))
 
 
-async def engines(world, name="chat"):
-    await trio.lowlevel.checkpoint()
-    return world.live(name)
-
-
-async def serving(world):
-    await world.apply()
-    await world.until(world.phase, "Ready")
-    return next(child for host in world.hosts.values() for child in host.machine.live())
-
-
 async def test_requests_in_flight_go_on_after_a_wake(autojump_clock):
     """Their engine is not called hung for the hours in which nothing moved, and serves to their end."""
     async with a_host() as world:
-        engine = await serving(world)
+        engine = await world.serve()
         engine.in_flight = 2
         await trio.sleep(120)
         nap(world.first)
@@ -88,7 +77,7 @@ async def test_requests_in_flight_go_on_after_a_wake(autojump_clock):
 async def test_a_drain_goes_on_after_a_wake(autojump_clock):
     """Asleep in the middle of a drain: the requests have what is left of their time, and the engine ends after them."""
     async with a_host() as world:
-        engine = await serving(world)
+        engine = await world.serve()
         engine.in_flight = 1
         cordon(world.first)
         await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
@@ -97,7 +86,7 @@ async def test_a_drain_goes_on_after_a_wake(autojump_clock):
         await trio.sleep(10)
         assert engine.exit is None, "the night was taken for the end of the drain"
         engine.in_flight = 0
-        await world.until(engines, [], world, seconds=15)
+        await world.until(world.live, [], "chat", seconds=15)
         assert world.machine.cordon is not None
         await trio.sleep(600)
         assert world.live("chat") == []
@@ -121,7 +110,7 @@ async def test_a_wake_during_a_load_is_no_stall(autojump_clock):
     async with a_host() as world:
         world.machine.default = Script(load_seconds=600.0)
         await world.apply()
-        await world.until(engines, ["sim"], world)
+        await world.until(world.live, ["sim"], "chat")
         await trio.sleep(200)
         nap(world.first)
         await trio.sleep(150)
@@ -152,9 +141,9 @@ async def test_a_wake_during_an_eviction_evicts_no_other(autojump_clock):
 async def test_a_wake_does_not_end_a_cordon(autojump_clock):
     """The owner's word counts after the night; with an end it counts until that, and then the host serves."""
     async with a_host() as world:
-        await serving(world)
+        await world.serve()
         cordon(world.first)
-        await world.until(engines, [], world)
+        await world.until(world.live, [], "chat")
         nap(world.first)
         await trio.sleep(600)
         assert world.live("chat") == []
@@ -170,7 +159,7 @@ async def test_a_wake_does_not_end_a_cordon(autojump_clock):
 async def test_two_sleeps_in_a_row(autojump_clock):
     """A host that falls asleep again before it has said everything says it after the second wake; nothing restarts."""
     async with a_host() as world:
-        await serving(world)
+        await world.serve()
         world.first.faults.kind = "half-open"
         nap(world.first)
         await trio.sleep(7)
@@ -180,22 +169,17 @@ async def test_two_sleeps_in_a_row(autojump_clock):
         world.first.faults.kind = ""
         world.network.sever()
         nap(world.first)
-        await world.until(lambda: count(world), 2, seconds=60)
+        await world.until(lambda: len(world.machine.spawned), 2, seconds=60)
         await world.until(world.phase, "Ready", seconds=60)
         assert await world.ready_addresses() == 1
         assert len(world.machine.live("chat")) == 1
-
-
-async def count(world):
-    await trio.lowlevel.checkpoint()
-    return len(world.machine.spawned)
 
 
 async def two_hosts(world):
     """A service on one of two hosts; return where it runs and the other."""
     await world.add_host("mini")
     await trio.sleep(10)
-    await serving(world)
+    await world.serve()
     (holder,) = world.live("chat")
     (other,) = world.hosts.keys() - {holder}
     return world.hosts[holder], world.hosts[other]
@@ -208,15 +192,15 @@ async def test_what_another_host_took_over_meanwhile_is_not_served_twice(autojum
         (engine,) = holder.machine.live("chat")
         engine.in_flight = 1
         with asleep(holder):
-            await world.until(lambda: engines(world), sorted([holder.name, other.name]), seconds=120)
+            await world.until(world.live, sorted([holder.name, other.name]), "chat", seconds=120)
             await trio.sleep(60)
         await trio.sleep(15)
         assert engine.exit is None, "its request was cut off"
         assert await world.claims() == {0: other.name}
         engine.in_flight = 0
-        await world.until(engines, [other.name], world, seconds=30)
+        await world.until(world.live, [other.name], "chat", seconds=30)
         await trio.sleep(300)
-        assert await engines(world) == [other.name]
+        assert world.live("chat") == [other.name]
         assert [host for host, _, ready in await world.slices() if ready] == [other.name]
         assert await world.phase() == "Ready"
 
@@ -227,10 +211,10 @@ async def test_a_cordon_while_the_other_host_sleeps(autojump_clock):
         holder, other = await two_hosts(world)
         with asleep(other):
             cordon(holder)
-            await world.until(engines, [], world, seconds=60)
+            await world.until(world.live, [], "chat", seconds=60)
             await trio.sleep(60)
             assert (await world.condition("Available"))[1] == "NoHost"
-        await world.until(engines, [other.name], world, seconds=60)
+        await world.until(world.live, [other.name], "chat", seconds=60)
         await world.until(world.phase, "Ready", seconds=60)
 
 
@@ -241,7 +225,7 @@ async def test_a_host_that_was_cordoned_in_its_sleep_gives_back_at_the_wake(auto
         with asleep(holder):
             cordon(holder)
             await trio.sleep(5)
-        await world.until(engines, [other.name], world, seconds=90)
+        await world.until(world.live, [other.name], "chat", seconds=90)
         await world.until(world.ready_addresses, 1, seconds=60)
 
 
@@ -269,7 +253,10 @@ async def nothing(*_):
 
 
 def says_nothing_of_a_cordon(original):
-    return property(lambda self: original.fget(attrs.evolve(self, cordon="")))
+    def lease_manifest(settings, now, said, *, cordon):
+        return original(settings, now, said)
+
+    return lease_manifest
 
 
 def ends_at_eight(self, now):
@@ -299,9 +286,9 @@ MUTANTS = {
     ),
     "a cordoned host stands in its Lease as one that serves": (
         test_a_cordon_while_the_other_host_sleeps,
-        HostReport,
-        "annotations",
-        says_nothing_of_a_cordon(HostReport.annotations),
+        host_lease,
+        "lease_manifest",
+        says_nothing_of_a_cordon(host_lease.lease_manifest),
     ),
 }
 

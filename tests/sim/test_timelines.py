@@ -41,7 +41,7 @@ async def test_objects_that_appear_together_make_one_engine(autojump_clock):
         for number in range(10):
             await world.apply(f"s{number}")
         world.faults.down = False
-        await world.until(lambda: _value(len(world.machine.live())), 10, seconds=120)
+        await world.until(lambda: len(world.machine.live()), 10, seconds=120)
         await trio.sleep(60)
         assert len(world.machine.spawned) == 10
 
@@ -99,7 +99,7 @@ async def test_the_next_attempt_comes_when_it_was_announced(autojump_clock):
         said = await world.until(world.condition, lambda seen: seen and seen[2].startswith("4 failures"), seconds=30)
         announced = datetime.datetime.fromisoformat(said[2].split()[8].rstrip(":"))
         before = len(world.machine.spawned)
-        await world.until(lambda: _value(len(world.machine.spawned)), before + 1, step_seconds=0.1)
+        await world.until(lambda: len(world.machine.spawned), before + 1, step_seconds=0.1)
         assert abs((announced - utcnow()).total_seconds()) < 1.5
 
 
@@ -107,8 +107,7 @@ async def test_what_happened_is_told_as_events(autojump_clock):
     """A load, a crash and a refused edit each leave an Event on the service, in the engine's own words."""
     async with open_world() as world:
         world.machine.default = Script(words=("out of memory",))
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         world.machine.kill("chat")
         await trio.sleep(60)
         await world.apply(extraArgs=["--port", "1"])
@@ -137,11 +136,10 @@ async def test_a_crash_loop_ends_when_the_spec_changes(autojump_clock):
 async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service(autojump_clock):
     """A new context size replaces the engine once; the Service and its ClusterIP stay."""
     async with open_world() as world:
-        await world.apply(contextSize=1024)
-        await world.until(world.phase, "Ready")
+        await world.serve(contextSize=1024)
         before = await world.cluster_ip()
         await world.apply(contextSize=2048)
-        await world.until(lambda: _value(len(world.machine.spawned)), 2)
+        await world.until(lambda: len(world.machine.spawned), 2)
         await world.until(world.phase, "Ready")
         await trio.sleep(3600)
         assert [child.argv[child.argv.index("--ctx-size") + 1] for child in world.machine.spawned] == ["1024", "2048"]
@@ -151,8 +149,7 @@ async def test_a_spec_change_restarts_exactly_once_and_keeps_the_service(autojum
 async def test_a_change_without_effect_on_the_plan_restarts_nothing(autojump_clock):
     """Fields that do not reach the engine's command line do not cost a running model its process."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.apply(nodeSelector={"a": "b"}, priority="high")
         await world.until(world.condition, lambda seen: seen and seen[1] == "FieldsIgnored", "SpecHonoured")
         assert "nodeSelector" in (await world.condition("SpecHonoured"))[2]
@@ -164,8 +161,7 @@ async def test_a_change_without_effect_on_the_plan_restarts_nothing(autojump_clo
 async def test_an_upgraded_engine_program_gets_only_flags_that_it_has(autojump_clock):
     """After an upgrade while it serves, a service that dies comes back with the flags of the new build."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         version, flags = world.machine.build
         world.machine.build = version, flags - {"--flash-attn"}
         world.machine.plans["--flash-attn"] = Script(life_seconds=0.1, words=("error: unknown argument",))
@@ -178,8 +174,7 @@ async def test_an_upgraded_engine_program_gets_only_flags_that_it_has(autojump_c
 async def test_an_upgrade_that_changes_no_flag_restarts_nothing(autojump_clock):
     """A build that is called otherwise and takes the same command line replaces no engine."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         world.machine.build = "newer", world.machine.build[1] | {"--unheard-of"}
         await trio.sleep(600)
         assert len(world.machine.spawned) == 1
@@ -188,8 +183,7 @@ async def test_an_upgrade_that_changes_no_flag_restarts_nothing(autojump_clock):
 async def test_a_refused_spec_leaves_the_running_engine_alone(autojump_clock):
     """An edit that makes no plan is reported with its field, and the old engine goes on serving."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.apply(extraArgs=["--port", "1"])
         await world.until(world.condition, lambda seen: seen and seen[0] == "False", "Accepted")
         _, reason, message = await world.condition("Accepted")
@@ -222,11 +216,9 @@ async def test_delete_during_start_leaves_nothing(autojump_clock, after_seconds)
 async def test_delete_and_create_again_at_once(autojump_clock):
     """An object that is replaced by one of the same name ends up with exactly one engine."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.delete()
-        await world.apply(contextSize=512)
-        await world.until(world.phase, "Ready")
+        await world.serve(contextSize=512)
         await trio.sleep(60)
         (child,) = world.machine.live()
         assert "512" in child.argv
@@ -236,15 +228,13 @@ async def test_delete_and_create_again_at_once(autojump_clock):
 async def test_zero_replicas_stop_the_process_and_one_brings_it_back(autojump_clock):
     """replicas: 0 stops the engine, withdraws the endpoint and keeps the Service; 1 starts it again."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         before = await world.cluster_ip()
         await world.apply(replicas=0)
         await world.until(world.phase, "Stopped")
-        await world.until(lambda: _value(len(world.machine.live())), 0, seconds=5)
+        await world.until(lambda: len(world.machine.live()), 0, seconds=5)
         assert await world.ready_addresses() == 0
-        await world.apply(replicas=1)
-        await world.until(world.phase, "Ready")
+        await world.serve(replicas=1)
         assert await world.cluster_ip() == before
 
 
@@ -260,8 +250,7 @@ async def test_suspend_is_a_phase_of_its_own(autojump_clock):
 async def test_an_api_outage_of_hours_costs_no_engine(seconds, autojump_clock):
     """While the API server is away the engine serves on; afterwards everything is told as it is."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         world.faults.down = True
         world.network.sever()
         await trio.sleep(seconds)
@@ -278,8 +267,7 @@ async def test_an_api_outage_of_hours_costs_no_engine(seconds, autojump_clock):
 async def test_a_burst_of_server_errors_kills_nothing(autojump_clock):
     """Fifty answers of 503 in a row change nothing about a running engine."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         world.faults.errors = 50
         world.network.sever()
         await trio.sleep(1200)
@@ -290,8 +278,7 @@ async def test_a_burst_of_server_errors_kills_nothing(autojump_clock):
 async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
     """Deleting the Model under a running service leaves the engine alone."""
     async with open_world() as world:
-        await world.apply(model="weights")
-        await world.until(world.phase, "Ready")
+        await world.serve(model="weights")
         await world.client.delete(Model, Key("default", "weights"))
         await trio.sleep(600)
         assert len(world.machine.live("chat")) == 1
@@ -301,8 +288,7 @@ async def test_a_deleted_model_does_not_stop_its_service(autojump_clock):
 async def test_a_model_that_is_made_again_is_told_of_its_file(autojump_clock):
     """A new Model of the old spec is Ready at once, although its service is refused; one of another spec is not."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         await world.apply(extraArgs=["--port", "1"])
         for source, ready in (("builtin://demo", True), ("builtin://other", False)):
             await world.client.delete(Model, Key("default", "chat"))
@@ -328,14 +314,13 @@ async def test_one_slow_fetch_delays_nobody_else(autojump_clock):
 async def test_a_new_model_is_fetched_before_the_old_engine_stops(autojump_clock):
     """A changed source costs no downtime for the fetch: the old engine serves until the new file is there."""
     async with open_world() as world:
-        await world.apply()
-        await world.until(world.phase, "Ready")
+        await world.serve()
         world.machine.fetch_seconds["builtin://other"] = 600
         await world.apply(source="builtin://other")
         await trio.sleep(500)
         assert await world.ready_addresses() == 1
         assert len(world.machine.spawned) == 1
-        await world.until(lambda: _value(len(world.machine.spawned)), 2, seconds=120)
+        await world.until(lambda: len(world.machine.spawned), 2, seconds=120)
         assert world.machine.spawned[1].argv != world.machine.spawned[0].argv
         await world.until(world.phase, "Ready", seconds=30)
 
@@ -346,7 +331,7 @@ async def test_stop_takes_one_grace_for_all(autojump_clock):
         world.machine.default = Script(load_seconds=1, stop_seconds=math.inf)
         for number in range(20):
             await world.apply(f"s{number}")
-        await world.until(lambda: _value(len(world.machine.live())), 20)
+        await world.until(lambda: len(world.machine.live()), 20)
         before = trio.current_time()
         await world.stop_agent()
         assert not world.machine.live()
@@ -361,7 +346,7 @@ async def test_an_engine_that_never_gets_ready_is_given_up(autojump_clock):
         await world.apply()
         await trio.sleep(600 + 119)
         assert len(world.machine.spawned) == 1
-        await world.until(lambda: _value(len(world.machine.spawned)), 2, seconds=15)
+        await world.until(lambda: len(world.machine.spawned), 2, seconds=15)
         await world.until(world.condition, lambda seen: seen[1] == "LoadStalled", seconds=800, step_seconds=0.1)
         assert await world.phase() == "Failed"
         assert await world.ready_addresses() == 0
@@ -373,8 +358,3 @@ async def test_nobody_serves_what_no_host_offers(autojump_clock):
         await world.apply(accelerator="cuda")
         await trio.sleep(120)
         assert not world.machine.spawned
-
-
-async def _value(value):
-    await trio.lowlevel.checkpoint()
-    return value

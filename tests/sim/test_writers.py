@@ -28,11 +28,6 @@ async def owners(world, kind, name="chat"):
     return found
 
 
-async def live_on(world):
-    await trio.lowlevel.checkpoint()
-    return world.live()
-
-
 async def test_no_field_of_a_status_has_two_writers(autojump_clock):
     """Through loading, serving, an edit, suspension and another host, controller and agents never set one field."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0)) as world:
@@ -46,7 +41,7 @@ async def test_no_field_of_a_status_has_two_writers(autojump_clock):
                 await trio.sleep(0.5)
         await world.add_host("second")
         await world.first.die()
-        await world.until(lambda: live_on(world), ["second"])
+        await world.until(world.live, ["second"])
         await world.until(world.phase, "Ready")
         of_service, of_model = await owners(world, InferenceService), await owners(world, Model)
         assert {len(who) for who in (*of_service.values(), *of_model.values())} == {1}

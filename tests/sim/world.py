@@ -6,6 +6,7 @@ Nothing is patched: the programs are the real ones, with ports that a simulation
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 import random
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
-from llmkube.supervisor.credentials import ClientKeys
+from llmkube.supervisor.credentials import client_keys_of
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from sim.freezing import be_a_program
@@ -341,7 +342,7 @@ class Host:
                     look=machine.look if machine.reach else None,
                     memory=machine.memory,
                     learned=machine.learned,
-                    client_keys=ClientKeys(partial(client.get, Secret)).find,
+                    client_keys=partial(client_keys_of, partial(client.get, Secret)),
                     cordon=lambda: machine.cordon,
                 )
                 await run_agent(client, self.settings, ports, task_status=task_status)
@@ -513,6 +514,15 @@ class World:
         }
         await self.client.apply(kind, manifest, field_manager="user")
 
+    async def serve(self, *names, **spec):
+        """Create or change services, one `chat` if none is named; return the first one's engine once all are Ready."""
+        names = names or ("chat",)
+        for name in names:
+            await self.apply(name, **spec)
+        for name in names:
+            await self.until(self.phase, "Ready", name)
+        return next((child for host in self.hosts.values() for child in host.machine.live(names[0])), None)
+
     async def delete(self, name="chat"):
         """Delete the InferenceService."""
         await self.client.delete(InferenceService, Key("default", name))
@@ -587,7 +597,11 @@ class World:
         seen = None
         with trio.move_on_after(seconds):
             while True:
-                seen = await what(*args)
+                seen = what(*args)
+                if inspect.isawaitable(seen):
+                    seen = await seen
+                else:
+                    await trio.lowlevel.checkpoint()
                 if wanted(seen) if callable(wanted) else seen == wanted:
                     return seen
                 await trio.sleep(step_seconds)

@@ -14,7 +14,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError
 from llmkube.programs.host_settings import download_settings
-from llmkube.supervisor.credentials import ClientKeys, SourceCredentials, TokenError
+from llmkube.supervisor.credentials import SourceCredentials, TokenError, client_keys_of
 from llmkube.weights.download.registry import RegistryAccess
 from llmkube.weights.errors import SourceError
 from llmkube.weights.ollama_model import AllowedModels
@@ -243,4 +243,4 @@ async def test_what_may_not_be_read_names_the_command():
 
     body = {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m", "apiKeySecretRef": REF}}
     with pytest.raises(UserError, match=r"llmkube agent join … --secret chat-keys"):
-        await ClientKeys(read).find(decode(InferenceService, body))
+        await client_keys_of(read, decode(InferenceService, body))

@@ -8,10 +8,10 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.host.sample import Level
+from llmkube.supervisor.memory.book import Unreturned
 from llmkube.supervisor.memory.eviction import Cause, Decision, Evict, Skip
-from llmkube.supervisor.memory.releases import Unreturned
-from llmkube.supervisor.running_services import Running, RunningServices
 from llmkube.supervisor.service.facts import Facts
+from llmkube.supervisor.services import Running, RunningServices
 
 CHAT, EMBED = Key("ns", "chat"), Key("ns", "embed")
 EVICT = Evict(CHAT, Cause.WARNING, "memory is short", winner=EMBED)

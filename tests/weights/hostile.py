@@ -14,8 +14,7 @@ from llmkube.weights.address_policy import AddressPolicy
 from llmkube.weights.download.downloader import open_downloader
 from llmkube.weights.download.guarded_transport import open_transport_with
 from llmkube.weights.download.retry import DownloadLimits
-from llmkube.weights.picked_files import given_to_engine
-from llmkube.weights.source import parse_source
+from llmkube.weights.source import given_to_engine, parse_source
 from llmkube.weights.store.blobs import open_store
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
@@ -143,12 +142,6 @@ class Network:
             self._nursery = nursery
             yield
             nursery.cancel_scope.cancel()
-
-
-def append(partial, data):
-    """Bring bytes into a partial file as a transfer does."""
-    partial.write(data)
-    partial.hash(data)
 
 
 async def inline(fn):

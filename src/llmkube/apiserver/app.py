@@ -22,7 +22,7 @@ import trio
 from llmkube.apiserver.heavy_work import Work, inline
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, WORKLOAD_KINDS, KindInfo
-from llmkube.apiserver.protocol import discovery, server_info
+from llmkube.apiserver.protocol import server_info
 from llmkube.apiserver.protocol.list_query import ListQuery, check_reached, read_page
 from llmkube.apiserver.protocol.negotiation import negotiate
 from llmkube.apiserver.protocol.responses import (
@@ -194,7 +194,8 @@ class ApiServer:
 
     async def _about(self, request: Request) -> Response:
         if request.raw_path.startswith("/openapi"):  # a document about all kinds, made anew each time
-            return await self._work(partial(server_info.about, request, self._catalog))
+            answered: Response = await self._work(partial(server_info.about, request, self._catalog))
+            return answered
         return server_info.about(request, self._catalog)
 
     async def _read(self, exchange: Exchange, kind: KindInfo, route: Route) -> None:
@@ -321,10 +322,9 @@ def _check_route(kind: KindInfo, route: Route) -> None:
         raise no_such_path()
     if route.name and kind.resource.namespaced and not route.namespace:
         raise no_such_path()
-    allowed = discovery.subresources(kind)
     if (
         route.subresource
-        and route.subresource not in allowed
+        and route.subresource not in kind.resource.subresources
         and not (route.subresource == "finalize" and kind.resource.full_name == "namespaces")
     ):
         raise no_such_resource() if kind.builtin else not_found(_target(kind, route).subject)

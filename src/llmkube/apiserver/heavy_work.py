@@ -7,9 +7,9 @@ call of a JSON library, one sort) is bounded by the bounds of a body.
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -18,12 +18,8 @@ T = TypeVar("T")
 _SWITCH_SECONDS: Final = 0.001  # how long a thread keeps the interpreter that another one waits for; 5 ms by default
 
 
-class Work(Protocol):
-    """Where a function is run that takes long."""
-
-    async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return or raise what the function does."""
-        ...
+Work = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Where a function is run that takes long: returns or raises what the function does."""
 
 
 async def inline(function: Callable[[], T], /) -> T:
@@ -33,7 +29,7 @@ async def inline(function: Callable[[], T], /) -> T:
 
 
 class Threaded:
-    """Runs one function at a time in a thread, which is waited for even when cancelled. Implements `Work`."""
+    """Runs one function at a time in a thread, which is waited for even when cancelled."""
 
     def __init__(self) -> None:
         self._limiter = trio.CapacityLimiter(1)

@@ -4,8 +4,8 @@ The same handler answers kubectl over TLS and a simulation here. A request is a 
 goes away (its call cancelled, its stream closed) cancels the task, as a closed connection would.
 """
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import attrs
 import httpx
@@ -37,8 +37,11 @@ class _Transport(httpx.AsyncBaseTransport):
         target = request.url.raw_path.decode("ascii")
         exchange = _MemoryExchange(Request(request.method, target, headers, body))
         self._nursery.start_soon(exchange.run, self._handler)
-        with exchange.abandoned_on_error():
+        try:
             head = await exchange.wait_head()
+        except BaseException:  # a client that is cancelled takes its request along
+            exchange.abandon()
+            raise
         if head.body is not None:
             return httpx.Response(head.status, headers=list(head.headers), content=head.body)
         return httpx.Response(head.status, headers=list(head.headers), stream=_Body(exchange))
@@ -93,11 +96,8 @@ class _MemoryExchange:
         self._head = head
         self._headed.set()
 
-    def stream(self, status: int, headers: Headers) -> AbstractAsyncContextManager[SendChunk]:
-        return self._stream(status, headers)
-
     @asynccontextmanager
-    async def _stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
+    async def stream(self, status: int, headers: Headers) -> AsyncIterator[SendChunk]:
         self._begin(_Head(status, headers))
         yield self._send.send
         self._finished = True
@@ -114,17 +114,6 @@ class _MemoryExchange:
     def abandon(self) -> None:
         """The reader is gone: wake the handler out of whatever it is doing."""
         self._scope.cancel()
-
-    @contextmanager
-    def abandoned_on_error(self) -> Iterator[None]:
-        """A client that is cancelled inside this block takes its request along."""
-        waiting = True
-        try:
-            yield
-            waiting = False
-        finally:
-            if waiting:
-                self.abandon()
 
 
 class _Body(httpx.AsyncByteStream):

@@ -32,7 +32,6 @@ from llmkube.apiserver.protocol.request_bodies import MAX_BODY_BYTES
 from llmkube.apiserver.storage.revisions import Store
 from llmkube.apiserver.storage.write_ahead_log import (
     StorageDamagedError,
-    ThreadedWriteAheadLog,
     WriteAheadLog,
     move_aside,
     open_write_ahead_log,
@@ -165,8 +164,7 @@ async def _start(stack: AsyncExitStack, path: Path, utcnow: Callable[[], datetim
             moved_to=str(kept),
         )
         write_ahead_log, store = await _open_database(stack, path)
-    durable = ThreadedWriteAheadLog(write_ahead_log)
-    server = ApiServer(store, durable=durable, work=Threaded(), utcnow=utcnow, rng=rng)
+    server = ApiServer(store, durable=write_ahead_log.commit, work=Threaded(), utcnow=utcnow, rng=rng)
     await server.ensure_namespaces()
     return server
 

@@ -9,7 +9,7 @@ import attrs
 
 from llmkube.base.private_files import write_private
 from llmkube.base.settings import SettingError, read_config, resolve
-from llmkube.programs.config.tables import TABLES
+from llmkube.programs.config import TABLES
 
 FILE = "config.toml"
 
@@ -46,11 +46,11 @@ def plan_addition(folder: Path, table: str, name: str, texts: Sequence[str]) -> 
     Raises:
         SettingError: The file cannot be read, or has something that is no setting.
     """
-    file = folder / FILE
-    before = getattr(resolve(TABLES[table], flags={}, environ={}, config=read_config(file, TABLES), table=table), name)
+    config = read_config(folder / FILE, TABLES)
+    before = getattr(resolve(TABLES[table], flags={}, environ={}, config=config, table=table), name)
     added = tuple(dict.fromkeys(each for each in texts if each not in before))
-    old = file.read_text("utf-8") if file.exists() else ""
-    return Addition(file, added, _with_list(file, old, table, name, [*before, *added]) if added else old)
+    plan = plan_settings(folder, table, {name: [*before, *added]} if added else {})
+    return attrs.evolve(plan, added=added)
 
 
 def plan_settings(folder: Path, table: str, values: Mapping[str, Any]) -> Addition:
@@ -65,37 +65,26 @@ def plan_settings(folder: Path, table: str, values: Mapping[str, Any]) -> Additi
         SettingError: The file cannot be read, or has something that is no setting.
     """
     import tomlkit  # noqa: PLC0415 - few commands edit, and all would wait for its import
+    from tomlkit.items import Array  # noqa: PLC0415 - the same
 
     file = folder / FILE
     own = read_config(file, TABLES).tables.get(table, {})
-    changed = tuple(name for name, value in values.items() if name not in own or own[name] != value)
+    changed = {name: value for name, value in values.items() if name not in own or own[name] != value}
     old = file.read_text("utf-8") if file.exists() else ""
+    if not changed:
+        return Addition(file, (), old)
     document = tomlkit.parse(old)
     section: Any = document.setdefault(table, tomlkit.table())
-    for name in changed:
-        section[name] = values[name]
-    return Addition(file, changed, tomlkit.dumps(document) if changed else old)
-
-
-def _with_list(file: Path, old: str, table: str, name: str, values: Sequence[str]) -> str:
-    """Return the text with one list in place of the old one, or at the end of its table."""
-    import tomlkit  # noqa: PLC0415 - few commands edit, and all would wait for its import
-    from tomlkit.items import Array  # noqa: PLC0415 - the same
-
-    document = tomlkit.parse(old)
-    own: Any = document.setdefault(table, tomlkit.table())
-    found = own.get(name)
-    if isinstance(found, Array):
-        for value in values[len(found) :]:
-            found.append(value)
-    else:
-        own[name] = list(values)
-    text = tomlkit.dumps(document)
-    if tomllib.loads(text) != _expected(old, table, name, values):
-        raise SettingError(f"{file}: {table}.{name} cannot be added in this file; write there {list(values)}")
-    return text
-
-
-def _expected(old: str, table: str, name: str, values: Sequence[str]) -> dict[str, Any]:
-    content = tomllib.loads(old)
-    return {**content, table: {**content.get(table, {}), name: list(values)}}
+    for name, value in changed.items():
+        found = section.get(name)
+        if isinstance(found, Array) and value[: len(found)] == found.unwrap():
+            found.extend(value[len(found) :])  # comments between its items stay
+        else:
+            section[name] = value
+    text, content = tomlkit.dumps(document), tomllib.loads(old)
+    if tomllib.loads(text) != {**content, table: {**content.get(table, {}), **changed}}:
+        said = "; ".join(
+            f"{table}.{name} cannot be added in this file; write there {value}" for name, value in changed.items()
+        )
+        raise SettingError(f"{file}: {said}")
+    return Addition(file, tuple(changed), text)

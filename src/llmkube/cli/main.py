@@ -71,15 +71,11 @@ SUBJECTS: Mapping[str, Mapping[str, Entry]] = {
     },
     "Programs of the cluster's pods": {
         "fetch": Entry("programs.fetch_job.fetch:fetch_weights", "Fetch a model into a folder, as a Model's Job does."),
-        "key-proxy": Entry(
-            "programs.engine_pod.key_proxy:key_proxy", "Ask the clients of an engine for their keys, in its pod."
-        ),
+        "key-proxy": Entry("programs.engine_pod:key_proxy", "Ask the clients of an engine for their keys, in its pod."),
         "reach": Entry(
             "programs.fetch_job.reach:reach", "Say whether an address answers from a pod, for `doctor --from-cluster`."
         ),
-        "drain": Entry(
-            "programs.engine_pod.drain:drain", "Tell a pod that has to end when its engine has no request left."
-        ),
+        "drain": Entry("programs.engine_pod:drain", "Tell a pod that has to end when its engine has no request left."),
     },
     "Tools": {
         "doctor": Entry("cli.commands.doctor.command:doctor", "Say what is well here, what is not, and what mends it."),

@@ -1,14 +1,113 @@
-"""Options of commands that look at a cluster and print what they find."""
+"""Options of commands that look at a cluster and print what they find, and what a shell offers after Tab.
+
+Completion is fast and shows no error: whatever goes wrong on the way ends as an empty answer.
+"""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import click
+import trio
+from click.shell_completion import CompletionItem
 
-from llmkube.cli.complete import contexts, namespaces
-from llmkube.cli.target_cluster import Where
+from llmkube.base.errors import LLMKubeError
+from llmkube.cli import target_cluster
+from llmkube.cli.target_cluster import Cluster, Where, kubeconfig_files
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
 from llmkube.programs.options import Decorator
+
+DEADLINE_SECONDS: Final = 1.0
+
+_MODEL_WORDS: Final = frozenset({Model.RESOURCE.singular, Model.RESOURCE.plural, *Model.RESOURCE.short_names})
+
+
+def services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of InferenceServices."""
+    return _matching(_names(ctx, InferenceService), incomplete)
+
+
+def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of Models."""
+    return _matching(_names(ctx, Model), incomplete)
+
+
+def targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of InferenceServices, or of Models behind `model/`."""
+    word, slash, _ = incomplete.partition("/")
+    if slash:
+        kind = Model if word.lower() in _MODEL_WORDS else InferenceService
+        return _matching([f"{word}/{name}" for name in _names(ctx, kind)], incomplete)
+    return _matching(_names(ctx, InferenceService), incomplete)
+
+
+def namespaces(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the cluster's namespaces."""
+    from llmkube.k8s.builtins import Namespace  # noqa: PLC0415 - every command loads this module, for its options
+
+    return _matching(_names(ctx, Namespace), incomplete)
+
+
+def contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the contexts of the kubeconfig; no network is touched for them."""
+    import yaml  # noqa: PLC0415 - as above
+
+    names: dict[str, None] = {}
+    for path in kubeconfig_files(_where(ctx)):
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue
+        entries = content.get("contexts") if isinstance(content, Mapping) else None
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, Mapping):
+                names[str(entry.get("name"))] = None
+    return _matching(names, incomplete)
+
+
+def _catalog() -> Iterable[str]:
+    from llmkube.cli.catalog.entries import entries  # noqa: PLC0415 - only a Tab pays for it
+
+    return entries()
+
+
+def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the models of the catalog, and let the shell offer files: a source may be a path."""
+    named = [] if "/" in incomplete else [CompletionItem(name) for name in _catalog() if name.startswith(incomplete)]
+    return [*named, CompletionItem(incomplete, type="file")]
+
+
+def catalog_or_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Offer the names of InferenceServices, and of the models of the catalog."""
+    return _matching(dict.fromkeys([*_names(ctx, InferenceService), *_catalog()]), incomplete)
+
+
+def _matching(names: Iterable[str], incomplete: str) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _where(ctx: click.Context) -> Where:
+    """Return the place that the half-typed command line names so far."""
+    return Where(ctx.params.get("kubeconfig"), ctx.params.get("context"), ctx.params.get("namespace"))
+
+
+def _names(ctx: click.Context, kind: type[Any]) -> list[str]:
+    where = _where(ctx)
+
+    async def look_up() -> list[str]:
+        with trio.fail_after(DEADLINE_SECONDS):
+            async with target_cluster.open_cluster(where.kubeconfig_path, where.context) as cluster:
+                return await _list(cluster)
+
+    async def _list(cluster: Cluster) -> list[str]:
+        within = (where.namespace or cluster.namespace) if kind.RESOURCE.namespaced else None
+        return sorted(each.metadata.name for each in (await cluster.client.list(kind, namespace=within)).items)
+
+    try:
+        return trio.run(look_up)
+    except (LLMKubeError, click.ClickException, OSError, trio.TooSlowError):
+        return []
 
 
 def cluster_options(*, all_namespaces: bool = False) -> Decorator:

@@ -1,11 +1,11 @@
 """The built-in kinds that we read or write, typed where we look and faithful where we do not."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import attrs
 
-from llmkube.k8s.crd.meta import Condition, ObjectReference
+from llmkube.k8s.crd.meta import ObjectReference
 from llmkube.k8s.fields import REQUIRED, IntOrString, Wired, field
 from llmkube.k8s.resource import Object, Resource
 
@@ -13,8 +13,8 @@ from llmkube.k8s.resource import Object, Resource
 
 
 @attrs.frozen(kw_only=True)
-class NamespaceStatus(Wired):
-    """Whether a namespace is in use (`Active`) or is being emptied (`Terminating`)."""
+class Phase(Wired):
+    """A status of which only the phase is looked at."""
 
     phase: str = ""
 
@@ -26,7 +26,7 @@ class Namespace(Object):
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=("status", "finalize")
     )
-    status: NamespaceStatus = NamespaceStatus()
+    status: Phase = Phase()  # `Active`, or `Terminating` while it is emptied
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +79,6 @@ class ServicePort(Wired):
     name: str = ""
     protocol: str = "TCP"
     target_port: IntOrString | None = None
-    node_port: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -103,16 +102,6 @@ class Service(Object):
 
 
 @attrs.frozen(kw_only=True)
-class EndpointAddress(Wired):
-    """One address of a classic Endpoints object."""
-
-    ip: str = field("", REQUIRED)
-    hostname: str | None = None
-    node_name: str | None = None
-    target_ref: ObjectReference | None = None
-
-
-@attrs.frozen(kw_only=True)
 class EndpointPort(Wired):
     """A port that endpoints answer on, named like the Service's port."""
 
@@ -122,30 +111,19 @@ class EndpointPort(Wired):
 
 
 @attrs.frozen(kw_only=True)
-class EndpointSubset(Wired):
-    """Addresses that share their ports."""
-
-    addresses: tuple[EndpointAddress, ...] = ()
-    ports: tuple[EndpointPort, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
 class Endpoints(Object):
     """The classic form of a Service's endpoints, deprecated since Kubernetes 1.33 but still what scripts read."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))
-    subsets: tuple[EndpointSubset, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
 class Secret(Object):
-    """Data that stays out of logs: neither map is part of `repr`."""
+    """Data that stays out of logs: it is no part of `repr`."""
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "Secret", "secrets")
     type: str = "Opaque"
     data: Mapping[str, str] = field("", dict, repr=False)  # values are base64
-    string_data: Mapping[str, str] = field("", dict, repr=False)  # write-only: the server moves it into data
-    immutable: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -154,7 +132,6 @@ class ConfigMap(Object):
 
     RESOURCE: ClassVar[Resource] = Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))
     data: Mapping[str, str] = field("", dict)
-    immutable: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -164,14 +141,6 @@ class ServiceAccount(Object):
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",), subresources=("token",)
     )
-
-
-@attrs.frozen(kw_only=True)
-class EventSource(Wired):
-    """Which component, on which host, reports."""
-
-    component: str = ""
-    host: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -186,8 +155,6 @@ class Event(Object):
     count: int | None = None
     first_timestamp: str | None = None
     last_timestamp: str | None = None
-    action: str = ""
-    source: EventSource = EventSource()
     reporting_component: str = ""
     reporting_instance: str = ""
 
@@ -200,8 +167,6 @@ class EndpointConditions(Wired):
     """What is known of an endpoint now; None means not stated (consumers read that as ready)."""
 
     ready: bool | None = None
-    serving: bool | None = None
-    terminating: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -210,9 +175,7 @@ class Endpoint(Wired):
 
     addresses: tuple[str, ...] = field("", REQUIRED)
     conditions: EndpointConditions = EndpointConditions()
-    hostname: str | None = None
     node_name: str | None = None
-    zone: str | None = None
     target_ref: ObjectReference | None = None
 
 
@@ -251,44 +214,6 @@ class Lease(Object):
 
 
 @attrs.frozen(kw_only=True)
-class CustomResourceNames(Wired):
-    """The words by which a custom kind is called."""
-
-    kind: str = field("", REQUIRED)
-    plural: str = field("", REQUIRED)
-    singular: str = ""
-    list_kind: str = ""
-    short_names: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
-class CustomResourceVersion(Wired):
-    """One version of a custom kind; its schema, columns and subresources are kept as JSON in `wire.unknown`."""
-
-    name: str = field("", REQUIRED)
-    served: bool = field("", REQUIRED)
-    storage: bool = field("", REQUIRED)
-
-
-@attrs.frozen(kw_only=True)
-class CustomResourceDefinitionSpec(Wired):
-    """What the API server needs to serve a custom kind."""
-
-    group: str = field("", REQUIRED)
-    names: CustomResourceNames = field("", REQUIRED)
-    scope: str = field("", REQUIRED)  # Namespaced or Cluster
-    versions: tuple[CustomResourceVersion, ...] = field("", REQUIRED)
-
-
-@attrs.frozen(kw_only=True)
-class CustomResourceDefinitionStatus(Wired):
-    """`Established` is True once the API server serves the kind."""
-
-    conditions: tuple[Condition, ...] = ()
-
-
-@attrs.frozen(kw_only=True)
 class CustomResourceDefinition(Object):
     """A kind taught to the API server."""
 
@@ -302,19 +227,3 @@ class CustomResourceDefinition(Object):
         subresources=("status",),
         categories=("api-extensions",),
     )
-    spec: CustomResourceDefinitionSpec
-    status: CustomResourceDefinitionStatus = CustomResourceDefinitionStatus()
-
-
-BUILTINS: Final[tuple[Resource, ...]] = (
-    Namespace.RESOURCE,
-    Service.RESOURCE,
-    Endpoints.RESOURCE,
-    Secret.RESOURCE,
-    ConfigMap.RESOURCE,
-    ServiceAccount.RESOURCE,
-    Event.RESOURCE,
-    EndpointSlice.RESOURCE,
-    Lease.RESOURCE,
-    CustomResourceDefinition.RESOURCE,
-)

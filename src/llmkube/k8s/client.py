@@ -11,7 +11,7 @@ that the server was just closing). At most `ATTEMPTS` in all, and never a wait a
 import contextlib
 import functools
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Generic, TypeVar
 
@@ -24,7 +24,6 @@ from llmkube.base import json_text
 from llmkube.base.http.client import Upgraded
 from llmkube.base.http.httpx_transport import UPGRADED
 from llmkube.base.http.message import NO_HEADERS, Headers
-from llmkube.k8s import request as build
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.codec import VersionDecoder, decode, encode, resource_version_of
@@ -38,7 +37,6 @@ from llmkube.k8s.errors import (
 )
 from llmkube.k8s.exchange import (
     DROPPED,
-    HttpSender,
     TransportSender,
     expect_kind,
     is_json,
@@ -47,7 +45,7 @@ from llmkube.k8s.exchange import (
     refusal,
     translated,
 )
-from llmkube.k8s.request import ApiRequest
+from llmkube.k8s.request import APPLY_PATCH, JSON, MERGE_PATCH, ApiRequest, any_request, object_path
 from llmkube.k8s.resource import Key, Object
 from llmkube.k8s.watch import Watch, has_name
 
@@ -88,7 +86,7 @@ class Listing(Generic[T]):
 class Client:
     """Talk to one API server; `http` brings its address and its credentials."""
 
-    def __init__(self, http: HttpSender) -> None:
+    def __init__(self, http: TransportSender | httpx.AsyncClient) -> None:
         self._http = http
         self._server = str(http.base_url).rstrip("/")
         self._headers = [(name, value) for name, value in http.headers.raw if name.lower() not in _OWN_HEADERS]
@@ -98,36 +96,34 @@ class Client:
 
     async def get(self, kind: type[T], key: Key) -> T:
         """Read one object; NotFoundError only when the server itself says so."""
-        return await self._send_for(kind, build.get(kind.RESOURCE, key))
+        return await self._send_for(kind, "GET", object_path(kind.RESOURCE, key))
 
     async def list(
         self, kind: type[T], *, namespace: str | None = None, label_selector: str = "", field_selector: str = ""
     ) -> Listing[T]:
         """Read a whole collection, page by page; when the server forgets a page's token, again in one piece."""
-        selectors = {"label_selector": label_selector, "field_selector": field_selector}
+        selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
         try:
             return await self._list(kind, namespace, selectors, PAGE_SIZE)
         except GoneError:
             return await self._list(kind, namespace, selectors, 0)
 
     async def create(self, obj: T, *, field_manager: str = "") -> T:
-        """Create an object; AlreadyExistsError when the name is taken."""
-        resource, namespace = obj.RESOURCE, obj.metadata.namespace
-        return await self._send_for(
-            type(obj), build.create(resource, namespace, encode(obj), field_manager=field_manager)
-        )
+        """Create an object in its namespace; AlreadyExistsError when the name is taken."""
+        path, params = obj.RESOURCE.path(obj.metadata.namespace), {"fieldManager": field_manager}
+        return await self._send_for(type(obj), "POST", path, params=params, body=encode(obj))
 
     async def update(self, obj: T, *, subresource: str = "", field_manager: str = "") -> T:
         """Replace an object; ConflictError when it has changed since it was read."""
-        request = build.update(obj.RESOURCE, obj.key, encode(obj), subresource=subresource, field_manager=field_manager)
-        return await self._send_for(type(obj), request)
+        path, params = object_path(obj.RESOURCE, obj.key, subresource), {"fieldManager": field_manager}
+        return await self._send_for(type(obj), "PUT", path, params=params, body=encode(obj))
 
     async def patch(
         self, kind: type[T], key: Key, patch: Mapping[str, Any], *, subresource: str = "", field_manager: str = ""
     ) -> T:
-        """Merge a patch into an object; a resourceVersion inside makes it conditional."""
-        request = build.merge_patch(kind.RESOURCE, key, patch, subresource=subresource, field_manager=field_manager)
-        return await self._send_for(kind, request)
+        """Merge a patch into an object (RFC 7386: null removes); a resourceVersion inside makes it conditional."""
+        path, params = object_path(kind.RESOURCE, key, subresource), {"fieldManager": field_manager}
+        return await self._send_for(kind, "PATCH", path, params=params, body=patch, content_type=MERGE_PATCH)
 
     async def apply(
         self,
@@ -140,31 +136,38 @@ class Client:
     ) -> T:
         """Server-side apply of a plain manifest; ConflictError when another manager owns a field and not `force`.
 
-        What it returns has no managedFields, and is the very object that a watch of this client brings.
+        The manifest is the whole of what this manager wants; apiVersion and kind are filled in. What it returns has no
+        managedFields, and is the very object that a watch of this client brings.
         """
-        request = build.apply(
-            kind.RESOURCE, manifest, field_manager=field_manager, force=force, subresource=subresource
-        )
-        return self._decoder.decode(kind, await self._send_for_raw(kind, request))
+        resource = kind.RESOURCE
+        body = {"apiVersion": resource.api_version, "kind": resource.kind, **manifest}
+        path = object_path(resource, Key.of(manifest), subresource)
+        params = {"fieldManager": field_manager, "force": "true" if force else ""}
+        request = any_request("PATCH", path, params=params, body=body, content_type=APPLY_PATCH)
+        return self._decoder.decode(kind, expect_kind(request, await self._send(request), resource.kind))
 
     async def delete(
         self, kind: type[T], key: Key, *, uid: str = "", resource_version: str = "", propagation: str = ""
     ) -> None:
-        """Ask for an object's deletion; ConflictError when a precondition does not hold."""
-        request = build.delete(kind.RESOURCE, key, uid=uid, resource_version=resource_version, propagation=propagation)
+        """Ask for an object's deletion; ConflictError when a precondition (uid, resourceVersion) does not hold."""
+        preconditions = {k: v for k, v in (("uid", uid), ("resourceVersion", resource_version)) if v}
+        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if preconditions:
+            options["preconditions"] = preconditions
+        if propagation:
+            options["propagationPolicy"] = propagation
+        request = any_request("DELETE", object_path(kind.RESOURCE, key), body=options)
         expect_kind(request, await self._send(request), kind.RESOURCE.kind, "Status")  # whichever the server prefers
 
-    async def request_json(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        body: Any = None,
-        content_type: str = build.JSON,
-    ) -> Any:
-        """Send any request and return the answer's JSON: for kinds that are known by their data only."""
-        return await self._send(build.any_request(method, path, params=params, body=body, content_type=content_type))
+    async def request_json(self, method: str, path: str, **more: Any) -> Any:
+        """Send any request and return the answer's JSON: for kinds that are known by their data only.
+
+        Args:
+            method: Of HTTP.
+            path: From the server's address on.
+            **more: As `any_request` takes it: params, body, content_type.
+        """
+        return await self._send(any_request(method, path, **more))
 
     async def get_json(self, path: str, *, params: Mapping[str, str] | None = None) -> Any:
         """GET a path and return the answer's JSON."""
@@ -193,20 +196,15 @@ class Client:
             GoneError: The server has forgotten the resourceVersion.
             ApiError: The watch could not be opened.
         """
-        request = build.watch(
-            kind.RESOURCE,
-            namespace,
-            resource_version=resource_version,
-            label_selector=label_selector,
-            timeout_seconds=timeout_seconds,
-        )
-        with trio.move_on_after(OPEN_SECONDS) as opening:
-            response = await self._open(request)
-            if response.status_code != 200 or not is_json(response):
-                raise await refusal(request, response)
-        if opening.cancelled_caught:
-            raise TransportError(f"{request.call}: the watch did not open within {OPEN_SECONDS:g} s")
-        async with contextlib.aclosing(response), open_chunks(response) as chunks:
+        params = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(timeout_seconds),
+            "labelSelector": label_selector,
+        }
+        request = any_request("GET", kind.RESOURCE.path(namespace), params=params)
+        async with self._open_chunks(request, "the watch did not open", is_right=is_json) as chunks:
 
             async def receive() -> bytes:
                 try:
@@ -223,17 +221,24 @@ class Client:
         Raises:
             ApiError: The server refuses, or the connection broke; while reading, too.
         """
-        with trio.move_on_after(OPEN_SECONDS) as opening:
-            response = await self._open(request)
-            if response.status_code != 200:
-                raise await refusal(request, response)
-        if opening.cancelled_caught:
-            raise TransportError(f"{request.call}: no answer within {OPEN_SECONDS:g} s")
-        async with contextlib.aclosing(response), open_chunks(response) as chunks:
+        async with self._open_chunks(request, "no answer") as chunks:
             try:
                 yield chunks
             except httpx.HTTPError as error:
                 raise translated(request, error) from error
+
+    @asynccontextmanager
+    async def _open_chunks(
+        self, request: ApiRequest, late: str, *, is_right: Callable[[httpx.Response], bool] = lambda _: True
+    ) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        with trio.move_on_after(OPEN_SECONDS) as opening:
+            response = await self._open(request)
+            if response.status_code != 200 or not is_right(response):
+                raise await refusal(request, response)
+        if opening.cancelled_caught:
+            raise TransportError(f"{request.call}: {late} within {OPEN_SECONDS:g} s")
+        async with contextlib.aclosing(response), open_chunks(response) as chunks:
+            yield chunks
 
     async def upgrade(self, request: ApiRequest, headers: Headers) -> Upgraded:
         """Ask the server to go on in the protocol that `headers` name; the caller closes the connection.
@@ -251,7 +256,9 @@ class Client:
         items: list[Mapping[str, Any]] = []
         token = ""
         while True:
-            request = build.list_page(kind.RESOURCE, namespace, limit=limit, continue_token=token, **selectors)
+            # resourceVersion stays unset, which is a quorum read: never older than what was acknowledged
+            params = {**selectors, "limit": str(limit or ""), "continue": token}
+            request = any_request("GET", kind.RESOURCE.path(namespace), params=params)
             page = expect_kind(request, await self._send(request), kind.RESOURCE.list_kind)
             resource_version = resource_version_of(page)
             page_items = page.get("items", "absent") or []  # Go servers write an empty list as null
@@ -265,11 +272,9 @@ class Client:
                 raise TransportError(f"{request.call}: the server serves the same page again and again")
             token = next_token
 
-    async def _send_for(self, kind: type[T], request: ApiRequest) -> T:
-        return decode(kind, await self._send_for_raw(kind, request))
-
-    async def _send_for_raw(self, kind: type[T], request: ApiRequest) -> dict[str, Any]:
-        return expect_kind(request, await self._send(request), kind.RESOURCE.kind)
+    async def _send_for(self, kind: type[T], method: str, path: str, **more: Any) -> T:
+        request = any_request(method, path, **more)
+        return decode(kind, expect_kind(request, await self._send(request), kind.RESOURCE.kind))
 
     async def _send(self, request: ApiRequest) -> Any:
         attempt = 1
@@ -293,9 +298,7 @@ class Client:
         except (ValueError, RecursionError) as error:
             raise TransportError(f"{request.call}: the answer is not JSON: {excerpt(body)}") from error
 
-    async def _open(
-        self, request: ApiRequest, more: Headers = NO_HEADERS, *, accept: str = build.JSON
-    ) -> httpx.Response:
+    async def _open(self, request: ApiRequest, more: Headers = NO_HEADERS, *, accept: str = JSON) -> httpx.Response:
         headers = [*self._headers, (b"Accept", accept.encode())]
         headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in more]
         if request.content_type:

@@ -18,7 +18,7 @@ import datetime
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from typing import Any, Final, Literal, Never
+from typing import Any, Final, Literal, Never, TypeVar
 
 import attrs
 import structlog
@@ -29,6 +29,8 @@ from llmkube.base.errors import WorldError
 from llmkube.base.messages import redact, shorten
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.client import Client
+from llmkube.k8s.codec import encode
+from llmkube.k8s.crd.meta import ObjectReference
 from llmkube.k8s.errors import AlreadyExistsError, ApiError, ForbiddenError, NotFoundError
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key, Object
@@ -71,30 +73,25 @@ _log = structlog.get_logger()
 class Series:
     """What makes two Events equal: only time and number differ, and the words where `message` is empty."""
 
-    about: "InvolvedObject"
+    about: ObjectReference
     type: EventType
     reason: str
     message: str
 
 
-@attrs.frozen
-class InvolvedObject:
-    """The object that an Event is about, with its uid."""
+def _reference(obj: Object) -> ObjectReference:
+    resource, metadata = obj.RESOURCE, obj.metadata
+    return ObjectReference(
+        api_version=resource.api_version,
+        kind=resource.kind,
+        namespace=metadata.namespace,
+        name=metadata.name,
+        uid=metadata.uid,
+    )
 
-    api_version: str
-    kind: str
-    namespace: str
-    name: str
-    uid: str
 
-    @classmethod
-    def of(cls, obj: Object) -> "InvolvedObject":
-        """Name a typed object."""
-        resource, metadata = obj.RESOURCE, obj.metadata
-        return cls(resource.api_version, resource.kind, metadata.namespace, metadata.name, metadata.uid)
-
-    def __str__(self) -> str:
-        return f"{self.kind} {Key(self.namespace, self.name)}"
+def _shown(about: ObjectReference) -> str:
+    return f"{about.kind} {Key(about.namespace, about.name)}"
 
 
 @attrs.define
@@ -108,18 +105,16 @@ class _PendingEvent:
     message: str  # the newest
 
 
-@attrs.frozen
-class _WrittenEvent:
-    key: Key
-    count: int
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-@attrs.define
-class _TokenBucket:
-    """How many writes an object may still cause, as of a moment of the monotonic clock."""
-
-    left: float
-    at: float
+def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
+    """Keep a value as the newest of at most `MAX_REMEMBERED`."""
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > MAX_REMEMBERED:
+        table.popitem(last=False)
 
 
 @attrs.define(eq=False)
@@ -140,13 +135,14 @@ class EventRecorder:
     rng: random.Random
     dropped: int = attrs.field(default=0, init=False)
     _pending: OrderedDict[Series, _PendingEvent] = attrs.field(factory=OrderedDict, init=False)
-    _pending_per_object: Counter[InvolvedObject] = attrs.field(factory=Counter, init=False)
-    _messages: OrderedDict[tuple[InvolvedObject, EventType, str], list[str]] = attrs.field(
+    _pending_per_object: Counter[ObjectReference] = attrs.field(factory=Counter, init=False)
+    _messages: OrderedDict[tuple[ObjectReference, EventType, str], list[str]] = attrs.field(
         factory=OrderedDict, init=False
     )
-    _written: OrderedDict[Series, _WrittenEvent] = attrs.field(factory=OrderedDict, init=False)
-    _buckets: OrderedDict[InvolvedObject, _TokenBucket] = attrs.field(factory=OrderedDict, init=False)
-    _queue: WorkQueue[InvolvedObject] = attrs.field(init=False)
+    _written: OrderedDict[Series, tuple[Key, int]] = attrs.field(factory=OrderedDict, init=False)  # name and count
+    # how many writes an object may still cause, as of a moment of the monotonic clock
+    _buckets: OrderedDict[ObjectReference, tuple[float, float]] = attrs.field(factory=OrderedDict, init=False)
+    _queue: WorkQueue[ObjectReference] = attrs.field(init=False)
     _forbidden: bool = attrs.field(default=False, init=False)
     _progress: trio.Event = attrs.field(factory=trio.Event, init=False)
 
@@ -163,12 +159,12 @@ class EventRecorder:
             type: `Warning` for what needs a person's attention.
         """
         words = shorten(redact(message), MAX_MESSAGE_BYTES)
-        self._put(self._series(InvolvedObject.of(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
+        self._put(self._series(_reference(about), type, reason[:MAX_REASON_CHARS], words), words, self.utcnow())
 
     async def run(self, client: Client) -> Never:
         """Write what is pending until cancelled; no failure of the API server ends this."""
 
-        async def handle(about: InvolvedObject) -> float | None:
+        async def handle(about: ObjectReference) -> float | None:
             return await self._write_pending(client, about)
 
         await run_workers(self._queue, handle, workers=WORKERS)
@@ -179,12 +175,10 @@ class EventRecorder:
         while self._pending:
             await self._progress.wait()
 
-    def _series(self, about: InvolvedObject, type_: EventType, reason: str, message: str) -> Series:
+    def _series(self, about: ObjectReference, type_: EventType, reason: str, message: str) -> Series:
         """Tell which series a message belongs to: one of its own, or that of all further ones."""
-        known = self._messages.setdefault((about, type_, reason), [])
-        self._messages.move_to_end((about, type_, reason))
-        if len(self._messages) > MAX_REMEMBERED:
-            self._messages.popitem(last=False)
+        known = self._messages.get((about, type_, reason), [])
+        _remember(self._messages, (about, type_, reason), known)
         if message not in known:
             if len(known) >= MAX_MESSAGES_PER_REASON:
                 return Series(about, type_, reason, "")
@@ -207,7 +201,7 @@ class EventRecorder:
 
     def _drop(self, series: Series) -> None:
         self.dropped += self._take(series).count
-        _log.debug("event dropped", about=str(series.about), reason=series.reason, dropped=self.dropped)
+        _log.debug("event dropped", about=_shown(series.about), reason=series.reason, dropped=self.dropped)
 
     def _take(self, series: Series) -> _PendingEvent:
         pending = self._pending.pop(series)
@@ -218,7 +212,7 @@ class EventRecorder:
         self._progress = trio.Event()
         return pending
 
-    async def _write_pending(self, client: Client, about: InvolvedObject) -> float | None:
+    async def _write_pending(self, client: Client, about: ObjectReference) -> float | None:
         """Write one object's Events; return after how many seconds to go on, when its allowance is used up."""
         while (series := next((one for one in self._pending if one.about == about), None)) is not None:
             pause_seconds = self._spend(about)
@@ -243,18 +237,15 @@ class EventRecorder:
             self._lose(series)
             return
         except WorldError as error:
-            _log.info("event not written; will be repeated", about=str(series.about), error=str(error))
+            _log.info("event not written; will be repeated", about=_shown(series.about), error=str(error))
             raise
         except trio.TooSlowError as slow:
             raise WorldError(f"no answer in {WRITE_SECONDS:g} s while writing an event") from slow
         except ApiError as refused:
-            _log.warning("event refused", about=str(series.about), reason=series.reason, error=str(refused))
+            _log.warning("event refused", about=_shown(series.about), reason=series.reason, error=str(refused))
             self._lose(series)
             return
-        self._written[series] = written
-        self._written.move_to_end(series)
-        if len(self._written) > MAX_REMEMBERED:
-            self._written.popitem(last=False)
+        _remember(self._written, series, written)
         left = self._pending.get(series)
         if left is not None and left.count > count:
             left.count -= count
@@ -266,18 +257,18 @@ class EventRecorder:
         if series in self._pending:  # a busy object's Event may have been dropped while it was on its way
             self._drop(series)
 
-    async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> _WrittenEvent:
+    async def _write(self, client: Client, series: Series, pending: _PendingEvent) -> tuple[Key, int]:
         """Raise the count of the Event that says this already, or make a new one."""
         written = self._written.get(series)
         if written is not None:
-            count = written.count + pending.count
+            key, count = written[0], written[1] + pending.count
             patch = {"count": count, "lastTimestamp": timestamp(pending.last), "message": pending.message}
             try:
-                await client.patch(Event, written.key, patch)
+                await client.patch(Event, key, patch)
             except NotFoundError:  # the server forgets events after an hour; then the series begins anew
                 del self._written[series]
             else:
-                return _WrittenEvent(written.key, count)
+                return key, count
         while True:
             manifest = self._manifest(series, pending)
             key = Key.of(manifest)
@@ -285,7 +276,7 @@ class EventRecorder:
                 await client.request_json("POST", Event.RESOURCE.path(key.namespace), body=manifest)
             except AlreadyExistsError:  # another one drew the same 64 bits
                 continue
-            return _WrittenEvent(key, pending.count)
+            return key, pending.count
 
     def _manifest(self, series: Series, pending: _PendingEvent) -> dict[str, Any]:
         about = series.about
@@ -297,13 +288,7 @@ class EventRecorder:
                 "name": f"{head}.{self.rng.getrandbits(64):016x}",
                 "namespace": about.namespace or "default",
             },
-            "involvedObject": {
-                "apiVersion": about.api_version,
-                "kind": about.kind,
-                "name": about.name,
-                **({"namespace": about.namespace} if about.namespace else {}),
-                **({"uid": about.uid} if about.uid else {}),
-            },
+            "involvedObject": encode(about),
             "type": series.type,
             "reason": series.reason,
             "message": pending.message,
@@ -315,15 +300,12 @@ class EventRecorder:
             "reportingInstance": self.instance,
         }
 
-    def _spend(self, about: InvolvedObject) -> float:
+    def _spend(self, about: ObjectReference) -> float:
         """Take one write from an object's allowance, or return the seconds until there is one."""
         now = trio.current_time()
-        bucket = self._buckets.get(about, _TokenBucket(BURST, now))
-        left = min(float(BURST), bucket.left + (now - bucket.at) / REFILL_SECONDS)
+        left, at = self._buckets.get(about, (float(BURST), now))
+        left = min(float(BURST), left + (now - at) / REFILL_SECONDS)
         granted = left >= 1.0
-        self._buckets[about] = _TokenBucket(left - granted, now)
-        self._buckets.move_to_end(about)
-        if len(self._buckets) > MAX_REMEMBERED:
-            self._buckets.popitem(last=False)
+        _remember(self._buckets, about, (left - granted, now))
         # A whole second more than needed: a pause that floating point rounds to nothing would be a busy loop.
         return 0.0 if granted else (1.0 - left) * REFILL_SECONDS + 1.0

@@ -15,29 +15,14 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
-import httpx  # noqa: ASYNC127 (the project's settled choice)  # noqa: ASYNC127 (the project's settled choice)
+import httpx  # noqa: ASYNC127 (the project's settled choice)
 import trio
 
 from llmkube.k8s.errors import ApiError, TransportError, error_from_response, root_words
 from llmkube.k8s.request import JSON, ApiRequest
-
-
-class HttpSender(Protocol):
-    """Sends requests; an `httpx.AsyncClient` is one."""
-
-    @property
-    def base_url(self) -> httpx.URL:
-        """The server's address; its path comes before that of every request."""
-
-    @property
-    def headers(self) -> httpx.Headers:
-        """Headers that every request has."""
-
-    async def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
-        """Send a request that is complete, and return the answer; with `stream` its body is still to be read."""
 
 
 @attrs.frozen
@@ -49,7 +34,7 @@ class TransportSender:
     headers: httpx.Headers = attrs.field(factory=httpx.Headers, converter=httpx.Headers)
 
     async def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
-        """Send a request as it is."""
+        """Send a request as it is, and return the answer; with `stream` its body is still to be read."""
         response = await self.transport.handle_async_request(request)
         response.request = request
         if not stream:

@@ -59,15 +59,6 @@ class Column:
     description: str = ""
 
 
-@attrs.frozen
-class Scale:
-    """Where `kubectl scale` and autoscalers read and write the replica count, and which pods they count."""
-
-    spec_path: str
-    status_path: str
-    selector_path: str = ""
-
-
 @attrs.frozen(kw_only=True)
 class SchemaFacts:
     """What the schema says about a field beyond its Python type; None and empty mean nothing is said.

@@ -16,9 +16,9 @@ from typing import Final
 import trio
 
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.websocket import Bounds, WebSocket, connect_websocket
+from llmkube.base.http.websocket import WebSocket, connect_websocket
 from llmkube.k8s import request as build
-from llmkube.k8s.client import OPEN_SECONDS, Client
+from llmkube.k8s.client import Client
 from llmkube.k8s.errors import TransportError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Pod
@@ -29,10 +29,6 @@ _DATA: Final = 0
 _ERROR: Final = 1
 _PIECE_BYTES: Final = 32 * 1024
 _ERROR_CHARACTERS: Final = 500
-
-# No pings: a kubelet whose pod does not read for a while answers none, and is well all the same. The kernel probes
-# silent connections (`base.http.dial.keep_alive`).
-_BOUNDS: Final = Bounds(max_message_bytes=16 * 1024 * 1024, handshake_seconds=OPEN_SECONDS, idle_seconds=None)
 
 
 class PortForwardError(TransportError):
@@ -118,7 +114,7 @@ async def connect_to_pod(client: Client, pod: Key, port: int) -> PodStream:
     """
     request = build.connect(Pod.RESOURCE, pod, "portforward", ports=str(port))
     try:
-        websocket = await connect_websocket(partial(client.upgrade, request), (PROTOCOL,), _BOUNDS)
+        websocket = await connect_websocket(partial(client.upgrade, request), PROTOCOL)
     except HttpError as error:
         raise TransportError(f"{request.call}: {error}") from error
     return PodStream(websocket, request.call, port)

@@ -15,12 +15,10 @@ a restore of etcd, kube-apiserver accepts a resourceVersion from its future and 
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Generic, Never, TypeVar
 
-import attrs
 import structlog
 import trio
 
@@ -240,7 +238,8 @@ async def run_reflector(
     Raises:
         ApiError: One of `fatal`.
     """
-    collection = _Collection(client, kind, namespace, label_selector)
+    where: dict[str, Any] = {"namespace": namespace, "label_selector": label_selector}
+    read = partial(_list, client, kind, where)
     must_list = True
     failures = 0
     unheard = 0  # watches in a row that ended without having said anything
@@ -250,10 +249,11 @@ async def run_reflector(
         problem: ApiError | None = None
         try:
             if must_list:
-                rechecks = RECHECK_SECONDS if await _refresh(collection, cache, notify) else rechecks[1:]
+                rechecks = RECHECK_SECONDS if await _refresh(kind, read, cache, notify) else rechecks[1:]
                 must_list, unheard = False, 0
             watch_seconds = rechecks[0] if rechecks else rng.randint(*WATCH_SECONDS)
-            async with collection.open_watch(cache.position, watch_seconds) as watch:
+            opening = client.open_watch(kind, resource_version=cache.position, timeout_seconds=watch_seconds, **where)
+            async with opening as watch:
                 opened_at = trio.current_time()
                 try:
                     await _follow(watch, cache, notify, brake=brake)
@@ -288,31 +288,15 @@ def _position_is_bad(problem: ApiError | None, unheard: int) -> bool:
     return isinstance(problem, GoneError | WatchDataError) or (isinstance(problem, WatchSilentError) and unheard > 0)
 
 
-@attrs.frozen
-class _Collection(Generic[T]):
-    """What is watched, and where."""
-
-    client: Client
-    kind: type[T]
-    namespace: str | None
-    label_selector: str
-
-    async def list(self) -> Listing[T]:
-        with trio.move_on_after(LIST_SECONDS):
-            return await self.client.list(self.kind, namespace=self.namespace, label_selector=self.label_selector)
-        raise TransportError(f"list of {self.kind.RESOURCE.plural} took longer than {LIST_SECONDS:g} s")
-
-    def open_watch(self, position: str, timeout_seconds: int) -> AbstractAsyncContextManager[Watch[T]]:
-        return self.client.open_watch(
-            self.kind,
-            resource_version=position,
-            namespace=self.namespace,
-            label_selector=self.label_selector,
-            timeout_seconds=timeout_seconds,
-        )
+async def _list(client: Client, kind: type[T], where: Mapping[str, Any]) -> Listing[T]:
+    with trio.move_on_after(LIST_SECONDS):
+        return await client.list(kind, **where)
+    raise TransportError(f"list of {kind.RESOURCE.plural} took longer than {LIST_SECONDS:g} s")
 
 
-async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable[[Key], None]) -> bool:
+async def _refresh(
+    kind: type[T], read: Callable[[], Awaitable[Listing[T]]], cache: Cache[T], notify: Callable[[Key], None]
+) -> bool:
     """List into the cache; a doubtful list is read once more, and the second answer counts.
 
     Where a watch has sent what is doubtful, the list is the second answer.
@@ -323,16 +307,16 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
     doubted = frozenset(cache.doubted)
     if doubted:
         await trio.sleep_until(cache.confirm_at)
-    listing = await collection.list()
+    listing = await read()
     if not doubted and cache.is_doubtful(listing):
         _log.warning(
             "list lacks most objects; listing again",
-            kind=collection.kind.RESOURCE.kind,
+            kind=kind.RESOURCE.kind,
             listed=len(listing.raw),
             known=len(cache),
         )
         await trio.sleep(CONFIRM_SECONDS)
-        listing = await collection.list()
+        listing = await read()
     doubtful = cache.is_doubtful(listing) or not (listing.raw or cache.synced.is_set())
     changed = cache.replace(listing)
     cache.refusal = ""
@@ -340,7 +324,7 @@ async def _refresh(collection: _Collection[T], cache: Cache[T], notify: Callable
     cache.synced.set()
     if doubted:
         gone = sum(key not in cache for key in doubted)
-        _log.info("list has confirmed deletions", kind=collection.kind.RESOURCE.kind, gone=gone, told=len(doubted))
+        _log.info("list has confirmed deletions", kind=kind.RESOURCE.kind, gone=gone, told=len(doubted))
     for key in changed:
         notify(key)
     return doubtful

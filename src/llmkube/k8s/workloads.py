@@ -4,6 +4,7 @@ from typing import ClassVar, Final
 
 import attrs
 
+from llmkube.k8s.builtins import Phase
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.fields import REQUIRED, Wired, field
 from llmkube.k8s.resource import Object, Resource
@@ -31,7 +32,6 @@ class ContainerTerminated(Wired):
     """How a container ended; the message is what it wrote to its termination log."""
 
     exit_code: int = 0
-    signal: int | None = None
     reason: str = ""
     message: str = ""
     started_at: str | None = None
@@ -59,16 +59,6 @@ class ContainerStatus(Wired):
 
 
 @attrs.frozen(kw_only=True)
-class PodCondition(Wired):
-    """One statement about a pod; `PodScheduled` says whether it has a node."""
-
-    type: str = field("", REQUIRED)
-    status: str = field("", REQUIRED)
-    reason: str = ""
-    message: str = ""
-
-
-@attrs.frozen(kw_only=True)
 class PodStatus(Wired):
     """Where a pod stands."""
 
@@ -76,7 +66,7 @@ class PodStatus(Wired):
     reason: str = ""
     message: str = ""
     pod_ip: str = field("", "", name="podIP")
-    conditions: tuple[PodCondition, ...] = ()
+    conditions: tuple[Condition, ...] = ()  # `PodScheduled` says whether it has a node
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     container_statuses: tuple[ContainerStatus, ...] = ()
 
@@ -121,20 +111,13 @@ class Pod(Object):
 
 
 @attrs.frozen(kw_only=True)
-class ClaimStatus(Wired):
-    """Whether a claim has its volume: `Pending`, `Bound` or `Lost`."""
-
-    phase: str = ""
-
-
-@attrs.frozen(kw_only=True)
 class PersistentVolumeClaim(Object):
     """A wish for storage, and its volume once it is bound."""
 
     RESOURCE: ClassVar[Resource] = Resource(
         "", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", short_names=("pvc",), subresources=("status",)
     )
-    status: ClaimStatus = ClaimStatus()
+    status: Phase = Phase()  # whether it has its volume: `Pending`, `Bound` or `Lost`
 
 
 # -- apps/v1 and batch/v1 ---------------------------------------------------------------------------------------------
@@ -180,9 +163,6 @@ class JobStatus(Wired):
     """How a Job goes; the condition `Complete` or `Failed` is its end."""
 
     conditions: tuple[Condition, ...] = ()
-    active: int = 0
-    succeeded: int = 0
-    failed: int = 0
 
 
 @attrs.frozen(kw_only=True)

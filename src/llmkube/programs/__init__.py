@@ -12,8 +12,7 @@ engine_pod                       programs beside an engine in its pod
 fetch_job                        the program of the pods that fetch weights
 config, options                  settings of each program, their flags
 host_settings, host_name         what an agent makes of them; the host's name and address
-program, failures                signals, ports and nurseries of a program; exit codes and errors
+program, failures                signals, ports and nurseries of a program; exit codes, errors and the program's name
 state_location, state_dir        the state directory and its locks
 informer, server_side_apply      followed objects; manifests that are applied
-program_name                     the name that a reader types
 """

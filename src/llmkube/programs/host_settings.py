@@ -16,7 +16,7 @@ import structlog
 from llmkube.base.errors import UserError
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, MLX_RUNTIME, OMLX, mlx_runtime_of
 from llmkube.programs import engine_proxy, mlx_entry
-from llmkube.programs.config.host_config import AgentConfig, HostConfig, UpConfig
+from llmkube.programs.config import AgentConfig, HostConfig, UpConfig
 from llmkube.programs.daemon_engine import ollama_program, omlx_program
 from llmkube.programs.daemon_engine.omlx_program import KEY_FILE_VARIABLE, PORT_VARIABLE, START_VARIABLE
 from llmkube.runtimes.allowances import Allowances, parse_allowances

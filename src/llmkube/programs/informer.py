@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 
 import attrs
 import trio
@@ -44,15 +45,10 @@ async def open_follow(
     def notify(_key: Key) -> None:
         followed.changed.put_nowait(None)
 
-    async def follow_services() -> None:
-        await run_reflector(client, InferenceService, followed.services, notify, namespace=namespace, rng=rng)
-
-    async def follow_models() -> None:
-        await run_reflector(client, Model, followed.models, notify, namespace=namespace, rng=rng)
-
+    follow = partial(run_reflector, client, namespace=namespace, rng=rng)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow_services)
-        nursery.start_soon(follow_models)
+        nursery.start_soon(follow, InferenceService, followed.services, notify)
+        nursery.start_soon(follow, Model, followed.models, notify)
         await followed.services.synced.wait()
         await followed.models.synced.wait()
         yield followed

@@ -22,7 +22,7 @@ from llmkube.base.http.listen import ListenError, open_listeners
 from llmkube.base.http.message import Response, netloc
 from llmkube.base.private_files import ensure_token
 from llmkube.base.waiting import wait_tick
-from llmkube.programs.config.host_config import UpConfig
+from llmkube.programs.config import UpConfig
 from llmkube.programs.program import Port, open_port
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.origin_policy import is_preflight, refuse_foreign_pages

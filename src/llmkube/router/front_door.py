@@ -27,12 +27,18 @@ from llmkube.base.http.message import Response
 from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LISTS
-from llmkube.router.model_field import BodyError, read_model, replace_model
+from llmkube.router.model_field import (
+    BodyError,
+    boundary_of,
+    read_form_model,
+    read_model,
+    replace_form_model,
+    replace_model,
+)
 from llmkube.router.model_list import ModelList, models_in
-from llmkube.router.multipart_model import boundary_of, read_form_model, replace_form_model
 from llmkube.router.origin_policy import is_preflight, preflight_answer
 from llmkube.router.refusals import RefusedError, refused
-from llmkube.router.responses.stored_pages import PREFIX as RESPONSES
+from llmkube.router.responses.store import PREFIX as RESPONSES
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
 

@@ -216,14 +216,7 @@ def check_pod_args(args: Sequence[str], decided: Mapping[str, str]) -> None:
 
 def said_in(args: Sequence[str]) -> tuple[Said, ...]:
     """Read what a service's own arguments say, without a judgement: what is not known is left out."""
-    found: list[Said] = []
-    for at, word in enumerate(args):
-        verdict = VERDICTS.get(flag_of(word))
-        if verdict is None:
-            continue
-        values = (word.partition("=")[2],) if "=" in word else tuple(args[at + 1 : at + 1 + verdict.values])
-        found.append(Said(flag_of(word), values))
-    return tuple(found)
+    return take(args, VERDICTS.keys())[0]
 
 
 def take(args: Sequence[str], flags: Collection[str]) -> tuple[tuple[Said, ...], tuple[str, ...]]:

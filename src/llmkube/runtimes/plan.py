@@ -61,10 +61,6 @@ class EngineInfo:
     wrapper: str = ""
     front: tuple[str, ...] = ()
 
-    def first_known(self, *flags: str) -> str | None:
-        """Return the first of these spellings that the engine understands."""
-        return next((flag for flag in flags if flag in self.flags), None)
-
 
 def front_words(runtime: str) -> tuple[str, ...]:
     """Return what the command line of a service on a shared daemon begins with in its plan; `front` runs in its place.

@@ -26,7 +26,6 @@ from llmkube.runtimes.container.images import Images
 from llmkube.runtimes.plan import LaunchPlan, PlanError
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, host_runtime_of
 from llmkube.runtimes.process.plan_inputs import PlanInputs
-from llmkube.weights.formats.shape import GGUFFacts
 
 _LLAMACPP: Final = HOST_RUNTIMES["llamacpp"]
 LLAMACPP_NAMES: Final = (_LLAMACPP.name, *_LLAMACPP.further_names)
@@ -134,7 +133,6 @@ def parse_image_overrides(given: Mapping[str, str]) -> Mapping[str, str]:
 def container_plan_for(
     isvc: InferenceService,
     model: Model,
-    facts: GGUFFacts | None = None,
     *,
     images: Images = _NO_IMAGES,
     gpu_resources: Mapping[str, str] = _NO_NAMES,
@@ -144,8 +142,7 @@ def container_plan_for(
 
     Args:
         isvc: The service.
-        model: The Model that it refers to. Of its status only `gguf` counts, and only where `facts` are None.
-        facts: What the weights' header says, if the caller has read it.
+        model: The Model that it refers to. Of its status only `gguf` counts.
         images: What the operator has to say about images.
         gpu_resources: What the operator calls GPUs (`gpu.parse_gpu_resources`).
         rendered: Paths of the fields that the caller gives effect to, with all that is below them
@@ -170,7 +167,6 @@ def container_plan_for(
         runtime=runtime,
         service=isvc,
         model=model,
-        facts=facts,
         images=images,
         resources=resources,
         config=config,

@@ -213,22 +213,16 @@ def keys_in(secret: Secret, wanted: str) -> tuple[str, ...]:
         raise APIKeysError(f"{wanted} in {_place(secret.key)} {error}", field=FIELD) from None
 
 
-@attrs.frozen(eq=False)
-class ClientKeys:
-    """Find the API keys of services; `read_secret` raises NotFoundError when there is no such Secret."""
+async def client_keys_of(read: ReadSecret, service: InferenceService) -> tuple[str, ...]:
+    """Return the keys that a service's clients show; `read` raises NotFoundError when there is no such Secret.
 
-    read_secret: ReadSecret
-
-    async def find(self, service: InferenceService) -> tuple[str, ...]:
-        """Return the keys that a service's clients show.
-
-        Raises:
-            APIKeysError: The service names none, or its Secret is missing, or holds something else.
-            WorldError: The API server does not say.
-        """
-        reference = service.spec.api_key_secret_ref
-        if reference is None:
-            raise APIKeysError("names no Secret", field=FIELD)
-        key, wanted = Key(service.key.namespace, reference.name), reference.key
-        secret = await read_named_secret(self.read_secret, key, wanted, FIELD, APIKeysError)
-        return keys_in(secret, wanted)
+    Raises:
+        APIKeysError: The service names none, or its Secret is missing, or holds something else.
+        WorldError: The API server does not say.
+    """
+    reference = service.spec.api_key_secret_ref
+    if reference is None:
+        raise APIKeysError("names no Secret", field=FIELD)
+    key, wanted = Key(service.key.namespace, reference.name), reference.key
+    secret = await read_named_secret(read, key, wanted, FIELD, APIKeysError)
+    return keys_in(secret, wanted)

@@ -22,7 +22,7 @@ from llmkube.k8s.builtins import Secret
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.credentials import ClientKeys, SourceCredentials
+from llmkube.supervisor.credentials import SourceCredentials, client_keys_of
 from llmkube.supervisor.engine.key_file import key_path, read_keys, remove_key_files, with_client_keys
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngines, match_processes, stuck_engine_of
@@ -55,7 +55,6 @@ from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader
 from llmkube.weights.ollama_model import REMEDY, OllamaModel
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
-from llmkube.weights.picked_files import given_to_engine
 from llmkube.weights.source import (
     BucketFile,
     Builtin,
@@ -65,6 +64,7 @@ from llmkube.weights.source import (
     LocalFolder,
     Remote,
     RemoteFile,
+    given_to_engine,
     parse_source,
 )
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
@@ -299,7 +299,7 @@ async def open_local_ports(
             look=LocalNetwork(settings.api_server, settings.host_ip).look if settings.api_server else None,
             memory=memory,
             learned=learned,
-            client_keys=ClientKeys(partial(client.get, Secret)).find,
+            client_keys=partial(client_keys_of, partial(client.get, Secret)),
             admit=partial(_write_networks, networks_path(settings.state_dir)),
             cordon=CordonFile(cordon_path(settings.state_dir)),
         )

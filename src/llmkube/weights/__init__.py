@@ -1,6 +1,6 @@
 """Model files: where they come from, where they are kept, what their headers say, what they need in memory.
 
-    source, picked_files, urls, address_policy  `spec.source` and `spec.files`; which addresses may be asked
+    source, urls, address_policy  `spec.source` and `spec.files`; which addresses may be asked
     ollama_model                  `ollama://…`
     download                      from Hugging Face, buckets and the web, resumed and verified
     store                         blobs by digest on this disk

@@ -3,11 +3,12 @@
 import functools
 import re
 import urllib.parse
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
-from llmkube.weights.errors import SourceError
+from llmkube.weights.errors import FileSetError, SourceError
 from llmkube.weights.ollama_model import SCHEME as OLLAMA
 from llmkube.weights.ollama_model import OllamaModel, read_name
 from llmkube.weights.split_names import part_names
@@ -117,8 +118,7 @@ class WebFile:
     @property
     def parts(self) -> tuple[WebUrl, ...]:
         """The URLs of all parts, in order."""
-        folder, _, name = self.url.path.rpartition("/")
-        return tuple(self.url.with_path(f"{folder}/{part}") for part in part_names(name))
+        return tuple(map(self.url.with_path, part_names(self.url.path)))
 
 
 @attrs.frozen
@@ -224,8 +224,7 @@ class BucketFile:
     @property
     def parts(self) -> tuple[str, ...]:
         """The paths of all parts, in order."""
-        folder, slash, name = self.path.rpartition("/")
-        return tuple(f"{folder}{slash}{part}" for part in part_names(name))
+        return part_names(self.path)
 
     def file(self, path: str) -> "BucketFile":
         """Name one file in the folder.
@@ -367,8 +366,7 @@ def _web(shown: str, text: str) -> WebFile:
         url, user_info = parse_url(text)
     except BadUrlError as exc:
         raise SourceError(f"{shown} cannot be used: {exc}") from exc
-    folder, _, name = url.path.rpartition("/")
-    return WebFile(url.with_path(f"{folder}/{part_names(name)[0]}"), user_info)
+    return WebFile(url.with_path(part_names(url.path)[0]), user_info)
 
 
 def _hub(shown: str, rest: str) -> HubFile | HubRepository:
@@ -401,8 +399,7 @@ def _bucket_file(shown: str, bucket: str, path: str) -> BucketFile:
     steps = path.rstrip("/").split("/") if path else []
     if not _BUCKET.fullmatch(bucket) or odd or any(step in ("", ".", "..") for step in steps):
         raise SourceError(f"{shown} names no object in a bucket; write s3://BUCKET/KEY")
-    folder, slash, name = path.rpartition("/")
-    return BucketFile(bucket, f"{folder}{slash}{part_names(name)[0]}")
+    return BucketFile(bucket, part_names(path)[0])
 
 
 def _revision(shown: str, text: str) -> str:
@@ -427,3 +424,75 @@ def _local_file(shown: str, rest: str) -> LocalFile:
     if "\0" in decoded:
         raise SourceError(f"{shown} has a NUL byte in its path")
     return LocalFile(slash + decoded)
+
+
+FOLDER_FORMATS: Final = frozenset({"mlx", "safetensors"})
+"""The values of `spec.format` whose engines are given a folder, and not a file."""
+
+
+def given_to_engine(source: Source, files: Sequence[str], weights_format: str) -> Given:
+    """Return what an engine of a host is given of a source: a file, or for formats that are folders a folder.
+
+    Args:
+        source: What `spec.source` names.
+        files: `spec.files`.
+        weights_format: `spec.format`.
+
+    Raises:
+        FileSetError: As `pick`, or the source is no folder with files of that format.
+    """
+    if weights_format not in FOLDER_FORMATS:
+        return pick(source, files)
+    if files:
+        raise FileSetError(f"a host fetches all files of a model in {weights_format}: leave spec.files out")
+    if isinstance(source, LocalFile):
+        return LocalFolder(source.path)
+    if isinstance(source, HubRepository) and not source.quantization:
+        return HubFolder(source.name, source.revision)
+    raise SourceError(
+        f"spec.source names no folder of {weights_format} for a host: write hf://ORG/REPO[@REVISION], or the absolute "
+        "path of a folder below one that the host's owner lists (--allow-local-sources)"
+    )
+
+
+def pick(source: Source, files: Sequence[str]) -> Source:
+    """Return the file that `spec.files` picks from a repository or a bucket; the source itself if it picks nothing.
+
+    Args:
+        source: What `spec.source` names.
+        files: The first is the one that the engine is given. More of them may only be parts of the same split model:
+            an engine on a host has no use for others.
+
+    Raises:
+        FileSetError: The source is neither, or has no such files, or they do not belong together.
+    """
+    if not files:
+        return source
+    if isinstance(source, ImageSource):
+        return _picked_from_image(source, files)
+    if not isinstance(source, HubRepository | BucketFile):
+        raise FileSetError(
+            "picks files from a Hugging Face repository, a folder of a bucket or an image, but spec.source names none; "
+            "write spec.source as ORG/REPO, s3://BUCKET/FOLDER or oci://REGISTRY/REPOSITORY, or leave spec.files out"
+        )
+    chosen = _file_of(source, files[0])
+    strange = [file for file in files[1:] if _file_of(source, file) != chosen]  # any part is named by the first
+    if strange:
+        raise FileSetError(
+            f"a host fetches the parts of one model, and {strange[0]!r} is no part of {files[0]!r}; leave it out"
+        )
+    return chosen
+
+
+def _file_of(source: HubRepository | BucketFile, file: str) -> HubFile | BucketFile:
+    try:
+        return source.file(file)
+    except SourceError as exc:
+        raise FileSetError(f"{file!r} names no .gguf file in a repository; patterns do not work") from exc
+
+
+def _picked_from_image(source: ImageSource, files: Sequence[str]) -> ImageSource:
+    try:
+        return source.pick(files[0])
+    except SourceError as exc:
+        raise FileSetError(f"{exc}; patterns do not work") from exc

@@ -51,8 +51,8 @@ def test_a_kind_from_a_crd_has_the_crds_names():
     assert kind.resource.short_names == ("wd",)
     assert kind.resource.subresources == ("status", "scale")
     assert kind.scale is not None
-    assert kind.scale.spec_path == ".spec.replicas"
-    assert kind.printer_columns[0].priority == 1
+    assert kind.scale["specReplicasPath"] == ".spec.replicas"
+    assert kind.printer_columns[0]["priority"] == 1
     assert kind.selectable_fields == ("spec.n",)
     assert kind.deprecation_warning == "test.dev/v1 Widget is deprecated"
 

@@ -46,7 +46,7 @@ def names(store: Store) -> list[str]:
 async def test_writers_who_wait_share_the_next_sync():
     """While the first write is being synced the others gather; one sync serves them all, in their order."""
     disk, store, shown = Disk(), Store(), list[int]()
-    committer = Committer(store, disk, lambda changes: shown.append(len(changes)))
+    committer = Committer(store, disk.commit, lambda changes: shown.append(len(changes)))
     async with trio.open_nursery() as nursery:
         for number in range(5):
             nursery.start_soon(committer.write, put(f"m{number}"))
@@ -64,7 +64,7 @@ async def test_writers_who_wait_share_the_next_sync():
 async def test_a_decision_sees_what_is_on_its_way_and_waits_for_it():
     """A writer finds an object that is not synced yet, and is answered, changing nothing, only when it is."""
     disk, store, answers = Disk(), Store(), list[str]()
-    committer = Committer(store, disk, lambda changes: None)
+    committer = Committer(store, disk.commit, lambda changes: None)
 
     async def look() -> None:
         found = await committer.write(lambda tx: tx.get(ref("m")))
@@ -84,7 +84,7 @@ async def test_a_decision_sees_what_is_on_its_way_and_waits_for_it():
 async def test_a_failed_sync_undoes_what_was_decided_on_top_of_it():
     """All who waited are refused, nothing is shown, and the next write goes on from what is on the disk."""
     disk, store, refused = Disk(), Store(), list[int]()
-    committer = Committer(store, disk, lambda changes: None)
+    committer = Committer(store, disk.commit, lambda changes: None)
     disk.gate.release()
     await committer.write(put("kept"))
     disk.broken = True
@@ -111,7 +111,7 @@ async def test_a_failed_sync_undoes_what_was_decided_on_top_of_it():
 async def test_a_cancelled_writer_has_written():
     """Once decided, a write is synced and shown although the client is gone."""
     disk, store = Disk(), Store()
-    committer = Committer(store, disk, lambda changes: None)
+    committer = Committer(store, disk.commit, lambda changes: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(committer.write, put("m"))
         await trio.testing.wait_all_tasks_blocked()
@@ -123,7 +123,7 @@ async def test_a_cancelled_writer_has_written():
 async def test_a_refused_decision_and_a_dry_run_leave_nothing():
     """Neither reaches the disk, and neither is seen by the next decision."""
     disk, store = Disk(), Store()
-    committer = Committer(store, disk, lambda changes: None)
+    committer = Committer(store, disk.commit, lambda changes: None)
 
     def refuse(tx: Transaction) -> None:
         put("refused")(tx)
@@ -169,7 +169,7 @@ async def test_a_long_decision_is_made_again_when_what_it_rests_on_was_not_writt
             await gate.wait()
         return decision
 
-    committer = Committer(store, disk, lambda changes: None, slowly)
+    committer = Committer(store, disk.commit, lambda changes: None, slowly)
 
     async def lose() -> None:
         with pytest.raises(RequestRefusedError):

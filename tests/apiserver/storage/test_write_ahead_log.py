@@ -15,7 +15,6 @@ from llmkube.apiserver.storage.revisions import Ref, Transaction
 from llmkube.apiserver.storage.write_ahead_log import (
     StorageDamagedError,
     StorageError,
-    ThreadedWriteAheadLog,
     move_aside,
     open_write_ahead_log,
 )
@@ -109,7 +108,7 @@ def test_a_newer_format_is_left_alone(tmp_path):
         pass
 
 
-async def test_a_cancelled_commit_is_still_waited_for(tmp_path):
+async def test_a_cancelled_commit_is_still_waited_for(tmp_path, monkeypatch):
     """Once a commit has begun, cancelling its caller neither abandons nor hides it."""
     with open_write_ahead_log(tmp_path / "db") as journal:
         store = journal.load()
@@ -117,20 +116,17 @@ async def test_a_cancelled_commit_is_still_waited_for(tmp_path):
         tx.put(REF, thing(1))
         done = False
         with trio.CancelScope() as scope:
-            slow = ThreadedWriteAheadLog(_Cancelling(journal, scope, trio.lowlevel.current_trio_token()))
-            await slow.commit(tx.changes)
+            write_rows, token = journal.write_rows, trio.lowlevel.current_trio_token()
+
+            def write_cancelled(rows, revision):
+                trio.from_thread.run_sync(scope.cancel, trio_token=token)
+                write_rows(rows, revision)
+
+            monkeypatch.setattr(journal, "write_rows", write_cancelled)
+            await journal.commit(tx.changes)
             done = True
         assert done
         assert journal.load().get(REF)["value"] == 1
-
-
-class _Cancelling:
-    def __init__(self, journal, scope, token):
-        self.journal, self.scope, self.token = journal, scope, token
-
-    def write_rows(self, rows, revision):
-        trio.from_thread.run_sync(self.scope.cancel, trio_token=self.token)
-        self.journal.write_rows(rows, revision)
 
 
 WRITER = textwrap.dedent(

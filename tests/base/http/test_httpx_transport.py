@@ -192,6 +192,7 @@ async def test_other_schemes_are_refused(api):
         await api.get("ftp://api/")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("program", ["agent", "controller", "up"])
 def test_no_program_loads_httpcore(program):
     """The package httpx comes without it as long as none of its own transports is made."""

@@ -16,6 +16,7 @@ from websockets.sync.server import serve
 
 from base.http.certificates import make_contexts
 from http_lab import GONE, always, receive_until
+from llmkube.base.http import websocket as websocket_module
 from llmkube.base.http.client import HttpClient, Upgraded
 from llmkube.base.http.dial import TlsDialer, dial
 from llmkube.base.http.errors import (
@@ -26,7 +27,7 @@ from llmkube.base.http.errors import (
     ProtocolError,
 )
 from llmkube.base.http.message import Headers, encode_request_head, netloc
-from llmkube.base.http.websocket import Bounds, connect_websocket
+from llmkube.base.http.websocket import Offer, connect_websocket
 
 MIB = 1024 * 1024
 
@@ -42,7 +43,7 @@ async def upgrade(client, origin, headers):
 @contextmanager
 def serving(handler, **options):
     """A server of the `websockets` package in a thread; yields its port."""
-    with serve(handler, "127.0.0.1", 0, **options) as server:
+    with serve(handler, "127.0.0.1", 0, **{"subprotocols": ["chat"], **options}) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -53,11 +54,11 @@ def serving(handler, **options):
 
 
 @asynccontextmanager
-async def connected(port, bounds=None, *, connect=dial, protocols=(), host="127.0.0.1"):
+async def connected(port, *, connect=dial):
     """A WebSocket to a server of this machine, within a time that no test needs."""
-    ask = partial(upgrade, HttpClient(connect), (host, port))
+    ask = partial(upgrade, HttpClient(connect), ("127.0.0.1", port))
     with trio.fail_after(60):
-        async with await connect_websocket(ask, protocols, bounds or Bounds()) as websocket:
+        async with await connect_websocket(ask, "chat") as websocket:
             yield websocket
 
 
@@ -150,14 +151,11 @@ async def test_the_server_hears_our_goodbye():
     assert codes == [1000]
 
 
-async def test_the_server_chooses_among_the_protocols():
-    """What it chose is told; a server that speaks none of them is refused by us."""
-    with serving(echo, subprotocols=["b", "c"]) as port:
-        async with connected(port, protocols=["a", "b", "c"]) as websocket:
-            assert websocket.protocol == "b"
-    with serving(echo) as port:  # noqa: SIM117
-        with pytest.raises(ProtocolError, match="speaks none of the subprotocols a, b"):
-            async with connected(port, protocols=["a", "b"]):
+async def test_the_server_has_to_choose_our_protocol():
+    """A server that speaks another one is refused by us."""
+    with serving(echo, subprotocols=None) as port:  # noqa: SIM117
+        with pytest.raises(ProtocolError, match="speaks none of the subprotocols chat"):
+            async with connected(port):
                 pass
 
 
@@ -170,7 +168,7 @@ def accept(request):
     digest = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: %b\r\n\r\n" % digest
+        b"Sec-WebSocket-Accept: %b\r\nSec-WebSocket-Protocol: chat\r\n\r\n" % digest
     )
 
 
@@ -186,10 +184,10 @@ class Peer:
         head = accept(await receive_until(self.stream, b"\r\n\r\n"))
         await self.stream.send_all(head + early)
 
-    async def open(self, bounds=None, early=b""):
+    async def open(self, early=b""):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.accept, early)
-            websocket = await connect_websocket(self.upgrade, (), bounds or Bounds())
+            websocket = await connect_websocket(self.upgrade, "chat")
         return websocket  # noqa: RET504 (flake8-async wants it outside of the nursery)
 
     async def say(self, opcode, data=b"", *, fin=True):
@@ -221,19 +219,31 @@ async def test_what_comes_with_the_head_is_read_first():
     await trio.aclose_forcefully(websocket)
 
 
+def frame(opcode, data=b"", *, fin=True):
+    return Frame(opcode, data, fin).serialize(mask=False)
+
+
 @pytest.mark.parametrize(
     ("wire", "code", "why"),
     [
         (b"\x82\x81\x00\x00\x00\x00x", 1002, "masked"),
         (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", 1002, "rules"),
         (b"\x81\x02\xff\xff", 1007, "decode"),
+        (
+            frame(Opcode.BINARY, b"x" * 60, fin=False) + frame(Opcode.CONT, b"x" * 60, fin=False),
+            1009,
+            "more than 100 bytes",
+        ),
+        (frame(Opcode.CONT, b"x"), 1002, "rules"),
+        (frame(Opcode.CLOSE, b"\x03"), 1002, "rules"),
         (b"\x82\x7f" + (2**40).to_bytes(8, "big") + bytes(101), 1009, "more than 100 bytes"),
     ],
 )
-async def test_garbage_ends_the_connection_with_the_right_code(wire, code, why, autojump_clock):
+async def test_garbage_ends_the_connection_with_the_right_code(wire, code, why, autojump_clock, monkeypatch):
     """The server is told what is wrong, the reader gets an error again and again, and the connection closes."""
+    monkeypatch.setattr(websocket_module, "MAX_MESSAGE_BYTES", 100)
     peer = Peer()
-    websocket = await peer.open(Bounds(max_message_bytes=100))
+    websocket = await peer.open()
     await peer.stream.send_all(wire)
     for _ in range(2):
         with pytest.raises(ProtocolError, match=f"^pod:80 .*{why}"):
@@ -287,7 +297,7 @@ async def test_a_handshake_has_one_deadline(autojump_clock):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drip)
         with pytest.raises(ConnectError, match="30 s"):
-            await connect_websocket(peer.upgrade)
+            await connect_websocket(peer.upgrade, "chat")
         assert trio.current_time() == peer_time(30)
 
 
@@ -328,27 +338,6 @@ async def test_a_close_while_another_task_receives_ends_that_task():
         await peer.say(Opcode.CLOSE, b"\x03\xe8")
     assert ended == [True]
     assert await peer.is_gone()
-
-
-async def test_silence_is_broken_by_a_ping_and_then_by_us(autojump_clock):
-    """After 10 s a ping; an answer is worth 10 s more, and none ends the connection 10 s after the next ping."""
-    peer = Peer()
-    websocket = await peer.open(Bounds(idle_seconds=10))
-
-    async def answer_once():
-        [frame] = await peer.hear()
-        assert (frame.opcode, trio.current_time()) == (Opcode.PING, peer_time(10))
-        await trio.sleep(5)
-        await peer.say(Opcode.PONG, frame.data)
-        [frame] = await peer.hear()
-        assert (frame.opcode, trio.current_time()) == (Opcode.PING, peer_time(25))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(answer_once)
-        with pytest.raises(BrokenOffError, match="no answer to a ping in 10 s"):
-            await websocket.receive()
-    assert trio.current_time() == peer_time(35)
-    await trio.aclose_forcefully(websocket)
 
 
 async def test_a_ping_that_comes_while_another_task_sends_is_answered_by_it():
@@ -399,7 +388,7 @@ async def test_nothing_is_read_that_is_not_asked_for():
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(flood)
-        websocket = await connect_websocket(partial(upgrade, HttpClient(always(client)), ("pod", 80)))
+        websocket = await connect_websocket(partial(upgrade, HttpClient(always(client)), ("pod", 80)), "chat")
         await trio.testing.wait_all_tasks_blocked()
         assert sent == 0
         for _ in range(3):
@@ -468,7 +457,9 @@ async def test_a_cancellation_anywhere_leaves_no_connection():
                     scope.cancel()
 
                 call.start_soon(cancel)
-                async with await connect_websocket(partial(upgrade, HttpClient(connect), ("pod", 80))) as websocket:
+                async with await connect_websocket(
+                    partial(upgrade, HttpClient(connect), ("pod", 80)), "chat"
+                ) as websocket:
                     await websocket.send(b"hello")
                     assert await websocket.receive() == b"hello"
                 finished += 1
@@ -491,7 +482,7 @@ async def test_an_answer_that_does_not_fit_leaves_no_connection():
             )
 
         with pytest.raises(ProtocolError, match="does not fit the request"):
-            await connect_websocket(peer.upgrade)
+            await connect_websocket(peer.upgrade, "chat")
     assert await peer.is_gone()
 
 
@@ -507,3 +498,42 @@ async def test_a_101_that_was_not_asked_for_is_still_refused():
 
         with pytest.raises(HttpError, match="did not ask for"):
             await HttpClient(always(peer.client)).request("GET", "http://pod:80/", headers=Headers())
+
+
+OFFER = Offer(b"the sample nonce", "v4.channel.k8s.io")  # RFC 6455, 1.3
+ACCEPT = ("Sec-WebSocket-Accept", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+SWITCH = (("Upgrade", "WebSocket"), ("Connection", "keep-alive, Upgrade"))
+CHOICE = ("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+
+
+def test_the_offer_is_the_one_of_the_rfc():
+    """The key, the version and the protocols stand in the request as RFC 6455 writes them."""
+    assert list(OFFER.headers) == [
+        ("Upgrade", "websocket"),
+        ("Connection", "Upgrade"),
+        ("Sec-WebSocket-Version", "13"),
+        ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("Sec-WebSocket-Protocol", "v4.channel.k8s.io"),
+    ]
+    OFFER.judge(Headers((*SWITCH, ACCEPT, CHOICE)), "pod")
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((ACCEPT, CHOICE), "does not switch"),
+        ((("Upgrade", "h2c"), SWITCH[1], ACCEPT, CHOICE), "does not switch"),
+        ((SWITCH[0], ("Connection", "close"), ACCEPT, CHOICE), "does not switch"),
+        ((*SWITCH, CHOICE), "Sec-WebSocket-Accept"),
+        ((*SWITCH, ("Sec-WebSocket-Accept", "S3PPLMBITXAQ9KYGZZHZRBK+XOO="), CHOICE), "Sec-WebSocket-Accept"),
+        ((*SWITCH, ACCEPT, ACCEPT, CHOICE), "Sec-WebSocket-Accept"),
+        ((*SWITCH, ACCEPT, CHOICE, ("Sec-WebSocket-Extensions", "permessage-deflate")), "extension"),
+        ((*SWITCH, ACCEPT, ("Sec-WebSocket-Protocol", "SPDY/3.1+portforward.k8s.io")), "not offered"),
+        ((*SWITCH, ACCEPT, CHOICE, ("Sec-WebSocket-Protocol", "other")), "not offered"),
+        ((*SWITCH, ACCEPT), "speaks none of the subprotocols"),
+    ],
+)
+def test_an_answer_that_does_not_fit_the_offer_is_refused(lines, why):
+    """Whatever differs from what was asked for is an error that says what differs."""
+    with pytest.raises(ProtocolError, match=f"^pod .*{why}"):
+        OFFER.judge(Headers(lines), "pod")

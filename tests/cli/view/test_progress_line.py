@@ -1,11 +1,13 @@
 import io
 import sys
 
+import pytest
 import structlog
 from rich.console import Console
+from rich.text import Text
 
 from llmkube.base.log import configure_logging
-from llmkube.cli.view.progress_line import LiveDisplay, PlainDisplay, open_display
+from llmkube.cli.view.progress_line import LiveDisplay, PlainDisplay, open_console, open_display
 
 
 def show(console):
@@ -59,3 +61,14 @@ def test_log_lines_appear_above_the_moving_line(monkeypatch):
         structlog.get_logger().info("engine exited", name="chat")
     assert "engine exited  name=chat\n" in raw.getvalue()
     structlog.reset_defaults()
+
+
+@pytest.mark.parametrize(("no_color", "styled"), [("", True), ("1", False)])
+def test_no_color_leaves_out_every_style(monkeypatch, no_color, styled):
+    """Bold and dim go with the colours: whoever sets NO_COLOR wants the words."""
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    drawn = io.StringIO()
+    open_console(file=drawn, force_terminal=True).print(Text("word", style="bold"), end="")
+    assert ("\x1b[" in drawn.getvalue()) is styled
+    assert "word" in drawn.getvalue()

@@ -9,7 +9,7 @@ from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment
-from llmkube.supervisor.service.endpoint_objects import service_manifest
+from llmkube.supervisor.service.status_manager import service_manifest
 
 
 async def test_a_service_that_moves_to_a_host_leaves_nothing(autojump_clock):

@@ -13,8 +13,7 @@ from llmkube.controller.render.drain import END_SECONDS, Kept, drain_port, drain
 from llmkube.controller.render.labels import TEMPLATE
 from llmkube.controller.render.manifests import deployment
 from llmkube.controller.render.storage import Storage, serving_storage
-from llmkube.programs.engine_pod import drain as program
-from llmkube.programs.engine_pod import key_proxy
+from llmkube.programs import engine_pod as program
 from llmkube.runtimes.registry import container_plan_for
 
 REPOSITORY = {"source": "org/repo", "format": "safetensors"}
@@ -79,7 +78,7 @@ def test_our_programs_take_the_arguments_of_our_containers(runtime, model, spec,
     file.write_text("abc\n")
     monkeypatch.setattr(program.trio, "run", lambda _until, serve, _tell: started.append(serve))
     name, *args = (str(file) if word.startswith("/etc/") else word for word in beside["args"])
-    command = {"drain": program.drain, "key-proxy": key_proxy.key_proxy}[name]
+    command = {"drain": program.drain, "key-proxy": program.key_proxy}[name]
     assert CliRunner().invoke(command, args).exit_code == 0
     [serve] = started
     watched, port = serve.args if name == "drain" else serve.keywords["hooks"].args

@@ -9,7 +9,7 @@ from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.drain import key_containers, key_volumes
 from llmkube.controller.render.manifests import deployment, kubernetes_service, pod_monitor
 from llmkube.controller.render.storage import Storage, serving_storage
-from llmkube.programs.engine_pod import key_proxy
+from llmkube.programs import engine_pod
 from llmkube.runtimes.registry import container_plan_for
 
 REF = {"name": "chat-keys", "key": "keys.txt"}
@@ -108,8 +108,8 @@ def test_our_program_takes_the_arguments_of_our_container(monkeypatch, tmp_path)
     file, served = tmp_path / "keys", []
     file.write_text("abc\n")
     name, *args = (str(file) if word.startswith("/etc/") else word for word in ours["args"])
-    monkeypatch.setattr(key_proxy.trio, "run", lambda _until, serve, _tell: served.append(serve.args))
-    result = CliRunner().invoke(key_proxy.key_proxy, args)
+    monkeypatch.setattr(engine_pod.trio, "run", lambda _until, serve, _tell: served.append(serve.args))
+    result = CliRunner().invoke(engine_pod.key_proxy, args)
     assert (name, result.exit_code) == ("key-proxy", 0), result.output
     [(keys, listen, engine, opened)] = served
     assert (keys.named, len(keys.digests)) == ("Secret chat-keys, keys.txt", 1)

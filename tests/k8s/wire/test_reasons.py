@@ -15,7 +15,7 @@ from llmkube.k8s.leases.live_hosts import LiveHosts
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Meaning, Reason, is_failing
 from llmkube.k8s.wire.service_health import State, service_health
-from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.one_machine import AgentDirectory
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -50,8 +50,7 @@ class Server:
 @contextlib.contextmanager
 def serving(log, *argv, command=None):
     """Start the program on a free port, wait for its own word that it serves, and kill it in the end."""
-    command = command or [PROGRAM, "--model", str(DEMO), "--port", "0", "--alias", "demo", "-c", "512",
-                          "--threads", "1", *argv]  # fmt: skip
+    command = command or [PROGRAM, "--model", str(DEMO), "--port", "0", "--alias", "demo", "-c", "512", *argv]
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
@@ -116,6 +115,11 @@ def test_it_tells_how_it_is(server):
     assert [model["id"] for model in json.loads(get(f"{server.url}/v1/models")[1])["data"]] == ["demo"]
     assert [slot["n_ctx"] for slot in json.loads(get(f"{server.url}/slots")[1])] == [256, 256]
     assert get(f"{server.url}/")[0] == 404
+
+
+def test_a_small_model_is_computed_by_one_thread(server):
+    """More of them would only wait for each other, on a busy machine for minutes."""
+    assert re.search(r"threadpool init, n_threads = 1\b", server.log.read_text())
 
 
 def test_its_log_has_the_buffer_sizes(server):
@@ -255,11 +259,11 @@ def command_for(spec):
 @pytest.mark.parametrize(
     "spec",
     [
-        {"extraArgs": ["--threads=1"]},  # with more of them a busy machine makes each wait for the other
+        {},
         {"contextSize": 256, "parallelSlots": 1, "flashAttention": True, "cacheTypeK": "q8_0", "cacheTypeV": "q8_0",
          "batchSize": 128, "uBatchSize": 64, "noKvOffload": True, "moeCPUOffload": True, "noWarmup": True,
          "jinja": True, "reasoningBudget": 0, "extraArgs": ["--mlock", "--threads=1", "--seed", "-1"]},
-        {"speculativeDecoding": {"type": "ngram-mod", "nDraftMax": 4}, "extraArgs": ["--threads=1"]},
+        {"speculativeDecoding": {"type": "ngram-mod", "nDraftMax": 4}},
     ],
 )  # fmt: skip
 def test_what_the_plan_builder_writes_is_served(tmp_path, spec):
@@ -271,7 +275,7 @@ def test_what_the_plan_builder_writes_is_served(tmp_path, spec):
 
 def test_a_planned_embedding_service_embeds(tmp_path):
     """In embedding mode a text becomes one vector of the model's width."""
-    with serving(tmp_path / "log", command=command_for({"mode": "embedding", "extraArgs": ["--threads=1"]})) as server:
+    with serving(tmp_path / "log", command=command_for({"mode": "embedding"})) as server:
         answer = json.loads(post(f"{server.url}/v1/embeddings", {"model": "demo", "input": "hello"}))
     assert [len(item["embedding"]) for item in answer["data"]] == [128]
 

@@ -17,12 +17,13 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
+from llmkube.programs.daemon_engine.ollama_program import OllamaModel
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel
 from llmkube.programs.daemon_engine.processes import Process
+from llmkube.programs.daemon_engine.server import Server
 from llmkube.weights.formats.gguf import read_header
+from programs.daemon_engine.stage import keeping
 
 URL = "http://127.0.0.1:11434"
 NAME = "llmkube/default_chat"
@@ -116,6 +117,10 @@ class FakeDaemon:
 
     def start(self, version="0.17.4"):
         self.answers, self.version = True, version
+
+    def server(self):
+        """The one that was started for a front."""
+        return Server(URL, SERVER_PID)
 
     def kill_runner(self, name):
         """The kernel has ended the process; the server lists it still."""
@@ -344,31 +349,9 @@ async def breaks_off(exchange):
         await trio.lowlevel.checkpoint()
 
 
-@attrs.define(eq=False)
-class Stage:
-    """A keeper at work.
-
-    Attributes:
-        keeper: Keeps the model loaded.
-        client: The way to the server.
-        given_up: Why it has ended by itself; "" while it has not.
-    """
-
-    keeper: Keeper
-    client: HttpClient
-    scope: trio.CancelScope
-    given_up: str = ""
-
-    async def unload(self):
-        """A stop."""
-        self.scope.cancel(reason="a stop")
-        await trio.lowlevel.checkpoint()
-        return await self.keeper.unload()
-
-
 @asynccontextmanager
-async def staged(fake, *, owned=False):
-    """Keep a model of this server's library loaded during the block."""
+async def reached(fake):
+    """A way to the server."""
     listener = MemoryListener()
 
     async def connect(host, port):
@@ -377,28 +360,21 @@ async def staged(fake, *, owned=False):
             raise ConnectionRefusedError(111, "Connection refused")
         return await listener.connect(host, port)
 
-    client = HttpClient(connect, max_idle=0, max_idle_per_origin=0)
-    weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512}, fake.free)
-    witness = Witness(DaemonApi(client, URL), 11434, NAME, fake, SERVER_PID if owned else None)
-    adapter = OllamaModel(witness, weights, fake.embeds)
-    stage = Stage(Keeper(adapter, Counters()), client, trio.CancelScope())
-
-    async def run():
-        with stage.scope:
-            try:
-                await stage.keeper.run()
-            except GivenUpError as error:
-                stage.given_up = str(error)
-
-    limits = Limits(drain_seconds=0.1, max_body_bytes=math.inf)
+    limits = Limits(drain_seconds=0.1, max_body_bytes=math.inf, max_bodies_bytes=math.inf)
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(run_server, fake.handle, [listener], limits=limits))
-        nursery.start_soon(run)
-        failed = None
         try:
-            yield stage
-        except (AssertionError, ValueError, trio.TooSlowError) as error:
-            failed = error  # raised in here it would come as a group
-        nursery.cancel_scope.cancel(reason="the play is over")
-    if failed is not None:
-        raise failed
+            yield HttpClient(connect, max_idle=0, max_idle_per_origin=0)
+        finally:
+            nursery.cancel_scope.cancel(reason="the play is over")
+
+
+def staged(fake, *, owned=False):
+    """Keep a model of this server's library loaded during the block."""
+    weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512}, fake.free)
+    server = SERVER_PID if owned else None
+
+    def make(client):
+        return OllamaModel(DaemonApi(client, URL), 11434, NAME, fake, weights, fake.embeds, server=server)
+
+    return keeping(reached(fake), make)

@@ -15,10 +15,11 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
 from llmkube.programs.daemon_engine.omlx_api import DaemonApi
 from llmkube.programs.daemon_engine.omlx_model import OmlxModel
 from llmkube.programs.daemon_engine.processes import Process
+from llmkube.programs.daemon_engine.server import Server
+from programs.daemon_engine.stage import keeping
 
 URL = "http://127.0.0.1:8000"
 FOLDER = "/Users/me/models/tiny-4bit"
@@ -106,6 +107,10 @@ class FakeOmlx:
 
     def start(self, version="0.6.3"):
         self.answers, self.version, self.pid = True, version, self.pid + 1
+
+    def server(self):
+        """The one that was started for a front."""
+        return Server(URL, self.pid, self.key)
 
     @property
     def alive(self):
@@ -235,28 +240,6 @@ def refusal(status, message):
     return Response.json(status, {"error": {"message": message, "type": "server_error", "param": None, "code": None}})
 
 
-@attrs.define(eq=False)
-class Stage:
-    """A keeper at work.
-
-    Attributes:
-        keeper: Keeps the model loaded.
-        client: The way to the server.
-        given_up: Why it has ended by itself; "" while it has not.
-    """
-
-    keeper: Keeper
-    client: HttpClient
-    scope: trio.CancelScope
-    given_up: str = ""
-
-    async def unload(self):
-        """A stop."""
-        self.scope.cancel(reason="a stop")
-        await trio.lowlevel.checkpoint()
-        return await self.keeper.unload()
-
-
 async def as_written(path):
     await trio.lowlevel.checkpoint()
     return path
@@ -281,28 +264,12 @@ async def reached(fake):
             nursery.cancel_scope.cancel(reason="the play is over")
 
 
-@asynccontextmanager
-async def staged(fake, *, owned=False, embeds=False):
+def staged(fake, *, owned=False, embeds=False):
     """Keep a model of this server loaded during the block."""
-    failed = None
-    async with reached(fake) as client, trio.open_nursery() as nursery:
+    server = fake.pid if owned else None
+
+    def make(client):
         api = DaemonApi(client, URL, fake.key)
-        server = fake.pid if owned else None
-        model = OmlxModel(api, 8000, FOLDER, fake, embeds, follow=as_written, server=server)
-        stage = Stage(Keeper(model, Counters()), client, trio.CancelScope())
+        return OmlxModel(api, 8000, FOLDER, fake, embeds, follow=as_written, server=server)
 
-        async def run():
-            with stage.scope:
-                try:
-                    await stage.keeper.run()
-                except GivenUpError as error:
-                    stage.given_up = str(error)
-
-        nursery.start_soon(run)
-        try:
-            yield stage
-        except (AssertionError, ValueError, trio.TooSlowError) as error:
-            failed = error  # raised in here it would come as a group
-        nursery.cancel_scope.cancel(reason="the play is over")
-    if failed is not None:
-        raise failed
+    return keeping(reached(fake), make)

@@ -19,6 +19,7 @@ from llmkube.base.http.server import run_server
 from llmkube.programs.daemon_engine import front
 from llmkube.programs.daemon_engine.front import AnswerNames, RequestBodyError, handler_of, judge_of, with_model
 from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE
+from llmkube.programs.daemon_engine.serving import read_keys
 from llmkube.runtimes.plan import LaunchPlan
 from llmkube.supervisor.engine.health import Engine, bearer
 from programs.daemon_engine.fake_ollama import NAME, FakeDaemon, answers, staged
@@ -286,3 +287,13 @@ def test_what_looks_like_the_beginning_of_a_name_at_the_end_is_not_lost():
     """An answer may stop anywhere."""
     names = AnswerNames.between(OLLAMAS, OURS)
     assert names.feed(b'{"mod') + names.end() == b'{"mod'
+
+
+def test_keys_are_read_as_llama_server_reads_them(tmp_path):
+    """A line each; lines that begin with # are none."""
+    path = tmp_path / "keys"
+    path.write_text("# two\na\n\n b \n")
+    assert read_keys(path) == {"a", "b"}
+    path.write_text("\n# none\n")
+    with pytest.raises(ValueError, match="holds no key"):
+        read_keys(path)

@@ -1,20 +1,13 @@
 """The program as a whole, over real sockets, with a server that a script plays: borrowed, or started for it."""
 
-import math
 import os
 import sys
-from contextlib import asynccontextmanager
-from functools import partial
 
-import attrs
 import psutil
 import pytest
 import trio
 
-from http_lab import MemoryListener
-from llmkube.base.http.client import HttpClient, open_http_client
-from llmkube.base.http.limits import Limits
-from llmkube.base.http.server import run_server
+from llmkube.base.http.client import open_http_client
 from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
 from llmkube.programs.daemon_engine.ollama_program import (
@@ -27,51 +20,15 @@ from llmkube.programs.daemon_engine.ollama_program import (
     serve,
     store_name,
 )
-from llmkube.programs.daemon_engine.server import NoDaemonError, Server
+from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop
 from llmkube.runtimes.plan import UNLOAD_LEFT
-from programs.daemon_engine.fake_ollama import SERVER_PID, URL, FakeDaemon, blob_of
+from programs.daemon_engine.fake_ollama import URL, FakeDaemon, blob_of, reached
+from programs.daemon_engine.stage import FakeStarter
 from waiting import until
 
 LIBRARY = ("--model", "ollama://tiny", "--alias", "chat", "--service", "a/b", "--port", "0")
 WEIGHTS = b"GGUF" + bytes(range(256)) * 40_000  # more than one piece of a copy
-
-
-@attrs.define(eq=False)
-class FakeStarter:
-    """Starts the scripted server, and ends it."""
-
-    fake: FakeDaemon
-    starts: int = 0
-    ends: int = 0
-
-    @asynccontextmanager
-    async def started(self):
-        self.starts += 1
-        self.fake.start()
-        try:
-            yield Server(URL, SERVER_PID)
-        finally:
-            self.ends += 1
-            self.fake.stop()
-
-
-@asynccontextmanager
-async def playing(fake):
-    """A way to a scripted server."""
-    listener = MemoryListener()
-
-    async def connect(host, port):
-        if not fake.answers:
-            await trio.lowlevel.checkpoint()
-            raise ConnectionRefusedError(111, "Connection refused")
-        return await listener.connect(host, port)
-
-    limits = Limits(drain_seconds=0.1, max_body_bytes=math.inf, max_bodies_bytes=math.inf)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(run_server, fake.handle, [listener], limits=limits))
-        yield HttpClient(connect, max_idle=0, max_idle_per_origin=0)
-        nursery.cancel_scope.cancel(reason="the play is over")
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["borrowed", "started"])
@@ -84,7 +41,7 @@ async def test_a_file_is_served_and_given_back(tmp_path, runs):
     options = parse(
         ["--model", str(path), "--alias", "chat", "--service", "a/b", "--port", "0", "--ctx-size", "64"], {}
     )
-    async with playing(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
+    async with reached(fake) as client, open_http_client() as http, trio.open_nursery() as nursery:
 
         async def run(*, task_status):
             outside = Outside(client, fake, starter)
@@ -118,7 +75,7 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
     fake.store[options.store_name] = blob_of(WEIGHTS)
     await fake.load(options.store_name)
     starter = FakeStarter(fake)
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         outside = Outside(client, fake, starter, open_lock=locks)
 
         async def unloads():
@@ -147,7 +104,7 @@ async def test_a_server_that_hangs_has_no_second_one_beside_it():
     fake = FakeDaemon(hangs=True)
     starter = FakeStarter(fake)
     options = parse(LIBRARY, {})
-    async with playing(fake) as client:
+    async with reached(fake) as client:
         with pytest.raises(NoDaemonError, match="no second one is started"):
             await serve(options, frozenset(), Outside(client, fake, starter), Stop())
     assert starter.starts == 0

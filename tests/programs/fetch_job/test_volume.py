@@ -10,15 +10,17 @@ import trio
 from click.testing import CliRunner
 
 from free_ports import free_port
+from llmkube.base.errors import UserError
 from llmkube.base.http.client import open_http_client
 from llmkube.cli.main import cli
 from llmkube.controller.reconcile.pod_answers import read_percent
 from llmkube.controller.status.job_result import read_fetched
 from llmkube.k8s.codec import decode
+from llmkube.k8s.wire.termination_message import MAX_BYTES
 from llmkube.k8s.workloads import Pod
-from llmkube.programs.fetch_job.reports import Gauge, run_gauge
-from llmkube.programs.fetch_job.volume import adopt
+from llmkube.programs.fetch_job.volume import Gauge, adopt, run_gauge, tell, told_failure, told_gguf
 from llmkube.weights.download.progress import Progress
+from llmkube.weights.formats.shape import GGUFFacts
 from llmkube.weights.source import parse_source
 from llmkube.weights.store.blobs import WeightsFile, open_store
 from llmkube.weights.store.index import find_weights, name_of
@@ -228,3 +230,47 @@ async def test_what_cannot_be_told_to_be_the_source_is_not_taken(tmp_path, sourc
 async def test_the_digest_that_is_asked_for_is_enough(tmp_path):
     """A file of the right digest is taken."""
     assert isinstance(await taken(tmp_path, WEB, ["x.gguf"], DIGEST), WeightsFile)
+
+
+def heard(path, words):
+    tell(path / "log", words)
+    said = (path / "log").read_bytes()
+    assert len(said) <= MAX_BYTES
+    return json.loads(said)
+
+
+@pytest.mark.parametrize("letter", ["a", '"', "\n", "\x01", "é", "模", "🦙", "\udc80"])
+def test_a_failure_of_any_language_can_be_read(tmp_path, letter):
+    """However many bytes a character takes, the reason and the beginning of the sentence arrive whole."""
+    said = heard(tmp_path, told_failure(UserError(letter * 5000)))
+    assert said["reason"] == "SourceInvalid"
+    assert len(said["message"]) >= 499
+    assert set(said["message"]) == {"?" if letter == "\udc80" else letter}
+
+
+def test_a_short_sentence_is_told_as_it_is(tmp_path):
+    """Nothing is cut from what fits."""
+    assert heard(tmp_path, told_failure(UserError("模型 not found")))["message"] == "模型 not found"
+
+
+def test_a_result_fits_with_its_longest_texts_and_names(tmp_path):
+    """Of many files with long names the last are left out; path, size, digest and header never are."""
+    facts = GGUFFacts(architecture="模" * 900, file_version=3, tensor_count=1, size_bytes=1, name="模" * 900,
+                      license="模" * 900)  # fmt: skip
+    result = {
+        "path": "model.gguf",
+        "sizeBytes": 2**60,
+        "sha256": "a" * 64,
+        "files": [f"{number:03}-{'模' * 80}.gguf" for number in range(16)],
+        "gguf": told_gguf(facts),
+        "kept": "模" * 300,
+    }
+    said = heard(tmp_path, result)
+    assert {**said, "files": []} == {**result, "files": []}
+    assert said["files"] == result["files"][: len(said["files"])]
+    assert said["files"]
+
+
+def test_a_machine_without_such_a_place_is_no_error(tmp_path):
+    """Nobody listens, and nothing fails."""
+    tell(tmp_path / "nowhere" / "log", {"path": "x"})

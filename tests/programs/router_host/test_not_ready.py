@@ -9,7 +9,7 @@ import trio
 
 from llmkube.base.http.server import run_server
 from llmkube.k8s.resource import Key
-from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.one_machine import AgentDirectory
 from programs.router_host.test_router_host import CHAT, KEY, SEEN, open_host, patient_clock
 from router.proxy.test_default_route import Engine, View
 
@@ -60,8 +60,10 @@ async def ask(host):
     return answer, trio.current_time() - began_at
 
 
-@pytest.mark.parametrize("rules", [[], [CLOSED]])
-@pytest.mark.parametrize("reason", [*STOPPED, *FAILED])
+@pytest.mark.parametrize(
+    ("reason", "rules"),
+    [*((reason, []) for reason in (*STOPPED, *FAILED)), (STOPPED[0], [CLOSED]), (FAILED[0], [CLOSED])],
+)
 async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patient_clock, tmp_path, reason, rules):
     """503 with the reason, each time; the status follows, and one that then loads is waited for and healthy."""
     probed = {**CHAT, "healthCheck": {"path": "/health", "intervalSeconds": 1}}

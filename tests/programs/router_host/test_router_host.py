@@ -19,11 +19,11 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import find_condition
-from llmkube.programs.router_host.hosted_router import HostedSettings
 from llmkube.programs.router_host.router_host import RouterHost
 from llmkube.programs.router_host.router_paths import routers_handler
 from llmkube.router.backends import Backend
-from llmkube.router.config.model_digest import model_digest
+from llmkube.router.config.compile_backend import model_digest
+from llmkube.router.proxy.default_route import Services
 from router.auth.token_lab import jwks, token
 
 pytestmark = pytest.mark.ci
@@ -101,16 +101,17 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
     hosts = []
 
     def placed(client):
-        settings = HostedSettings(
-            client=client,
-            gateway_url="http://127.0.0.1:8080",
-            folder=tmp_path,
+        services = Services(
+            directory=directory or OneEngine(),
+            get=there.get,
+            all=there.values,
+            model_of=lambda one: MODEL if one.spec.model_ref == "phi" else None,
+            url="http://127.0.0.1:8080",
             connect=connect or engine.connect,
             utcnow=utcnow,
             rng=random.Random(1),
-            directory=directory or OneEngine(),
         )
-        hosts.append(RouterHost(settings, there.get, lambda one: MODEL if one.spec.model_ref == "phi" else None))
+        hosts.append(RouterHost(services, client, tmp_path))
         return hosts[0]
 
     async with open_cluster(routers=placed) as cluster, trio.open_nursery() as nursery:

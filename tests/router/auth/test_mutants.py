@@ -5,13 +5,13 @@ import json
 import attrs
 import pytest
 
-from llmkube.router.auth import jwk_set, key_set, token_checker, token_claims, token_form
-from llmkube.router.auth.token_claims import ClaimError
+from llmkube.router.auth import jwk_set, token_checker, token_form, token_keys
+from llmkube.router.auth.token_checker import ClaimError
 from llmkube.router.policy.request_facts import Principal
 from router.auth.test_token_checker import ATTACKS, GOOD_CLAIMS, KEYS, play
 from router.auth.token_lab import NOW, checker_of, jwk, token
 
-BEARER_OF, TOKEN_OF, OBJECT_OF = token_claims.bearer_of, token_form.token_of, token_form.object_of
+BEARER_OF, TOKEN_OF, OBJECT_OF = token_checker.bearer_of, token_form.token_of, token_form.object_of
 
 
 def believing(**claims):
@@ -23,7 +23,7 @@ def believing(**claims):
 
 def at(seconds):
     """A mutant whose leeway is as long as that, backwards or forwards."""
-    return lambda patch: patch.setattr(token_claims, "LEEWAY_SECONDS", seconds)
+    return lambda patch: patch.setattr(token_checker, "LEEWAY_SECONDS", seconds)
 
 
 def reading_loosely(patch):
@@ -40,12 +40,12 @@ def reading_loosely(patch):
 
 
 def trusting_signatures(patch):
-    patch.setattr(key_set.SigningKey, "has_signed", lambda self, shown: True)
+    patch.setattr(token_keys.SigningKey, "has_signed", lambda self, shown: True)
 
 
 def any_key(patch):
     patch.setattr(
-        key_set.KeySet,
+        token_keys.KeySet,
         "key_for",
         lambda self, shown: next((each for each in self.keys if shown.algorithm in each.checks), None),
     )
@@ -56,7 +56,7 @@ def trying_all_keys(patch):
         keys = jwk_set.key_set_of(json.dumps({"keys": [jwk(each) for each in KEYS]}).encode()).keys
         return any(check(shown.signed, shown.signature) for each in keys for check in each.checks.values())
 
-    patch.setattr(key_set.SigningKey, "has_signed", has_signed)
+    patch.setattr(token_keys.SigningKey, "has_signed", has_signed)
 
 
 def taking_a_key_along(patch):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from llmkube.router.auth import token_checker
 from llmkube.router.auth.jwk_set import key_set_of
-from llmkube.router.auth.key_set import SigningKey
 from llmkube.router.auth.token_checker import Unaccepted
+from llmkube.router.auth.token_keys import SigningKey
 from llmkube.router.policy.request_facts import Principal
 from router.auth.token_lab import (
     CLAIMS,

@@ -40,7 +40,7 @@ def key_named(name):
     if kind in ("p256", "p384", "p521"):
         curve = {"p256": ec.SECP256R1, "p384": ec.SECP384R1, "p521": ec.SECP521R1}[kind]
         return ec.generate_private_key(curve())
-    return rsa.generate_private_key(65537, {"rsa": 2048, "weak": 1024, "vast": 8192}[kind])
+    return rsa.generate_private_key(65537, {"rsa": 2048, "weak": 1024}[kind])
 
 
 def integer(number, size=None):

@@ -3,6 +3,7 @@
 import itertools
 import random
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 import trio
@@ -11,7 +12,10 @@ from llmkube.base.errors import UserError
 from llmkube.router.budget_store import budget_file, kept_budgets
 from llmkube.router.budget_store.budget_file import BudgetFileError, budget_file_of
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Claim, Reservation
+from llmkube.router.budgets.meter import Demand, Reservation
+from llmkube.router.policy.decision import decide
+from llmkube.router.policy.permits import permits_for
+from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy.router_lab import ASKED, open_lab, until_gone
 from router.proxy.router_lab import answer as answered
 from router.proxy.test_budgets import SMALL, limited, taken
@@ -104,9 +108,9 @@ async def test_under_load_few_requests_wait_for_the_disk(tmp_path, monkeypatch):
     """Hundreds share a few writes, and a kill right after them charges at least what they took."""
     writes, real = [], budget_file.BudgetFile.write
 
-    def counted(self, *arguments):
+    def counted(self, *arguments, **named):
         writes.append(arguments)
-        real(self, *arguments)
+        real(self, *arguments, **named)
 
     monkeypatch.setattr(budget_file.BudgetFile, "write", counted)
     async with lab(tmp_path / "one", max_tokens=1_000_000) as one:
@@ -130,8 +134,8 @@ async def test_without_requests_the_file_says_what_was_taken(tmp_path, monkeypat
     """What was left for further requests is set aside no more, a moment after the last one."""
     real, rests = budget_file.BudgetFile.write, trio.Event()
 
-    def told(self, held, charges, windows, now):
-        real(self, held, charges, windows, now)
+    def told(self, held, *more, **named):
+        real(self, held, *more, **named)
         if held and all(one.amount == Amount() for one in held):
             trio.from_thread.run_sync(rests.set)
 
@@ -184,15 +188,17 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
 
     monkeypatch.setattr(budget_file.BudgetFile, "open", in_use)
     kept = kept_budgets.KeptBudgets(file, lambda: datetime(2026, 8, 1, tzinfo=UTC), random.Random(1))
-    claim = Claim(under=limited().budgets, most=Amount(5, 0), copies=1, cap=None)
+    config, facts = limited(), RequestFacts(model="")
+    decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
+    ask = partial(kept.admit, config, decision, facts, Demand(body={}, body_bytes=5, writes=False))
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)
         await kept.reload(limited())
         with pytest.raises(BudgetFileError, match="another process"):
-            await kept.admit_claim(claim, [""])
+            await ask()
         while kept.problem:  # noqa: ASYNC110 (a state of another task)
             await trio.sleep(1)
-        assert isinstance(await kept.admit_claim(claim, [""]), Reservation)
+        assert isinstance(await ask(), Reservation)
         nursery.cancel_scope.cancel()
     waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert len(attempts) == 9
@@ -200,4 +206,4 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     assert max(waits) <= 61
     saved = real(file)
     file.close()
-    assert [each.amount for each in saved.held] == [Amount(5, 0)]
+    assert [each.amount for each in saved.held] == [Amount(5, 5000)]

@@ -16,7 +16,6 @@ from llmkube.router.budgets.meter import (
     Took,
     claim_of,
     nano_usd,
-    teams_of,
     with_limit,
 )
 from llmkube.router.config.routing_config import Backend, Budget, Match, Prices, RoutingConfig, Rule
@@ -46,7 +45,7 @@ def reserve(meter, config, *, body=None, body_bytes=100, team="", headers=None, 
     decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
     demand = Demand(body={"max_tokens": 100} if body is None else body, body_bytes=body_bytes, writes=writes)
     claim = claim_of(config, decision, demand)
-    return NOTHING if claim is None else meter.reserve(claim, teams_of(claim, facts), now=now)
+    return NOTHING if claim is None else meter.reserve(claim, facts, now=now)
 
 
 def used(meter, config, now=0.0):

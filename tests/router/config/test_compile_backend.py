@@ -1,11 +1,30 @@
-"""Each backend of a ModelRouter becomes what the data path needs of it, and its key is named by a file of its own."""
+"""Each backend of a ModelRouter becomes what the data path needs of it, and its key is named by a file of its own.
+
+Engines have one digest where they answer alike, and another wherever something changes an answer.
+
+Slots are known where the spec alone tells them.
+
+What may be outside of this network is not local.
+"""
 
 from decimal import Decimal
 
+import attrs
 import pytest
 
-from llmkube.router.config.compile_backend import SECRET_KEYS, KeyFile
-from llmkube.router.config.routing_config import Prices, Probe
+from llmkube.k8s.codec import decode
+from llmkube.k8s.crd.inferenceservice import Autoscaling, HostReplicas, InferenceServiceSpec
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.placement import EnvVar
+from llmkube.router.config.compile_backend import (
+    SECRET_KEYS,
+    KeyFile,
+    is_replicated,
+    model_digest,
+    slots_of,
+    splits_cache,
+)
+from llmkube.router.config.routing_config import Prices, Probe, stays_here
 from router.written_routers import compiled, errors, running
 
 
@@ -94,3 +113,181 @@ def test_half_a_price_is_none():
     found = compiled(external()[:-3].rstrip("}] ") + ' } , costPerMillionTokens: { promptUSD: "1" } }]\n')
     assert found.config.backends["away"].prices is None
     assert any("a price is missing, which is not 0" in each for each in found.warnings)
+
+
+MODEL = decode(Model, {"metadata": {"name": "m", "namespace": "ml", "uid": "u1"}, "spec": {"source": "org/repo"}})
+SPEC = InferenceServiceSpec(model_ref="m")
+DIGEST = "ab" * 32
+
+
+def of(spec=None, model=MODEL, **changes):
+    return model_digest(attrs.evolve(SPEC if spec is None else spec, **changes), model)
+
+
+def with_(part, **changes):
+    return attrs.evolve(MODEL, **{part: attrs.evolve(getattr(MODEL, part), **changes)})
+
+
+ALIKE = {
+    "more slots and replicas": {"parallel_slots": 4, "replicas": 2, "context_size": 4096},
+    "a Mac": {"runtime": "llama-server"},
+    "another name of the Model": {"model_ref": "n"},
+    "where it runs": {"extra_args": ("-ngl", "99", "--threads=4", "--mlock"), "moe_cpu_layers": 3},
+    "what is not llama.cpp's": {"env": (EnvVar(name="CUDA_VISIBLE_DEVICES", value="1"),)},
+}
+OTHER = {
+    "another template": {"extra_args": ("--chat-template", "chatml")},
+    "another adapter": {"extra_args": ("--lora", "x.gguf")},
+    "no template": {"jinja": False},
+    "a smaller cache": {"cache_type_k": "q8_0"},
+    "no thoughts": {"reasoning_budget": 0},
+    "other metadata": {"metadata_overrides": ("a=int:1",)},
+    "a variable": {"env": (EnvVar(name="LLAMA_ARG_CHAT_TEMPLATE", value="chatml"),)},
+}
+NONE = {
+    "another engine": {"runtime": "vllm"},
+    "several models": {"runtime": "llamacpp-router"},
+    "another program": {"command": ("./serve",)},
+    "hosts with a model of their own": {"hosts": HostReplicas(model_ref="m")},
+    "no beginnings": {"extra_args": ("--no-prefill-assistant",)},
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_what_changes_no_answer_changes_no_digest(name):
+    """One name over a CUDA service and a Mac is one model."""
+    assert of(**ALIKE[name]) == of() != ""
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_what_changes_an_answer_changes_the_digest(name):
+    """An answer is not begun by one template and ended by another."""
+    assert of(**OTHER[name]) not in ("", of())
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_cannot_be_told_has_none(name):
+    """It goes on with no other engine's answers."""
+    assert of(**NONE[name]) == ""
+
+
+def test_weights_are_the_same_by_their_digest_or_by_their_object():
+    """Two Models of one file are one; one Model whose source has changed is another."""
+    assert of(model=None) == ""
+    computed = with_("status", sha256=DIGEST)
+    asked = attrs.evolve(with_("spec", sha256=DIGEST.upper()), metadata=attrs.evolve(MODEL.metadata, uid="u2"))
+    assert of(model=computed) == of(model=asked) != of()
+    assert of(model=with_("metadata", uid="u2")) != of()
+    assert of(model=with_("spec", source="org/other")) != of()
+    assert of(model=with_("status", source_etag="2")) != of()
+    assert of(model=with_("spec", mmproj="p.gguf")) != of()
+
+
+@pytest.mark.parametrize(
+    ("changes", "slots"),
+    [
+        ({}, 1),
+        ({"parallel_slots": 4}, 4),
+        ({"parallel_slots": 4, "replicas": 3}, 12),
+        ({"parallel_slots": 4, "runtime": "llama-server"}, 4),
+        ({"parallel_slots": 4, "extra_args": ("--mlock",)}, 4),
+        ({"parallel_slots": 4, "replicas": 0}, 0),
+        ({"parallel_slots": 4, "runtime": "vllm"}, 0),
+        ({"parallel_slots": 4, "runtime": "llamacpp-router"}, 0),
+        ({"parallel_slots": 4, "autoscaling": Autoscaling(max_replicas=4)}, 0),
+        ({"parallel_slots": 4, "hosts": HostReplicas(model_ref="m")}, 0),
+        ({"parallel_slots": 4, "command": ("./serve",)}, 0),
+        ({"extra_args": ("--parallel", "8")}, 0),
+        ({"extra_args": ("--parallel=8",)}, 0),
+        ({"extra_args": ("-np", "8")}, 0),
+    ],
+)
+def test_slots_of_a_service(changes, slots):
+    """0 wherever something else has a say."""
+    assert slots_of(InferenceServiceSpec(model_ref="m", **changes)) == slots
+
+
+@pytest.mark.parametrize(
+    ("changes", "several"),
+    [
+        ({}, False),
+        ({"parallel_slots": 4}, False),
+        ({"replicas": 3}, True),
+        ({"replicas": 0}, True),
+        ({"autoscaling": Autoscaling(max_replicas=4)}, True),
+        ({"hosts": HostReplicas(model_ref="m")}, True),
+    ],
+)
+def test_several_engines_answer_at_one_address(changes, several):
+    """Also where their number changes."""
+    assert is_replicated(InferenceServiceSpec(model_ref="m", **changes)) == several
+
+
+@pytest.mark.parametrize(
+    ("changes", "splits"),
+    [
+        ({}, True),
+        ({"parallel_slots": 4}, True),
+        ({"parallel_slots": 4, "extra_args": ("--kv-unified",)}, False),
+        ({"parallel_slots": 4, "extra_args": ("-kvu",)}, False),
+        ({"parallel_slots": 4, "extra_args": ("--kv-unified", "--no-kv-unified")}, None),
+        ({"parallel_slots": 4, "extra_args": ("--kv-unified-per-slot",)}, None),
+        ({"parallel_slots": 4, "runtime": "vllm"}, None),
+        ({"extra_args": ("--parallel", "8")}, None),
+    ],
+)
+def test_each_slot_has_a_part_of_the_cache_or_all_share_it(changes, splits):
+    """What is not clear is not known, and no figure is made of it."""
+    assert splits_cache(InferenceServiceSpec(model_ref="m", **changes)) is splits
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://10.1.2.3:8080/v1",
+        "https://192.168.1.9",
+        "http://172.31.0.1/",
+        "http://127.0.0.1:1",
+        "http://[::1]:8080/v1",
+        "http://[fd00::1]/v1",
+        "http://[::ffff:10.0.0.1]/",
+        "http://100.100.1.1/",
+        "http://litellm:4000",
+        "http://notlocal",
+        "http://litellm.ml.svc:4000",
+        "http://litellm.ml.svc.cluster.local:4000/v1",
+        "http://studio.local:8080",
+        "http://localhost:8080",
+        "http://gateway.internal/",
+        "http://LiteLLM.ML.SVC.",
+    ],
+)
+def test_what_only_this_network_answers_for(url):
+    """Private addresses, names of the cluster, and names that no server of the Internet has."""
+    assert stays_here(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://api.openai.com/v1",
+        "https://8.8.8.8",
+        "https://172.32.0.1",
+        "https://10.0.0.1.example.com",
+        "https://svc.example.com",
+        "http://0x08080808/",
+        "https://api.openai.com/?x=.svc",
+        "https://user@api.openai.com",
+        "https://127.0.0.1@api.openai.com/",
+        "https://[2001:db8::1]/",
+        "https://[::ffff:8.8.8.8]/",
+        "https://169.254.169.254/",
+        "https://0.0.0.0/",
+        "https://167772161/",
+        "https://0x7f000001.example",
+        "",
+    ],
+)
+def test_what_may_be_anywhere(url):
+    """A public address, a public name, a number that some resolvers read as an address."""
+    assert not stays_here(url)

@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.continuation.places import goes_on, places
+from llmkube.router.continuation.joined_answer import goes_on, places
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy.router_lab import cloud, local

@@ -3,8 +3,7 @@
 import pytest
 
 from llmkube.router.budgets.usage import Usage
-from llmkube.router.continuation.errors import JoinError
-from llmkube.router.continuation.token_count import TokenCount
+from llmkube.router.continuation.token_count import JoinError, TokenCount
 
 
 def timings(prompt, predicted, cached=0):

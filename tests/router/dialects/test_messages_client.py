@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 
 from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.dialects.messages_backend import messages_request
-from llmkube.router.dialects.messages_client import CountTokens, Messages, chat_request
+from llmkube.router.dialects.messages_client import chat_request, read_count, read_messages
 from router.dialects.drawn_chats import messages_requests
 
 ASKED = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -45,7 +46,7 @@ def test_a_request_comes_back_as_it_was(body):
 )  # fmt: skip
 def test_what_a_field_becomes(body, name, expected):
     """As the documented APIs name it."""
-    assert Messages().read(body).body[name] == expected
+    assert read_messages(body).body[name] == expected
 
 
 @pytest.mark.parametrize(
@@ -65,12 +66,12 @@ def test_what_a_field_becomes(body, name, expected):
 def test_what_has_no_counterpart_is_refused_by_its_field(body, words):
     """With what to write instead."""
     with pytest.raises(DialectError, match=words):
-        Messages().read(body)
+        read_messages(body)
 
 
 def test_what_is_left_out_is_named():
     """For the audit log."""
-    assert Messages().read(ASKED | {"thinking": {"type": "enabled"}, "service_tier": "auto"}).dropped == (
+    assert read_messages(ASKED | {"thinking": {"type": "enabled"}, "service_tier": "auto"}).dropped == (
         "thinking",
         "service_tier",
     )
@@ -78,19 +79,20 @@ def test_what_is_left_out_is_named():
 
 def test_a_count_is_asked_without_a_limit():
     """It needs none, and is no stream."""
-    found = CountTokens().read({"model": "m", "messages": ASKED["messages"], "stream": True})
+    found = read_count({"model": "m", "messages": ASKED["messages"], "stream": True})
     assert (found.path, found.body) == ("/messages/count_tokens", {"model": "m", "messages": ASKED["messages"]})
 
 
 def test_errors_have_anthropics_types():
     """And say how long too long a prompt is."""
     long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512, "code": 400}
-    said = Messages().refusal(400, long)
+    said = DIALECTS["/v1/messages"].refusal(400, long)
     assert said["error"] == {
         "type": "invalid_request_error",
         "message": "too long (the prompt needs 900 tokens, 512 are available)",
     }
-    kinds = {status: CountTokens().refusal(status, {})["error"]["type"] for status in (401, 403, 404, 429, 503, 502)}
+    refusal = DIALECTS["/v1/messages/count_tokens"].refusal
+    kinds = {status: refusal(status, {})["error"]["type"] for status in (401, 403, 404, 429, 503, 502)}
     assert kinds == {
         401: "authentication_error",
         403: "permission_error",

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llmkube.router.dialects import messages_answers, messages_backend, messages_client, ollama_answers, ollama_client
+from llmkube.router.dialects import messages_answers, messages_backend, messages_client, ollama_client
 from router.dialects.drawn_chats import chunks_of, joined
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
@@ -67,10 +67,10 @@ def play():
         events = [json.loads(each.partition(b"data: ")[2]) for each in data.split(b"\n\n")[:-1]]
         stream = joined([chunk for event in events for chunk in backend.take(event)])
         assert (stream["choices"], stream["usage"], backend.done) == (answer["choices"], answer["usage"], True)
-        lines = ollama_answers.OllamaAnswers(model="m")
+        lines = ollama_client.OllamaAnswers(model="m")
         data = b"".join(lines.event(each) for each in chunks_of(answer, 3)) + lines.end()
         last = json.loads(data.splitlines()[-1])
-        said = ollama_answers.OllamaAnswers(model="m").whole(200, answer)
+        said = ollama_client.OllamaAnswers(model="m").whole(200, answer)
         assert (last["eval_count"], last["prompt_eval_count"]) == (4, 9)
         assert last["message"].get("tool_calls") == said["message"].get("tool_calls")
         calls = [call["function"] for call in said["message"].get("tool_calls", ())]
@@ -81,7 +81,7 @@ def play():
         {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
         {"role": "tool", "content": "r", "tool_name": "f"},
     ]
-    called, result = ollama_client.OllamaChat().read({"model": "m", "messages": turns}).body["messages"]
+    called, result = ollama_client.read_chat({"model": "m", "messages": turns}).body["messages"]
     assert called["tool_calls"][0]["id"] == result["tool_call_id"]
 
 
@@ -113,9 +113,9 @@ MUTANTS = {
     "a cut answer of a backend looks finished": (
         messages_backend, "FINISH_REASONS", lambda real: real | {"max_tokens": "stop"}),
     "a backend's tokens are not read": (messages_backend, "count_in", returning(lambda said: 0)),
-    "Ollama's calls are lost": (ollama_answers, "_calls_of", returning(lambda said: said[:1])),
-    "Ollama's tokens are lost": (ollama_answers, "count_in", returning(lambda said: 0)),
-    "a cut answer looks finished to Ollama": (ollama_answers, "_REASONS", lambda real: {}),
+    "Ollama's calls are lost": (ollama_client, "_calls_of", returning(lambda said: said[:1])),
+    "Ollama's tokens are lost": (ollama_client, "count_in", returning(lambda said: 0)),
+    "a cut answer looks finished to Ollama": (ollama_client, "_REASONS", lambda real: {}),
     "a result belongs to another call": (ollama_client, "_answered", returning(lambda said: "call_9")),
 }  # fmt: skip
 

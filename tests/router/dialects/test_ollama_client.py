@@ -1,9 +1,26 @@
-"""Ollama's requests as chat completions and embeddings: tables of what becomes of each field."""
+"""Ollama's requests as chat completions and embeddings: tables of what becomes of each field.
+
+Answers in Ollama's API: whole ones, and streams that say the same.
+"""
+
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.ollama_client import OllamaChat, OllamaEmbed, OllamaGenerate
+from llmkube.router.dialects.inbound import DIALECTS
+from llmkube.router.dialects.ollama_client import (
+    MOST_CALLS,
+    MOST_HELD,
+    EmbedAnswers,
+    OllamaAnswers,
+    read_chat,
+    read_embed,
+    read_generate,
+)
+from router.dialects.drawn_chats import chat_answers, chunks_of
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PROMPT = {"model": "m", "prompt": "hi"}
@@ -27,13 +44,13 @@ PROMPT = {"model": "m", "prompt": "hi"}
 )  # fmt: skip
 def test_what_a_field_becomes(body, name, expected):
     """As the documented APIs name it."""
-    assert OllamaChat().read(body).body[name] == expected
+    assert read_chat(body).body[name] == expected
 
 
 def test_an_answer_is_whole_only_if_the_client_says_so():
     """Ollama's default is a stream."""
-    assert "stream" not in OllamaChat().read(ASKED | {"stream": False}).body
-    assert "max_tokens" not in OllamaChat().read(ASKED | {"options": {"num_predict": -1}}).body
+    assert "stream" not in read_chat(ASKED | {"stream": False}).body
+    assert "max_tokens" not in read_chat(ASKED | {"options": {"num_predict": -1}}).body
 
 
 def test_results_belong_to_the_calls_before_them():
@@ -45,51 +62,51 @@ def test_results_belong_to_the_calls_before_them():
         {"role": "tool", "content": "of f", "tool_name": "f"},
         {"role": "tool", "content": "the rest"},
     ]
-    said, *results = OllamaChat().read(ASKED | {"messages": turns}).body["messages"]
+    said, *results = read_chat(ASKED | {"messages": turns}).body["messages"]
     assert [call["id"] for call in said["tool_calls"]] == ["call_0", "call_1", "call_2"]
     assert said["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
     assert [each["tool_call_id"] for each in results] == ["call_1", "call_0", "call_2"]
 
 
 @pytest.mark.parametrize(
-    ("dialect", "body", "words"),
+    ("read", "body", "words"),
     [
-        (OllamaChat(), ASKED | {"messages": []}, "messages is empty"),
-        (OllamaChat(), ASKED | {"messages": [{"role": "robot"}]}, "'robot'; write system"),
-        (OllamaChat(), ASKED | {"messages": [{"role": "tool", "tool_name": "f"}]}, "which no message before it calls"),
-        (OllamaChat(), ASKED | {"messages": [{"role": "user", "content": [1]}]}, "must be a text"),
-        (OllamaChat(), ASKED | {"format": "xml"}, "format is 'xml'"),
-        (OllamaGenerate(), {"model": "m"}, "prompt is missing"),
-        (OllamaGenerate(), PROMPT | {"raw": True}, "raw is set"),
-        (OllamaGenerate(), PROMPT | {"suffix": "x"}, "suffix is set"),
-        (OllamaGenerate(), PROMPT | {"template": "x"}, "template is set"),
-        (OllamaGenerate(), PROMPT | {"context": [1]}, "context is set"),
-        (OllamaGenerate(), PROMPT | {"images": [7]}, "images must be a list"),
-        (OllamaEmbed(), {"model": "m", "input": [1]}, "input must be a text"),
-        (OllamaEmbed(), {"model": "m"}, "input must be a text"),
+        (read_chat, ASKED | {"messages": []}, "messages is empty"),
+        (read_chat, ASKED | {"messages": [{"role": "robot"}]}, "'robot'; write system"),
+        (read_chat, ASKED | {"messages": [{"role": "tool", "tool_name": "f"}]}, "which no message before it calls"),
+        (read_chat, ASKED | {"messages": [{"role": "user", "content": [1]}]}, "must be a text"),
+        (read_chat, ASKED | {"format": "xml"}, "format is 'xml'"),
+        (read_generate, {"model": "m"}, "prompt is missing"),
+        (read_generate, PROMPT | {"raw": True}, "raw is set"),
+        (read_generate, PROMPT | {"suffix": "x"}, "suffix is set"),
+        (read_generate, PROMPT | {"template": "x"}, "template is set"),
+        (read_generate, PROMPT | {"context": [1]}, "context is set"),
+        (read_generate, PROMPT | {"images": [7]}, "images must be a list"),
+        (read_embed, {"model": "m", "input": [1]}, "input must be a text"),
+        (read_embed, {"model": "m"}, "input must be a text"),
     ],
 )
-def test_what_only_ollama_does_is_refused_by_its_field(dialect, body, words):
+def test_what_only_ollama_does_is_refused_by_its_field(read, body, words):
     """With what to write instead."""
     with pytest.raises(DialectError, match=words):
-        dialect.read(body)
+        read(body)
 
 
 def test_how_ollama_would_run_its_engine_is_left_out_and_named():
     """For the audit log."""
-    found = OllamaChat().read(ASKED | {"keep_alive": "5m", "options": {"num_ctx": 4096, "seed": 1}})
+    found = read_chat(ASKED | {"keep_alive": "5m", "options": {"num_ctx": 4096, "seed": 1}})
     assert (found.dropped, found.body["seed"]) == (("keep_alive", "options.num_ctx"), 1)
 
 
 def test_a_prompt_is_a_chat_of_one_turn():
     """Under the model's own template, as Ollama does it."""
-    body = OllamaGenerate().read(PROMPT | {"system": "be brief"}).body
+    body = read_generate(PROMPT | {"system": "be brief"}).body
     assert body["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 
 
 def test_texts_are_asked_for_vectors():
     """One text is a list of one."""
-    found = OllamaEmbed().read({"model": "m", "input": "a", "truncate": True, "dimensions": 8})
+    found = read_embed({"model": "m", "input": "a", "truncate": True, "dimensions": 8})
     assert (found.path, found.body) == ("/embeddings", {"model": "m", "input": ["a"], "dimensions": 8})
     assert found.dropped == ("truncate",)
 
@@ -98,9 +115,85 @@ def test_errors_are_ollamas():
     """A message, with how long too long a prompt is."""
     long = {"message": "too long", "n_prompt_tokens": 900, "n_ctx": 512}
     said = {"error": "too long (the prompt needs 900 tokens, 512 are available)"}
-    assert (
-        OllamaChat().refusal(400, long)
-        == OllamaGenerate().refusal(400, long)
-        == OllamaEmbed().refusal(400, long)
-        == said
-    )
+    assert [DIALECTS[f"/api/{path}"].refusal(400, long) for path in ("chat", "generate", "embed")] == [said] * 3
+
+
+def lines_of(data):
+    return [json.loads(line) for line in data.splitlines()]
+
+
+@given(chat_answers(), st.integers(0, 30))
+def test_a_stream_says_what_a_whole_answer_says(answer, at):
+    """However its texts are cut: text, thoughts, calls, reason and tokens; only the last line is done."""
+    whole = OllamaAnswers(model="m").whole(200, answer)
+    answers = OllamaAnswers(model="m")
+    lines = lines_of(b"".join(answers.event(each) for each in chunks_of(answer, at)) + answers.end())
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    joined = {"role": "assistant", "content": "".join(line["message"]["content"] for line in lines)}
+    if thought := "".join(line["message"].get("thinking", "") for line in lines):
+        joined["thinking"] = thought
+    if "tool_calls" in lines[-1]["message"]:
+        joined["tool_calls"] = lines[-1]["message"]["tool_calls"]
+    assert lines[-1] | {"message": joined} == whole
+    assert whole["prompt_eval_count"] == answer["usage"]["prompt_tokens"]
+    calls = answer["choices"][0]["message"].get("tool_calls", [])
+    given = [json.loads(call["function"]["arguments"]) for call in calls]
+    assert [call["function"]["arguments"] for call in joined.get("tool_calls", [])] == given
+
+
+def test_what_generate_says():
+    """The text is the response; times are llama.cpp's, in nanoseconds."""
+    said = {
+        "created": 1_700_000_000,
+        "choices": [{"message": {"content": "yes"}, "finish_reason": "length"}],
+        "timings": {"prompt_ms": 2.5, "predicted_ms": 4},
+    }
+    line = OllamaAnswers(model="m", generates=True).whole(200, said)
+    assert (line["response"], line["done_reason"], line["created_at"]) == ("yes", "length", "2023-11-14T22:13:20Z")
+    assert (line["prompt_eval_duration"], line["eval_duration"], line["total_duration"]) == (2500000, 4000000, 6500000)
+
+
+def test_half_a_call_ends_in_an_error():
+    """Its arguments are no JSON object."""
+    answers = OllamaAnswers(model="m")
+    call = {"index": 0, "function": {"name": "f", "arguments": '{"a'}}
+    answers.event({"choices": [{"delta": {"tool_calls": [call]}}]})
+    with pytest.raises(DialectError, match="must be a JSON object"):
+        answers.end()
+
+
+def test_calls_that_are_held_have_a_bound():
+    """In how many they are, and in how long: they go to the client with the last line only."""
+    for calls in (
+        [{"index": at, "function": {"name": "f", "arguments": "{}"}} for at in range(MOST_CALLS + 1)],
+        [{"index": 0, "function": {"arguments": "x" * (1 << 20)}} for _ in range((MOST_HELD >> 20) + 1)],
+    ):
+        answers = OllamaAnswers(model="m")
+        for call in calls[:-1]:
+            answers.event({"choices": [{"delta": {"tool_calls": [call]}}]})
+        with pytest.raises(DialectError, match="or longer than"):
+            answers.event({"choices": [{"delta": {"tool_calls": calls[-1:]}}]})
+
+
+@pytest.mark.parametrize(
+    "said", [{"created": 10**15}, {"timings": {"prompt_ms": 1e300}}, {"timings": {"prompt_ms": -1}}]
+)
+def test_odd_numbers_of_a_backend_are_left_out(said):
+    """They make no answer fail."""
+    assert OllamaAnswers(model="m").whole(200, said)["total_duration"] == 0
+
+
+def test_who_waits_reads_a_line_without_text():
+    """And who fails, an error."""
+    answers = OllamaAnswers(model="m")
+    (line,) = lines_of(answers.waiting())
+    assert (line["message"]["content"], line["done"]) == ("", False)
+    assert lines_of(answers.failed({"message": "gone"})) == [{"error": "gone"}]
+
+
+def test_vectors_come_in_the_order_of_their_texts():
+    """Whatever order the backend gives them."""
+    data = [{"index": 1, "embedding": [2.0]}, {"index": 0, "embedding": [1.0]}]
+    said = EmbedAnswers(model="m").whole(200, {"data": data, "usage": {"prompt_tokens": 4}})
+    assert (said["embeddings"], said["prompt_eval_count"]) == ([[1.0], [2.0]], 4)
+    assert EmbedAnswers(model="m").whole(400, {"error": {"message": "no"}}) == {"error": "no"}

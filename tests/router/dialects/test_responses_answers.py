@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmkube.router.dialects import responses_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.responses_answers import ResponsesAnswers
-from llmkube.router.dialects.responses_client import Responses
+from llmkube.router.dialects.responses_client import read_responses
 from router.dialects.drawn_chats import chat_answers, chunks_of
 
 CALLS = [
@@ -34,7 +34,7 @@ def limited(reason="length", **message):
 
 def new(kept=None, **more):
     """Answers of a request; what they keep goes to a list."""
-    answers = Responses().read({"model": "m", "input": "hi"} | more).answers
+    answers = read_responses({"model": "m", "input": "hi"} | more).answers
     answers.response_id, answers.now = "resp_1", lambda: 7
     if kept is not None:
         answers.keep = lambda response, output: bool(kept.append((response, output))) or True

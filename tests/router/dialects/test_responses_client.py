@@ -3,7 +3,7 @@
 import pytest
 
 from llmkube.router.dialects.dialect import DialectError
-from llmkube.router.dialects.responses_client import Responses, with_history
+from llmkube.router.dialects.responses_client import read_responses, with_history
 
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
 ASKED = {"model": "m", "input": "hi"}
@@ -11,7 +11,7 @@ FORMAT = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "str
 
 
 def read(**more):
-    return Responses().read(ASKED | more)
+    return read_responses(ASKED | more)
 
 
 def chat(**more):

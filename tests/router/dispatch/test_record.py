@@ -8,7 +8,7 @@ import trio
 
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.dispatch import backend_call
-from llmkube.router.dispatch.record import Record, Try, server_timing
+from llmkube.router.dispatch.record import Answered, Record, Request, Try, server_timing
 from router.proxy.router_lab import (
     ANSWER,
     DONE,
@@ -52,9 +52,11 @@ def parts_of(timing):
         ),
     ],
 )
-def test_what_is_known_is_said_and_nothing_else(changes, said):
+async def test_what_is_known_is_said_and_nothing_else(changes, said, autojump_clock):
     """A backend that reports no times and no cache has none, not 0."""
-    assert server_timing(Record(request_id="x", path="/", peer="", started_at=0, **changes), 2.0) == said
+    request = Request(request_id="x", path="/", method="POST", peer="", started_at=trio.current_time() - 2, trace={})
+    answered = Answered(**{name: each for name, each in changes.items() if name != "tries"})
+    assert server_timing(Record(request, answered=answered, tries=changes.get("tries", []))) == said
 
 
 async def test_a_whole_answer_says_all_of_it_in_its_head():

@@ -19,7 +19,7 @@ from llmkube.router.backends import Backend as Engine
 from llmkube.router.backends import UnavailableModel
 from llmkube.router.dispatch.attempt import Asked, Attempts
 from llmkube.router.dispatch.transport import Address, CertificateFileError, open_transport, trusted_context
-from llmkube.router.health.probe_state import Reply
+from llmkube.router.health.signs import Reply
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from router.proxy.router_lab import answer, cloud, config_of, local, open_lab

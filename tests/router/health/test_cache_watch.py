@@ -7,9 +7,9 @@ import pytest
 import trio
 
 from llmkube.router.health import cache_watch
-from llmkube.router.health.cache_use import CacheUse
 from llmkube.router.health.cache_watch import CacheWatch
-from router.health.test_cache_use import BUSY, IDLE
+from llmkube.router.health.signs import CacheUse
+from router.health.test_signs import BUSY, IDLE
 from router.proxy.router_lab import WHOLE_STREAM, Player, answer, cloud, config_of, local, open_lab, saying, stream
 
 LLAMA = [b"Server: llama.cpp"]

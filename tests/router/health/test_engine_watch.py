@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmkube.router.health import engine_watch, silence
+from llmkube.router.health import engine_watch
 from llmkube.router.health.engine_watch import FROZEN, Waiting
 from router.proxy.router_lab import (
     STREAMED,
@@ -329,21 +329,23 @@ async def test_what_a_client_leaves_is_watched_no_longer(autojump_clock):
 
 
 def never_frozen(patch):
-    patch.setattr(silence.Silence, "is_frozen", lambda self, now: False)
+    patch.setattr(engine_watch.Silence, "is_frozen", lambda self, now: False)
 
 
 def frozen_by_time_alone(patch):
-    patch.setattr(silence.Silence, "is_frozen", lambda self, now: True)
+    patch.setattr(engine_watch.Silence, "is_frozen", lambda self, now: True)
 
 
 def believes_every_server(patch):
-    plain = silence.Silence.heard
-    patch.setattr(silence.Silence, "heard", lambda self, server: plain(self, silence.LLAMA_SERVER))
+    plain = engine_watch.Silence.heard
+    patch.setattr(engine_watch.Silence, "heard", lambda self, server: plain(self, engine_watch.LLAMA_SERVER))
 
 
 def forgets_what_it_is(patch):
     patch.setattr(
-        silence.Silence, "heard", lambda self, server: silence.Silence(server == silence.LLAMA_SERVER and False)
+        engine_watch.Silence,
+        "heard",
+        lambda self, server: engine_watch.Silence(server == engine_watch.LLAMA_SERVER and False),
     )
 
 

@@ -6,13 +6,14 @@ import attrs
 import pytest
 
 from lengths import LEAKS
-from llmkube.router.policy import data_limits, permits, request_facts
-from llmkube.router.policy.data_limits import DataLimits, NoRegionLeftError
+from llmkube.router.policy import permits, request_facts
 from llmkube.router.policy.request_facts import Principal, RequestFacts
+from llmkube.router.responses import store
+from llmkube.router.responses.store import DataLimits, NoRegionLeftError
 from router.policy import oracle
 from router.policy.drawn_routers import config_of, draw_request, draw_router
 
-LIMITED, LIMITS_OF = data_limits.limited, data_limits.limits_of
+LIMITED, LIMITS_OF = store.limited, store.limits_of
 
 
 def facts(classes=(), regions=()):
@@ -32,7 +33,7 @@ def facts(classes=(), regions=()):
 )
 def test_a_request_has_the_limits_of_its_history_as_well(asked, history, classes, regions):
     """All classes of both, and the regions that are in both; no region at all means everywhere."""
-    found = data_limits.limited(asked, history)
+    found = store.limited(asked, history)
     assert (found.classes, found.regions) == (classes, regions)
 
 
@@ -40,15 +41,13 @@ def test_a_request_has_the_limits_of_its_history_as_well(asked, history, classes
 def test_no_region_in_common_is_nowhere_and_not_everywhere(history):
     """An empty set of regions would admit every backend."""
     with pytest.raises(NoRegionLeftError, match="this request's to us"):
-        data_limits.limited(facts(regions=["us"]), DataLimits(regions=history))
+        store.limited(facts(regions=["us"]), DataLimits(regions=history))
 
 
 def test_limits_are_those_of_the_facts():
     """A request that names no region may be sent on to any; so may its answer."""
-    assert data_limits.limits_of(facts(["pii"], ["eu"])) == DataLimits(
-        classes=frozenset({"pii"}), regions=frozenset({"eu"})
-    )
-    assert data_limits.limits_of(facts()).regions is None
+    assert store.limits_of(facts(["pii"], ["eu"])) == DataLimits(classes=frozenset({"pii"}), regions=frozenset({"eu"}))
+    assert store.limits_of(facts()).regions is None
 
 
 # -- the property ------------------------------------------------------------------------------------------------------
@@ -64,12 +63,12 @@ def reached(config, request, history):
     """What a request that continues a conversation may reach, and the limits of what is kept; None for nowhere."""
     asked = request_facts.facts_of(config, request["head"], request["body"], Principal(team=request["team"]))
     try:
-        both = data_limits.limited(asked, history)
+        both = store.limited(asked, history)
     except NoRegionLeftError:
         return None, history
     alone = permits.permits_for(config, asked).allowed
     assert permits.permits_for(config, both).allowed.keys() <= alone.keys()
-    return set(permits.permits_for(config, both).allowed), data_limits.limits_of(both)
+    return set(permits.permits_for(config, both).allowed), store.limits_of(both)
 
 
 def play(count, seed):
@@ -153,6 +152,6 @@ MUTANTS = {
 def test_a_mutant_is_caught(name, monkeypatch):
     """Each deliberate bug opens something that is closed, or closes what is open."""
     patched, mutant = MUTANTS[name]
-    monkeypatch.setattr(data_limits, patched, mutant)
+    monkeypatch.setattr(store, patched, mutant)
     with pytest.raises(AssertionError):
         play(300, seed=31)

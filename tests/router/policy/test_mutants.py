@@ -3,13 +3,13 @@
 import attrs
 import pytest
 
-from llmkube.router.config import model_patterns
+from llmkube.router.config import routing_config
 from llmkube.router.config.data_classes import _values_and_pieces, classes_in
 from llmkube.router.policy import decision, permits, request_facts
 from router.policy.test_leaks import play
 
 FACTS, PERMITS, DECIDE = request_facts.facts_of, permits.permits_for, decision.decide
-FITS_ANY = model_patterns.fits_any
+FITS_ANY = routing_config.fits_any
 
 
 def of_facts(change):

@@ -72,6 +72,7 @@ def annotated(node):
     return []
 
 
+@pytest.mark.ci
 def test_nothing_else_in_the_sources_makes_a_permit():
     """No module but policy/permits calls it, reaches for its maker, or makes objects past their class."""
     found = {}

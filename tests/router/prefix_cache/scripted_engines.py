@@ -11,7 +11,7 @@ import random
 import attrs
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.policy.least_loaded import Warmth, least_loaded
+from llmkube.router.policy.decision import Warmth, least_loaded
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes

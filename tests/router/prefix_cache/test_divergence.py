@@ -7,7 +7,7 @@ import pytest
 
 from llmkube.router.prefix_cache import own_prompts
 from llmkube.router.prefix_cache.own_prompts import Divergence, Earlier, nearest
-from llmkube.router.prefix_cache.prompt_marks import MOST_BYTES, PLACES, marks_of, prompt_text
+from llmkube.router.prefix_cache.warm_prefixes import MOST_BYTES, PLACES, marks_of, prompt_text
 
 
 def test_it_is_told_in_characters():

@@ -6,7 +6,7 @@ import random
 import orjson
 import pytest
 
-from llmkube.router.prefix_cache.prompt_marks import (
+from llmkube.router.prefix_cache.warm_prefixes import (
     MOST_BYTES,
     MOST_PIECES,
     PLACES,
@@ -100,11 +100,17 @@ def test_a_long_body_has_the_marks_that_it_would_have_as_a_whole(messages):
 
 
 @pytest.mark.parametrize(
-    "messages", [[[]] * 1_000_000, [{str(at): at for at in range(1_000_000)}], ["a"] * 1_000_000, [["x" * 9_000_000]]]
+    "messages",
+    [
+        lambda: [[]] * 1_000_000,
+        lambda: [{str(at): at for at in range(1_000_000)}],
+        lambda: ["a"] * 1_000_000,
+        lambda: [["x" * 9_000_000]],
+    ],
 )
 def test_a_body_cut_finely_is_not_copied(messages):
     """What is written down of 16 MiB is bounded in bytes and in pieces."""
-    text = prompt_text(CHAT, {"messages": messages}, 16 << 20)
+    text = prompt_text(CHAT, {"messages": messages()}, 16 << 20)
     assert len(text) <= MOST_BYTES
     assert text.count(b",") <= MOST_PIECES
 

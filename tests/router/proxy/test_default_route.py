@@ -17,11 +17,11 @@ from llmkube.base.http.server import run_server
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.one_machine.model_directory import AgentDirectory
+from llmkube.programs.one_machine import AgentDirectory
 from llmkube.router.origin_policy import page_grant, refuse_foreign_pages
 from llmkube.router.proxy.default_route import Services, default_config, run_default_route
 from llmkube.router.proxy.router import LIMITS
-from llmkube.router.queue.turns import Turns
+from llmkube.router.turns import Turns
 from router.continuation import llama_script
 
 CHAT = "/v1/chat/completions"
@@ -136,9 +136,13 @@ class World:
     def there(self):
         return Services(
             directory=self.directory,
+            get=self.services.get,
             all=self.services.values,
             model_of=lambda _: MODEL,
             url="http://gw",
+            connect=self.connect,
+            utcnow=utcnow,
+            rng=random.Random(1),
             turns=self.turns,
         )
 
@@ -163,8 +167,7 @@ async def open_world(*engines):
     world = World(engines or (Engine(),))
     world.serve("chat")
     async with open_http_client(world.connect) as client, trio.open_nursery() as nursery:
-        route = partial(run_default_route, connect=world.connect, utcnow=utcnow, rng=random.Random(1))
-        handler = await nursery.start(route, world.there, client)
+        handler = await nursery.start(run_default_route, world.there, client)
         for engine in world.engines.values():
             await nursery.start(run_server, engine.handle, [engine.listener])
         await nursery.start(partial(run_server, handler, [world.front], judge=refuse_foreign_pages, stamp=page_grant))

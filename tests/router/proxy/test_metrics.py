@@ -1,19 +1,26 @@
-"""What a router says of its requests has a name in `OUTCOMES`: no refusal of its own counts as a crash."""
+"""What a router says of its requests has a name in `OUTCOMES`: no refusal of its own counts as a crash.
+
+The series of OpenTelemetry's conventions, from what became of requests.
+"""
 
 import ast
 from itertools import product
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from llmkube import router
 from llmkube.router.auth import principals
+from llmkube.router.budgets.usage import Usage
+from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.inbound import unread_code
-from llmkube.router.dispatch.no_answer import no_answer
-from llmkube.router.dispatch.record import Try
+from llmkube.router.dispatch.dispatcher import no_answer
+from llmkube.router.dispatch.record import Answered, Record, Request, Try
 from llmkube.router.dispatch.relay import Ending
 from llmkube.router.dispatch.verdicts import Cause, Failure
-from llmkube.router.proxy import decisions, metrics
+from llmkube.router.proxy import handler, metrics
+from llmkube.router.proxy.genai_metrics import GenAiMetrics, provider_of
 from llmkube.router.proxy.metrics import bounded_outcome
 
 ROOT = Path(router.__file__).parent
@@ -24,10 +31,9 @@ STATUS_AND_CODE = {"refused": (0, 2), "NoAnswer": (0, 1), "_own": (0, 2)}
 """Where the arguments of what refuses have them."""
 
 COMPUTED = {
-    "proxy/decisions.py": {*decisions._REFUSALS.values(), (503, "no_route")},
-    "proxy/handler.py": {(400, "any of BodyError")},
-    "responses/stored_pages.py": {(404, "response_not_found")},
-    "dispatch/no_answer.py": set(),  # called below, with all that it can be told
+    "proxy/handler.py": {(400, "any of BodyError"), *handler._REFUSALS.values(), (503, "no_route")},
+    "responses/store.py": {(404, "response_not_found")},
+    "dispatch/dispatcher.py": set(),  # called below, with all that it can be told
     "dispatch/attempt.py": {(400, "backend_refused")},  # what is 500 or more is no answer
 }
 """By modules that write a status or a code as another thing than a constant, what these can be."""
@@ -56,6 +62,8 @@ def outcomes_of(text):
                 parts = ast.walk(node.value)
             case ast.FunctionDef() if "outcome" in node.name:
                 parts = ast.walk(node)
+            case ast.Call() if words := [each for each in node.keywords if each.arg == "outcome"]:
+                parts = ast.walk(words[0].value)
             case ast.Call() if ast.unparse(node.func) == "on_refused":
                 parts = ast.walk(node)
             case _:
@@ -116,3 +124,69 @@ def test_a_refusal_that_is_added_is_seen(new, monkeypatch):
     monkeypatch.setitem(globals(), "sources", lambda: [*plain(), ("proxy/new.py", new)])
     with pytest.raises(AssertionError, match="new"):
         test_each_refusal_is_counted_by_its_name()
+
+
+LOCAL = Backend(name="mac", model_id="chat", base_url="http://127.0.0.1:1/v1", local=True)
+CLOUD = Backend(
+    name="c", model_id="gpt", base_url="https://h/v1", local=False, provider="bedrock", model="anthropic.claude"
+)
+OF_LOCAL = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "llmkube", "gen_ai_request_model": "chat"}
+
+
+def record(path="/v1/chat/completions", **what):
+    request = Request(request_id="r", path=path, method="POST", peer="p", started_at=0.0, trace={})
+    return Record(request, answered=Answered(**what))
+
+
+def ended(*requests):
+    """Count them; return a way to read a sample."""
+    registry = CollectorRegistry()
+    metrics = GenAiMetrics(registry)
+    for one, backend, outcome, seconds in requests:
+        metrics.ended(one, backend, outcome, seconds)
+    return registry.get_sample_value
+
+
+def test_a_stream_has_all_of_them():
+    """Two seconds for ten tokens, the first after a fifth of one: nine tokens in 1.8 seconds."""
+    one = record(streamed=True, first_byte_seconds=0.2, usage=Usage(30, 10, 0))
+    value = ended((one, LOCAL, "ok", 2.0))
+    assert value("gen_ai_server_request_duration_seconds_sum", OF_LOCAL | {"error_type": ""}) == 2.0
+    assert value("gen_ai_server_time_to_first_token_seconds_sum", OF_LOCAL) == 0.2
+    assert value("gen_ai_server_time_per_output_token_seconds_sum", OF_LOCAL) == pytest.approx(0.2)
+    assert value("gen_ai_client_token_usage_sum", OF_LOCAL | {"gen_ai_token_type": "input"}) == 30
+    assert value("gen_ai_client_token_usage_sum", OF_LOCAL | {"gen_ai_token_type": "output"}) == 10
+
+
+def test_a_failure_has_its_type_and_no_first_token():
+    one = record(streamed=True, first_byte_seconds=0.2)
+    value = ended((one, LOCAL, "stream_broken", 1.0))
+    assert value("gen_ai_server_request_duration_seconds_count", OF_LOCAL | {"error_type": "stream_broken"}) == 1
+    assert value("gen_ai_server_time_to_first_token_seconds_count", OF_LOCAL) in (None, 0)
+    assert value("gen_ai_client_token_usage_count", OF_LOCAL | {"gen_ai_token_type": "input"}) in (None, 0)
+
+
+def test_labels_are_of_the_config():
+    """What a client calls the model is none: it could make up as many as it likes."""
+    value = ended((record(model="whatever it answers"), CLOUD, "ok", 1.0))
+    labels = {"gen_ai_operation_name": "chat", "gen_ai_provider_name": "aws.bedrock"}
+    labels |= {"gen_ai_request_model": "anthropic.claude", "error_type": ""}
+    assert value("gen_ai_server_request_duration_seconds_count", labels) == 1
+    assert [provider_of(each) for each in (LOCAL, CLOUD)] == ["llmkube", "aws.bedrock"]
+
+
+@pytest.mark.parametrize(("path", "backend"), [("/v1/rerank", LOCAL), ("/v1/chat/completions", None)])
+def test_what_the_convention_has_no_words_for_is_left_out(path, backend):
+    registry = CollectorRegistry()
+    metrics = GenAiMetrics(registry)
+    before = sum(len(family.samples) for family in registry.collect())
+    metrics.ended(record(path), backend, "ok", 1.0)
+    assert sum(len(family.samples) for family in registry.collect()) == before
+
+
+def test_embeddings_have_no_output():
+    one = record("/v1/embeddings", usage=Usage(8, 0, 0))
+    value = ended((one, LOCAL, "ok", 0.1))
+    labels = OF_LOCAL | {"gen_ai_operation_name": "embeddings"}
+    assert value("gen_ai_client_token_usage_sum", labels | {"gen_ai_token_type": "input"}) == 8
+    assert value("gen_ai_client_token_usage_count", labels | {"gen_ai_token_type": "output"}) in (None, 0)

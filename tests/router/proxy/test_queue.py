@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
+from llmkube.router import fair_queue
 from llmkube.router.config.routing_config import Auth
-from llmkube.router.queue import fair_queue
 from router.proxy.router_lab import (
     ANSWER,
     ASKED,

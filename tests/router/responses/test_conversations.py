@@ -12,10 +12,9 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.router.config.routing_config import Auth, Budget, Classes, Match, Rule
 from llmkube.router.dialects import responses_answers
 from llmkube.router.dispatch.attempt import MAX_ANSWER_BYTES
-from llmkube.router.policy.data_limits import NO_LIMITS
 from llmkube.router.responses import conversations
 from llmkube.router.responses.conversations import SWEEP_SECONDS
-from llmkube.router.responses.store import Bounds, ResponseStore
+from llmkube.router.responses.store import NO_LIMITS, Bounds, ResponseStore
 from router.proxy.router_lab import (
     WHOLE_STREAM,
     Player,

@@ -1,7 +1,17 @@
+import math
+
 import attrs
 import pytest
 
-from llmkube.runtimes.container.container_plan import ContainerPlan, ModelFile, MountPaths, Probe, Probes, Variable
+from llmkube.runtimes.container.container_plan import (
+    ContainerPlan,
+    ModelFile,
+    MountPaths,
+    Probe,
+    Probes,
+    Variable,
+    requests_in_flight,
+)
 from llmkube.runtimes.plan import Placeholder
 
 PLAN = ContainerPlan(
@@ -125,3 +135,33 @@ def test_a_loading_engine_is_asked_every_second_for_half_an_hour(override, perio
     """The half hour stays with another period; a threshold alone counts in Kubernetes' own ten seconds."""
     manifest = attrs.evolve(STARTUP, override=override).manifest()
     assert (manifest["periodSeconds"], manifest["failureThreshold"]) == (period, threshold)
+
+
+NAMES = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+IDLE = "# HELP x y\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "requests"),
+    [
+        (IDLE, 0),
+        (IDLE.replace("processing 0", "processing 1"), 1),
+        (IDLE.replace("deferred 0", "deferred 2.0"), 2),
+        (IDLE.replace("processing 0", 'processing{model="a b} c"} 0'), 0),
+        (IDLE + 'llamacpp:requests_processing{model="x"} 3 1700000000\n', 3),
+        (IDLE.replace("processing 0", "processing"), None),
+        ("llamacpp:requests_processing 0\n", None),
+        ("llamacpp:requests_processing_total 5\nllamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n", 0),
+        ("", None),
+    ],
+)
+def test_what_is_missing_is_not_zero(text, requests):
+    """Every metric has to be there and a number, in any of its labels; else it is not known how many there are."""
+    assert requests_in_flight(text, NAMES) == requests
+
+
+def test_what_is_no_number_is_not_zero():
+    """An engine that says NaN is not idle."""
+    found = requests_in_flight(IDLE.replace("processing 0", "processing NaN"), NAMES)
+    assert found is not None
+    assert math.isnan(found)

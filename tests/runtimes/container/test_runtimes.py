@@ -10,7 +10,6 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.container.container_plan import ContainerPlan, MountPaths
 from llmkube.runtimes.plan import PlanError
 from llmkube.runtimes.registry import container_plan_for
-from llmkube.weights.formats.shape import GGUFFacts
 
 
 def model(status=None, **spec):
@@ -22,8 +21,8 @@ def service(**spec):
     return decode(InferenceService, {"metadata": {"name": "chat"}, "spec": {"modelRef": "m", **spec}})
 
 
-def plan(of=None, facts=None, rendered=(), **spec) -> ContainerPlan:
-    return container_plan_for(service(**spec), of or model(), facts, rendered=rendered)
+def plan(of=None, rendered=(), **spec) -> ContainerPlan:
+    return container_plan_for(service(**spec), of or model(), rendered=rendered)
 
 
 def argument(made, flag):
@@ -86,21 +85,19 @@ GGUF = {"gguf": {"architecture": "llama", "contextLength": 2048}}
 
 
 @pytest.mark.parametrize(
-    ("of", "facts", "spec", "context"),
+    ("of", "spec", "context"),
     [
-        (model(), None, {}, "4096"),
-        (model(GGUF), None, {}, "2048"),
-        (model(GGUF), GGUFFacts(architecture="llama", file_version=3, tensor_count=1, size_bytes=1, context_length=512),
-         {}, "512"),
-        (model(), None, {"contextSize": 8192}, "8192"),
-        (model(GGUF), None, {"contextSize": 8192}, "2048"),
-        (model(GGUF), None, {"contextSize": 8192, "parallelSlots": 2}, "4096"),
-        (model(GGUF), None, {"contextSize": 8192, "ropeScaling": {"type": "yarn", "factor": "4"}}, "8192"),
+        (model(), {}, "4096"),
+        (model(GGUF), {}, "2048"),
+        (model(), {"contextSize": 8192}, "8192"),
+        (model(GGUF), {"contextSize": 8192}, "2048"),
+        (model(GGUF), {"contextSize": 8192, "parallelSlots": 2}, "4096"),
+        (model(GGUF), {"contextSize": 8192, "ropeScaling": {"type": "yarn", "factor": "4"}}, "8192"),
     ],
-)  # fmt: skip
-def test_an_unset_context_is_what_the_model_knows_up_to_4096(of, facts, spec, context):
-    """The same rule as on a host, from facts or from the Model's status; what has no effect is said."""
-    planned = plan(of, facts, **spec)
+)
+def test_an_unset_context_is_what_the_model_knows_up_to_4096(of, spec, context):
+    """The same rule as on a host, from the Model's status; what has no effect is said."""
+    planned = plan(of, **spec)
     assert argument(planned, "--ctx-size") == context
     vain = [each for each in planned.not_honoured if each.startswith("spec.contextSize")]
     assert bool(vain) == (str(spec.get("contextSize", context)) != context)

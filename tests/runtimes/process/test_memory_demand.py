@@ -2,8 +2,8 @@ import attrs
 import pytest
 
 from llmkube.runtimes.plan import EngineInfo, Placeholder
-from llmkube.runtimes.process.memory_demand import ALL_LAYERS, demand_of
-from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Demand
+from llmkube.runtimes.process.memory_demand import demand_of
+from llmkube.weights.estimate.demand import ALL_LAYERS, DEFAULT_CACHE_RAM_BYTES, Demand
 
 MODERN = EngineInfo("llama-server", "9000", frozenset(("--cache-ram", "--ctx-checkpoints", "--flash-attn")))
 OLD = EngineInfo("llama-server", "1", frozenset(("--flash-attn",)), frozenset(("--flash-attn", "-fa")))

@@ -10,16 +10,23 @@ import pytest
 import trio
 
 from llmkube.base.errors import UserError, WorldError
-from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.builtins import EndpointSlice, Lease, Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import ObjectMeta
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
-from llmkube.supervisor.cluster.applier import REFUSED_SECONDS, SETTLE_SECONDS, Applier, delete_stale_endpoints
+from llmkube.supervisor.cluster.applier import (
+    REFUSED_SECONDS,
+    SETTLE_SECONDS,
+    Applier,
+    delete_stale_endpoints,
+    is_predecessors,
+    names_service,
+)
 from llmkube.supervisor.cluster.status import Slot
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.service.endpoint_objects import slice_manifest
+from llmkube.supervisor.service.status_manager import slice_manifest
 
 A, B = Slot(Lease, Key("ns", "a")), Slot(Lease, Key("ns", "b"))
 PUBLISHED = Slot(EndpointSlice, Key("ns", "a"))
@@ -309,3 +316,29 @@ async def test_only_the_slice_of_no_service_is_deleted(autojump_clock):
     assert server.asked == 2
     assert [applier.has(slot) for slot in slots.values()] == [False, True, True]
     assert applier._records[said].wanted.manifest == {"said": 1}
+
+
+THEIRS = {"llmkube.ai/managed-by": "metal-agent", "llmkube.ai/inference-service": "chat"}
+OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "u"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "owners", "theirs"),
+    [
+        (THEIRS, [], True),
+        ({}, [], False),
+        ({"llmkube.ai/managed-by": "somebody"}, [], False),
+        (THEIRS, [OWNER], False),
+    ],
+)
+def test_only_what_is_marked_and_belongs_to_nothing_is_an_earlier_agents(labels, owners, theirs):
+    """Another label, none, or an owner: it belongs to another program, and stays."""
+    found = decode(Service, {"metadata": {"name": "chat", "labels": labels, "ownerReferences": owners}})
+    assert is_predecessors(found.metadata) is theirs
+
+
+def test_a_service_is_adopted_for_its_own_name_alone():
+    """`a.b` and `a-b` had one Service there: the label says whose it was."""
+    found = decode(Service, {"metadata": {"name": "a-b", "labels": {**THEIRS, "llmkube.ai/inference-service": "a.b"}}})
+    assert names_service(found.metadata, "a.b")
+    assert not names_service(found.metadata, "a-b")

@@ -6,39 +6,24 @@ Two clocks tell whether a machine has slept.
 import datetime
 from pathlib import Path
 
+import attrs
 import pytest
 
-from llmkube import __version__
 from llmkube.controller.status.model_status import no_host_message
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.leases.live_hosts import LeaseTracker, LiveHosts
-from llmkube.k8s.wire.names import (
-    ADDRESS_ANNOTATION,
-    ADDRESS_REASON_ANNOTATION,
-    AGENT_VERSION_ANNOTATION,
-    CREDENTIAL_ANNOTATION,
-    MACHINE_ANNOTATION,
-    MEMORY_TOTAL_ANNOTATION,
-    SERVICES_ANNOTATION,
-)
-from llmkube.supervisor.cluster.host_lease import (
-    EXPIRES_AFTER_RENEWALS,
-    HostReport,
-    Reading,
-    lease_manifest,
-    slept_seconds,
-)
-from llmkube.supervisor.nouns.host_addresses import Reach
-from llmkube.supervisor.nouns.ports import HostFacts
+from llmkube.k8s.wire.names import ACCELERATORS_ANNOTATION, MACHINE_ANNOTATION, MEMORY_TOTAL_ANNOTATION
+from llmkube.supervisor.cluster.host_lease import EXPIRES_AFTER_RENEWALS, Reading, lease_manifest, slept_seconds
 from llmkube.supervisor.nouns.settings import AgentSettings
 
+SETTINGS = AgentSettings("studio", Path("/s"), Path("/s/store"), "llama-server")
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 def test_a_lease_outlives_four_missed_renewals():
     """One lost packet is not a dead host: the duration is several times the pace."""
-    settings = AgentSettings("Mac Studio", Path("/s"), Path("/s/store"), "llama-server", lease_renew_seconds=10.0)
+    settings = attrs.evolve(SETTINGS, host_name="Mac Studio", lease_renew_seconds=10.0)
     manifest = lease_manifest(settings, NOW, {"a": "b"})
     assert manifest["spec"]["leaseDurationSeconds"] == 10 * EXPIRES_AFTER_RENEWALS
     assert manifest["spec"]["holderIdentity"] == "Mac Studio"
@@ -48,23 +33,16 @@ def test_a_lease_outlives_four_missed_renewals():
 
 def test_what_is_not_known_does_not_stand_on_the_lease():
     """An annotation is there exactly when the host has a value for it."""
-    assert HostReport().annotations == {AGENT_VERSION_ANNOTATION: __version__, SERVICES_ANNOTATION: "0"}
-    report = HostReport(HostFacts(64, 32), services=2, reach=Reach("192.0.2.1", why="route"), machine="mac (1)")
-    known = report.annotations
-    assert known[MEMORY_TOTAL_ANNOTATION] == "64"
-    assert known[SERVICES_ANNOTATION] == "2"
-    assert known[MACHINE_ANNOTATION] == "mac (1)"
-    assert HostReport(credential="not renewed").annotations[CREDENTIAL_ANNOTATION] == "not renewed"
-    assert (known[ADDRESS_ANNOTATION], known[ADDRESS_REASON_ANNOTATION]) == ("192.0.2.1", "route")
+    said = lease_manifest(SETTINGS, NOW, {MACHINE_ANNOTATION: "mac (1)", MEMORY_TOTAL_ANNOTATION: ""})["metadata"]
+    assert said["annotations"] == {ACCELERATORS_ANNOTATION: "metal", MACHINE_ANNOTATION: "mac (1)"}
 
 
 def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
     """What an agent writes, a controller reads: the host is alive and serves nothing, and says until when."""
-    paths = (Path("/s"), Path("/s/store"), "llama-server")
-    settings = AgentSettings("studio", *paths, accelerators=frozenset({"metal", "cpu"}))
+    settings = attrs.evolve(SETTINGS, accelerators=frozenset({"metal", "cpu"}))
     tracker = LeaseTracker()
     for version, end, served in (("1", "", {"metal", "cpu"}), ("2", "until 18:00", set()), ("3", "", {"metal", "cpu"})):
-        manifest = lease_manifest(settings, NOW, HostReport(cordon=end).annotations)
+        manifest = lease_manifest(settings, NOW, cordon=end)
         manifest["metadata"]["resourceVersion"] = version
         tracker.observe(decode(Lease, manifest), 0.0)
         hosts = tracker.hosts
@@ -72,9 +50,6 @@ def test_a_cordoned_host_lists_no_accelerator_to_a_controller():
         assert hosts.alive("studio")
         assert hosts.serving("metal") == ({"studio"} if served else set())
         assert ("studio is cordoned until 18:00" in no_host_message("metal", hosts)) == bool(end)
-
-
-START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +67,6 @@ START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 )
 def test_who_slept(wall, monotonic, slept):
     """Each row: what both clocks say after a planned wait of 5 s, and how long nobody was awake."""
-    before = Reading(START, 100.0)
-    now = Reading(START + datetime.timedelta(seconds=wall), 100.0 + monotonic)
+    before = Reading(NOW, 100.0)
+    now = Reading(NOW + datetime.timedelta(seconds=wall), 100.0 + monotonic)
     assert slept_seconds(before, now, 5.0) == pytest.approx(slept)

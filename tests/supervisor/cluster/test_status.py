@@ -5,16 +5,17 @@ import pytest
 
 from llmkube.base.errors import UserError, WorldError
 from llmkube.k8s.builtins import EndpointSlice
-from llmkube.k8s.codec import decode
+from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.model import GGUFStatus, Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.conditions import Statement
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.supervisor.cluster import status
-from llmkube.supervisor.cluster.status import Slot
+from llmkube.supervisor.cluster.status import Slot, gguf_status
 from llmkube.supervisor.nouns.lifecycle import ServiceView
 from llmkube.weights.errors import NotGGUFError
+from llmkube.weights.formats.shape import GGUFFacts
 
 T0 = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CHAT = decode(InferenceService, {"metadata": {"name": "chat", "namespace": "ns"}, "spec": {"modelRef": "m"}})
@@ -102,3 +103,31 @@ def test_what_agents_write_of_a_service_is_what_hosts_may_write():
 def test_a_slot_reads_as_an_object_in_a_log_line(slot, words):
     """Its kind, its key, and the subresource where it is one."""
     assert str(slot) == words
+
+
+FACTS = GGUFFacts(
+    architecture="llama",
+    file_version=3,
+    tensor_count=5,
+    size_bytes=6,
+    name="n",
+    license="mit",
+    quantization="F32",
+    context_length=1,
+    layer_count=2,
+    embedding_size=7,
+    head_count=8,
+)
+
+
+def test_each_field_of_the_status_is_filled():
+    """A header that says everything fills every field that `status.gguf` has, under the names of the API."""
+    status = gguf_status(FACTS)
+    metadata = {"name": "m", "namespace": "default"}
+    data = {"apiVersion": Model.RESOURCE.api_version, "kind": "Model", "metadata": metadata, "spec": {"source": "/m"}}
+    model = decode(Model, data | {"status": {"gguf": status}})
+    filled = model.status.gguf
+    names = {field.name for field in attrs.fields(GGUFStatus)} - {"wire"}
+    assert {name for name in names if getattr(filled, name) in (None, "")} == set()
+    assert encode(model)["status"]["gguf"] == status
+    assert len(status) == len(names)

@@ -1,5 +1,6 @@
 import errno
 import json
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import attrs
@@ -51,11 +52,19 @@ class Engine:
 URL = "http://127.0.0.1:1/health"
 
 
+@asynccontextmanager
+async def served(engine):
+    """The engine answers; yields a client, and a nursery that ends with the block."""
+    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
+        await nursery.start(run_server, engine.answer, [engine.listener])
+        yield http, nursery
+        nursery.cancel_scope.cancel()
+
+
 async def test_readiness_is_noticed_soon(autojump_clock):
     """An engine that gets ready is believed within the poll's cap, and not before it answers 200."""
     engine = Engine()
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, nursery):
 
         async def load():
             await trio.sleep(30)
@@ -64,20 +73,17 @@ async def test_readiness_is_noticed_soon(autojump_clock):
         nursery.start_soon(load)
         await health.wait_ready(http, URL)
         assert 30 <= trio.current_time() <= 30 + 2 * health.POLL_CAP_SECONDS
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_engine_that_accepts_and_never_answers_does_not_hang_the_caller(autojump_clock):
     """Each question has a deadline of its own, so that the caller's is kept."""
     engine = Engine()
     engine.delay_seconds = 1e9
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         with trio.move_on_after(60) as deadline:
             await health.wait_ready(http, URL)
         assert deadline.cancelled_caught
         assert engine.asked > 5
-        nursery.cancel_scope.cancel()
 
 
 async def watched(engine, http, changes, look=None, limits=LIMITS, *, read_stats_nowait=None):
@@ -101,13 +107,11 @@ async def test_a_busy_engine_stays_in_service(autojump_clock):
         await trio.lowlevel.checkpoint()
         return EngineStats("S", trio.current_time())
 
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         with trio.move_on_after(3600) as deadline:
             await watched(engine, http, changes, look)
         assert deadline.cancelled_caught
         assert changes == []
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(autojump_clock):
@@ -119,8 +123,7 @@ async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(aut
         await trio.lowlevel.checkpoint()
         return EngineStats("S", trio.current_time(), listening=engine.listening)
 
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, nursery):
         nursery.start_soon(watched, engine, http, changes, look)
         await trio.sleep(15)
         engine.listening = False
@@ -130,7 +133,6 @@ async def test_a_port_that_nobody_listens_on_takes_the_engine_out_of_service(aut
         engine.listening = True
         await trio.sleep(20)
         assert changes == [False, True]
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojump_clock):
@@ -143,20 +145,17 @@ async def test_a_question_without_an_answer_does_not_delay_the_next_look(autojum
         times.append(trio.current_time())
         return EngineStats("S", trio.current_time())
 
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         with trio.move_on_after(600):
             await watched(engine, http, [], look)
         assert engine.asked > 10
         assert max(after - before for before, after in pairwise(times)) == LIMITS.tick_seconds
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
     """Whenever it is stopped, a process in state T is looked at again 4 s after the first sight: 9 s at most."""
     engine = Engine()
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         for moment in (0.001, 2.5, 4.999):
             stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 20 + moment
 
@@ -166,7 +165,6 @@ async def test_a_stopped_process_is_told_of_within_seconds(autojump_clock):
 
             assert "stopped (state T)" in await watched(engine, http, [], look)
             assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_clock):
@@ -183,11 +181,9 @@ async def test_an_engine_at_rest_is_looked_at_without_waking_its_task(autojump_c
         looks.append(trio.current_time())
         return EngineStats("S", 1.0, listening=True, waiting=False)
 
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         with trio.move_on_after(3600):
             await watched(engine, http, [], look, read_stats_nowait=glance)
-        nursery.cancel_scope.cancel()
     ticks = int((trio.current_time() - start) / LIMITS.tick_seconds)
     assert len({*glances, *looks}) == pytest.approx(ticks, abs=1)
     assert len(looks) < ticks / 20
@@ -197,8 +193,7 @@ async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_
     """It makes no difference to a stopped process that its looks are taken by glances: 9 s at most."""
     engine = Engine()
     engine.status = 200
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         stopped_at = trio.current_time() // LIMITS.tick_seconds * LIMITS.tick_seconds + 100.001
 
         def glance():
@@ -210,19 +205,16 @@ async def test_a_stopped_process_is_told_of_within_seconds_of_a_glance(autojump_
 
         assert "stopped (state T)" in await watched(engine, http, [], look, read_stats_nowait=glance)
         assert trio.current_time() - stopped_at <= LIMITS.tick_seconds + health.SECOND_LOOK_SECONDS < 10
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_watch_ends_when_the_engine_hangs(autojump_clock):
     """An engine that neither moves nor answers, nor gives a token, is told of with what stands still."""
     engine = Engine()
     engine.delay_seconds = 1e9
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         with trio.fail_after(300):
             assert "no CPU time, no log line and no token" in await watched(engine, http, [])
         assert "/v1/completions" in engine.paths
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_process_that_cannot_be_seen_is_not_judged(autojump_clock):
@@ -263,13 +255,11 @@ llamacpp:requests_deferred 2
 async def test_what_an_engine_says_of_itself(autojump_clock, pages, answer):
     """Work and counters are read from metrics, else from slots, and left open where neither tells."""
     engine = Engine(pages)
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         said = await health.Engine(http, "http://127.0.0.1:1", LaunchPlan((), (), "llamacpp", "chat")).counters()
         if said.counters and len(said.counters) == 4:
             said = attrs.evolve(said, counters=(*said.counters[:3], 1))
         assert said == answer
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("flag", "tokens"), [("--ctx-size", 7.0), ("--embedding", 120.0), ("--reranking", 120.0)])
@@ -281,12 +271,10 @@ async def test_tokens_are_counted_as_they_come(autojump_clock, flag, tokens):
         await trio.lowlevel.checkpoint()
         return EngineStats("S", trio.current_time())
 
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         asked = health.Engine(http, "http://127.0.0.1:1", LaunchPlan((flag,), (), "llamacpp", "chat"))
         with trio.move_on_after(2.5 * LIMITS.ask_seconds):
             await health.watch(asked, look, lambda _: None, LIMITS, counted=counted.append)
-        nursery.cancel_scope.cancel()
     assert set(counted) == {tokens}
 
 
@@ -329,14 +317,12 @@ async def test_progress_within_a_prompt_is_seen(autojump_clock):
     """While requests are in flight the slots are part of the counters: a build that counts no batches moves there."""
     engine = Engine({"/metrics": METRICS, "/slots": '[{"n_prompt_tokens_processed": 512}]'})
     plan = LaunchPlan((), (), "llamacpp", "chat")
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         before = await health.Engine(http, "http://127.0.0.1:1", plan).counters()
         engine.pages["/slots"] = '[{"n_prompt_tokens_processed": 1024}]'
         after = await health.Engine(http, "http://127.0.0.1:1", plan).counters()
         assert before.work == after.work == 3
         assert before.counters != after.counters
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -353,8 +339,7 @@ async def test_a_token_is_asked_for_in_the_engines_own_way(autojump_clock, argv,
     engine = Engine()
     engine.status = status
     plan = LaunchPlan(argv, (), "llamacpp", "chat")
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         asked_engine = health.Engine(http, "http://127.0.0.1:1", plan)
         said = await asked_engine.one_token()
         assert said.token is given
@@ -363,7 +348,6 @@ async def test_a_token_is_asked_for_in_the_engines_own_way(autojump_clock, argv,
         assert field in json.loads(engine.bodies[0])
         refused = f"it answers {status} to a request for one token" if status >= 500 else ""
         assert await asked_engine.token_error() == refused
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_refused_connection_is_gone(autojump_clock):
@@ -398,8 +382,7 @@ IN_FLIGHT = "/llmkube/in-flight"
 async def test_each_runtime_is_asked_in_its_own_words(autojump_clock, plan, pages, proxy, work):
     """Its metrics, else its proxy, say how many requests are in flight; another runtime's words say nothing."""
     engine = Engine({"/health": "ok", **pages})
-    async with open_http_client(engine.connect) as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, engine.answer, [engine.listener])
+    async with served(engine) as (http, _):
         asked = health.Engine(http, "http://127.0.0.1:1", plan, proxy_url=proxy)
         assert await asked.in_flight() == work
         answer = await asked.counters()
@@ -407,4 +390,3 @@ async def test_each_runtime_is_asked_in_its_own_words(autojump_clock, plan, page
         assert (answer.work or 0) == work
         assert answer.counters is None or plan is VLLM
         assert plan is VLLM or not {"/metrics", "/slots"} & set(engine.paths)
-        nursery.cancel_scope.cancel()

@@ -93,7 +93,7 @@ async def test_a_program_is_asked_once_for_all(tmp_path):
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(ask)
-        await until(asked.exists)
+        await until(lambda: asked.exists() and asked.read_text())  # it is made before it is written to
         scopes[0].cancel()  # the task that asks may be cancelled: another one asks in its place
     assert len(answers) == 19
     assert sorted(set(asked.read_text().split())) == ["--help", "--version"]

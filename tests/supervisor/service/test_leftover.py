@@ -15,7 +15,7 @@ from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder
 from llmkube.supervisor.engine.launcher import LocalEngines
 from llmkube.supervisor.nouns.ports import Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.service import leftover
+from llmkube.supervisor.service import attempt
 from llmkube.supervisor.service.context import ServiceContext
 
 KEY = Key("default", "chat")
@@ -57,10 +57,10 @@ def staged(tmp_path, script):
 @pytest.mark.e2e
 async def test_the_engine_s_own_command_line_is_told_to_unload_until_it_has(tmp_path, monkeypatch):
     """In the service's log, with the agent's state directory, without a key; again after a failure alone."""
-    monkeypatch.setattr(leftover, "AGAIN", Backoff(0.05, 0.05))
+    monkeypatch.setattr(attempt, "AGAIN", Backoff(0.05, 0.05))
     context, launch = staged(tmp_path, SECOND_TIME)
     with trio.fail_after(60):
-        await leftover.unload_left(context, launch)
+        await attempt.unload_left(context, launch)
     said = [json.loads(line) for line in context.log_path.read_text().splitlines() if line.startswith("[[")]
     assert said == [[["/opt/ollama", "--model", "/models/one.gguf", "", "--unload-left"], str(tmp_path)]] * 2
     assert not list((tmp_path / "keys").glob("*"))
@@ -72,7 +72,7 @@ async def test_cancelled_it_ends_its_program_in_order(tmp_path):
     context, launch = staged(tmp_path, TOLD_TO_END)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(leftover.unload_left, context, launch)
+            nursery.start_soon(attempt.unload_left, context, launch)
             while not (context.log_path.exists() and "up" in context.log_path.read_text()):  # noqa: ASYNC110
                 await trio.sleep(0.02)
             nursery.cancel_scope.cancel(reason="there is room")

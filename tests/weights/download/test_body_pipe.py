@@ -1,4 +1,4 @@
-"""The three sides of a ring, under a virtual clock and in real threads."""
+"""The ring between the network and the disk, under a virtual clock and in real threads."""
 
 import errno
 import hashlib
@@ -22,108 +22,46 @@ from llmkube.weights.store.partial import PartialInfo, open_partial
 from weights.hostile import NOW, inline
 
 
-async def fill(ring, data, step=lambda room: room):
-    """Play the network."""
-    at = 0
-    while at < len(data):
-        room = await ring.room()
-        assert room
-        count = min(step(len(room)), len(room), len(data) - at)
-        await trio.lowlevel.checkpoint()
-        room[:count] = data[at : at + count]
-        ring.filling.move(count)
-        at += count
-    ring.filling.end()
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000])
-async def test_both_sides_see_everything_in_order(size, autojump_clock):
-    """Whatever the pace of each, what is hashed is what was written is what came."""
+async def test_everything_comes_through_in_order(size, autojump_clock):
+    """Whatever the pace of each side, what is written is what came, and no place is filled before it is free."""
     rng, ring = random.Random(size), RingBuffer(size)
-    data, written, hashed = rng.randbytes(3000), bytearray(), bytearray()
+    data, seen = rng.randbytes(3000), bytearray()
 
-    async def work(side, seen):
-        while await ring.wait_for_work(side):
-            while piece := ring.next_piece(side, rng.randint(1, size)):
-                assert ring.hashing.position <= ring.writing.position <= ring.filling.position
-                await trio.sleep(rng.choice([0, 0, 0.1]))
-                seen += piece
-                side.move(len(piece))
-        side.end()
+    async def write():
+        while piece := await ring.piece():
+            before = bytes(piece)
+            await trio.sleep(rng.choice([0, 0, 0.1]))
+            assert piece == before
+            seen.extend(piece)
+            ring.free(len(piece))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fill, ring, data, lambda room: rng.randint(1, room))
-        nursery.start_soon(work, ring.writing, written)
-        nursery.start_soon(work, ring.hashing, hashed)
-    assert written == hashed == data
-
-
-@pytest.mark.parametrize("size", [3, 64, 4096])
-async def test_in_threads_no_wake_up_is_lost(size):
-    """Threads move their sides while tasks fall asleep; all the same everything comes through."""
-    rng, ring = random.Random(size), RingBuffer(size)
-    data, seen = rng.randbytes(100 * size), {"writing": bytearray(), "hashing": bytearray()}
-
-    async def work(name):
-        side = getattr(ring, name)
-
-        def drain():
-            while piece := ring.next_piece(side, size // 3):
-                seen[name] += piece
-                side.move(len(piece))
-
-        while await ring.wait_for_work(side):
-            await trio.to_thread.run_sync(drain)
-        side.end()
-
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill, ring, data)
-            nursery.start_soon(work, "writing")
-            nursery.start_soon(work, "hashing")
-    assert seen == {"writing": data, "hashing": data}
-
-
-async def test_only_what_is_hashed_is_overwritten(autojump_clock):
-    """What is written but not hashed keeps its place, and who receives waits."""
-    ring = RingBuffer(8)
-    (await ring.room())[:] = b"aaaabbbb"
-    ring.filling.move(8)
-    ring.writing.move(8)
-    with trio.move_on_after(1) as waiting:
-        await ring.room()
-    assert waiting.cancelled_caught
-    assert ring.next_piece(ring.hashing, 4) == b"aaaa"
-    ring.hashing.move(4)
-    room = await ring.room()
-    room[:] = b"cccc"
-    ring.filling.move(4)
-    assert ring.next_piece(ring.hashing, 8) == b"bbbb"
-    assert ring.next_piece(ring.writing, 8) == b"cccc"
+        nursery.start_soon(write)
+        assert await fill_wanted(ring, data, lambda room: rng.randint(1, room))
+    assert seen == data
 
 
 async def test_a_little_waits_for_more_but_not_for_long(autojump_clock):
     """A thread is not woken for every packet: a quarter of the ring wakes it at once, less after a moment."""
     ring = RingBuffer(8)
     started = trio.current_time()
-    ring.filling.move(1)
-    assert await ring.wait_for_work(ring.writing)
+    ring.fill(1)
+    assert len(await ring.piece()) == 1
     assert 0 < trio.current_time() - started < 0.1
     started = trio.current_time()
-    ring.filling.move(1)
-    assert await ring.wait_for_work(ring.writing)
+    ring.fill(1)
+    assert len(await ring.piece()) == 2
     assert trio.current_time() == started
-    ring.writing.move(2)
-    ring.filling.end()
-    assert not await ring.wait_for_work(ring.writing)
+    ring.free(2)
+    ring.end()
+    assert not await ring.piece()
 
 
-@pytest.mark.parametrize("from_thread", [False, True])
-async def test_a_side_that_is_stopped_is_told(from_thread):
-    """Whoever waits for room is told at once, so is whoever asks later, and no thread gets another piece."""
+async def test_both_sides_are_told_that_nothing_more_is_wanted():
+    """Whoever waits for room is told at once, so is whoever asks later, and there is no other piece."""
     ring = RingBuffer(2)
-    (await ring.room())[:] = b"ab"
-    ring.filling.move(2)
+    ring.fill(2)
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
 
@@ -133,15 +71,10 @@ async def test_a_side_that_is_stopped_is_told(from_thread):
 
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            assert ring.next_piece(ring.writing, 2) == b"ab"
-            if from_thread:
-                await trio.to_thread.run_sync(ring.stop)
-            else:
-                ring.stop()
+            ring.stop()
         with pytest.raises(trio.BrokenResourceError):
             await ring.room()
-        assert not ring.next_piece(ring.writing, 2)
-        assert not await ring.wait_for_work(ring.hashing)
+        assert not await ring.piece()
 
 
 KEY = "ab" * 32
@@ -166,21 +99,21 @@ def writer_of(partial, ring, *, counted=lambda _: None, run_sync=None):
     return DiskWriter(dependencies, partial, ring, counted)
 
 
-async def fill_wanted(ring, data=DATA):
+async def fill_wanted(ring, data=DATA, step=lambda room: 10_000):
     """Play the network; return whether the writing side wanted everything."""
+    left = memoryview(data)
     try:
-        for at in range(0, len(data), 10_000):
-            left = memoryview(data)[at : at + 10_000]
-            while left:
-                room = await ring.room()
-                count = min(len(room), len(left))
-                room[:count] = left[:count]
-                ring.filling.move(count)
-                left = left[count:]
+        while left:
+            room = await ring.room()
+            await trio.lowlevel.checkpoint()
+            count = min(step(len(room)), len(room), len(left))
+            room[:count] = left[:count]
+            ring.fill(count)
+            left = left[count:]
     except trio.BrokenResourceError:
         return False
     finally:
-        ring.filling.end()
+        ring.end()
     return True
 
 
@@ -243,10 +176,9 @@ async def test_what_counts_may_refuse(partial):
     assert partial.sha256 == digest_of_file(partial)
 
 
-@pytest.mark.parametrize("held", ["write", "hash"])
-async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypatch, held):
+async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypatch):
     """Cancelled while a thread is at its piece: that piece ends first, no other begins, and digest and size agree."""
-    real, entered, leave = getattr(type(partial), held), threading.Event(), threading.Event()
+    real, entered, leave = type(partial).append, threading.Event(), threading.Event()
     calls = []
 
     def slow(self, data):
@@ -256,7 +188,7 @@ async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypa
             assert leave.wait(60)
         real(self, data)
 
-    monkeypatch.setattr(type(partial), held, slow)
+    monkeypatch.setattr(type(partial), "append", slow)
     ring, done = RingBuffer(RING_BYTES), trio.Event()
 
     async def run(scope):
@@ -278,8 +210,7 @@ async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypa
             await done.wait()
     assert len(calls) == 3
     assert partial.sha256 == digest_of_file(partial)
-    partial.drop_unhashed()
-    assert partial.path.stat().st_size == partial.size_bytes == partial.written_bytes
+    assert partial.path.stat().st_size == partial.size_bytes
 
 
 async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial, monkeypatch):
@@ -319,7 +250,7 @@ async def test_what_has_come_before_a_stall_survives_a_power_cut(partial, monkey
         nursery.start_soon(writer_of(partial, ring, run_sync=at_once).run)
         room = await ring.room()
         room[:9000] = DATA[:9000]
-        ring.filling.move(9000)
+        ring.fill(9000)
         await trio.sleep(60)
         assert synced == [9000]
         nursery.cancel_scope.cancel()

@@ -28,7 +28,7 @@ from llmkube.weights.http_responses import Validator
 from llmkube.weights.source import HubFile, HubFolder, HubRepository, parse_source
 from llmkube.weights.store.index import key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
-from weights.hostile import append, gguf, open_bench, steps
+from weights.hostile import gguf, open_bench, steps
 
 COMMIT = "c" * 40
 DATA = gguf(5000)
@@ -242,7 +242,7 @@ async def test_bytes_that_an_earlier_life_completed_are_verified_all_the_same(tm
         for data in (damaged, DATA):
             left = open_partial(bench.store, key_of("hf://o/r/m.gguf@main"))
             left.begin(PartialInfo(Validator('"v1"'), len(DATA)))
-            append(left, data)
+            left.append(data)
             left.close()
             assert (await bench.get("hf://o/r/m.gguf")).path.read_bytes() == DATA
             for path in [*bench.store.index.iterdir(), *bench.store.blobs.iterdir()]:

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.runtimes.plan import EngineInfo
-from llmkube.runtimes.process.memory_demand import ALL_LAYERS, demand_of
-from llmkube.weights.estimate.demand import Demand, Place
+from llmkube.runtimes.process.memory_demand import demand_of
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Place
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from model_shapes import decoder, golden, golden_shape
 

@@ -1,7 +1,6 @@
 import pytest
 
-from llmkube.runtimes.process.memory_demand import ALL_LAYERS
-from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS, place_weights
 from model_shapes import decoder
 

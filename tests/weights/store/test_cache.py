@@ -23,7 +23,6 @@ from llmkube.weights.store.index import (
     key_of,
 )
 from llmkube.weights.store.partial import PartialInfo, open_partial
-from weights.hostile import append
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def put(store, identity, *datas):
     for data in datas:
         partial = open_partial(store, hashlib.sha256(data).hexdigest())
         partial.begin(PartialInfo())
-        append(partial, data)
+        partial.append(data)
         partial.checkpoint()
         parts.append(partial)
     kept = commit_record(store, identity, Record(f"shown {identity}", fetched_at="2026-01-01T00:00:00+00:00"), parts)
@@ -140,7 +139,7 @@ def test_what_nothing_needs_is_removed(store):
     (store.blobs / ("0" * 64)).write_bytes(b"nobody's")
     left = open_partial(store, "ab" * 32)
     left.begin(PartialInfo())
-    append(left, b"half")
+    left.append(b"half")
     left.close()
     assert incomplete_bytes(store) > 0
     trial = prune(store, ["a"], dry_run=True)
@@ -170,7 +169,7 @@ def test_a_running_download_is_not_pruned(store):
     """A partial file that somebody writes stays."""
     partial = open_partial(store, "ab" * 32)
     partial.begin(PartialInfo())
-    append(partial, b"half")
+    partial.append(b"half")
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=prune, args=(store, []))
     other.start()
@@ -206,7 +205,7 @@ def test_a_running_download_may_be_looked_at(store, monkeypatch):
     """What a download renames between the list of a folder and the look at a file takes no space, and is no error."""
     partial = open_partial(store, "ab" * 32)
     partial.begin(PartialInfo())
-    append(partial, b"half")
+    partial.append(b"half")
     partial.close()
     names = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda folder: [*names(folder), folder / ".new-renamed"])

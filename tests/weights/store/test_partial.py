@@ -10,7 +10,6 @@ from llmkube.weights.http_responses import Validator
 from llmkube.weights.store import partial as module
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.partial import PartialInfo, open_partial, remove_partial
-from weights.hostile import append
 
 KEY = "ab" * 32
 NOTE = PartialInfo(Validator('"v1"', "yesterday"), 100)
@@ -25,7 +24,7 @@ def begun(store, *chunks, note=NOTE):
     partial = open_partial(store, KEY)
     partial.begin(note)
     for chunk in chunks:
-        append(partial, chunk)
+        partial.append(chunk)
     return partial
 
 
@@ -41,7 +40,7 @@ def test_what_was_put_down_is_taken_up_again(store):
     begun(store, b"one ", b"two ").close()
     partial = taken_up(store)
     assert (partial.info, partial.size_bytes) == (NOTE, 8)
-    append(partial, b"three")
+    partial.append(b"three")
     assert partial.sha256 == hashlib.sha256(b"one two three").hexdigest()
     partial.checkpoint()
     blob = partial.commit()
@@ -54,11 +53,11 @@ def test_only_what_was_synced_is_believed(store):
     """After a power cut, bytes beyond the last checkpoint are dropped, whatever the file's length says."""
     partial = begun(store, b"one ")
     partial.checkpoint()
-    append(partial, b"two ")
+    partial.append(b"two ")
     os.close(partial._fd)  # no close(): as if the power had failed
     partial = taken_up(store)
     assert partial.size_bytes == 4
-    append(partial, b"2")
+    partial.append(b"2")
     assert partial.path.read_bytes() == b"one 2"
     partial.close()
 
@@ -104,7 +103,7 @@ def test_a_committed_file_cannot_be_written_by_a_late_opener(store):
     partial.checkpoint()
     blob = partial.commit()
     other = open_partial(store, KEY)
-    append(other, b"other")
+    other.append(b"other")
     other.close()
     partial.close()
     assert blob.read_bytes() == b"one"
@@ -147,25 +146,11 @@ def test_a_full_disk_keeps_what_was_written_whole(store, monkeypatch):
 
     monkeypatch.setattr(module.os, "pwrite", fill_up)
     with pytest.raises(NoSpaceError, match=r"no space in the model store.*llmkube cache prune") as caught:
-        append(partial, b"two ")
+        partial.append(b"two ")
     assert caught.value.needed_bytes is None
     monkeypatch.undo()
     assert partial.path.read_bytes() == b"one "
-    append(partial, b"2")
-    assert partial.sha256 == hashlib.sha256(b"one 2").hexdigest()
-    partial.close()
-
-
-def test_what_is_written_and_not_hashed_does_not_count(store):
-    """It is dropped before more is written, and is no part of what a checkpoint promises."""
-    partial = begun(store, b"one ")
-    partial.write(b"two ")
-    partial.checkpoint()
-    assert (partial.size_bytes, partial.written_bytes) == (4, 8)
-    assert json.loads(module._note_of(partial.path).read_text())["syncedBytes"] == 4
-    partial.drop_unhashed()
-    append(partial, b"2")
-    assert partial.path.read_bytes() == b"one 2"
+    partial.append(b"2")
     assert partial.sha256 == hashlib.sha256(b"one 2").hexdigest()
     partial.close()
 

@@ -2,6 +2,5 @@
 
     ownership         an apply or an update: merged object, conflicts, new managedFields
     merge, fieldset   merge and compare by schema; sets of paths (`f:`, `k:`, `v:`)
-    value_only_apply  the short way for an apply that only changes values
 The algorithm is that of sigs.k8s.io/structured-merge-diff; no object is read or stored here.
 """

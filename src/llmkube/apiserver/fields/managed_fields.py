@@ -12,12 +12,10 @@ import attrs
 
 from llmkube.apiserver.fields.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.schema.structural import JsonObject
-from llmkube.apiserver.values.identity_cache import IdentityCache
+from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.json_values import is_object
 
 Operation = Literal["Apply", "Update"]
-
-_NO_FIELDS: Final[JsonObject] = {}
 
 MAX_UPDATERS: Final = 10
 ANCIENT: Final = "ancient-changes"
@@ -75,7 +73,7 @@ def parse(raw: Any) -> Managers:
             raise FieldSetError("an entry of managedFields needs an operation, Apply or Update")
         if item.get("fieldsType") != "FieldsV1":
             raise FieldSetError(f"unsupported fieldsType {item.get('fieldsType')!r} in managedFields")
-        fields = _fields(item.get("fieldsV1") or _NO_FIELDS)
+        fields = _fields(json_text.write(item.get("fieldsV1") or {}))
         operation: Operation = item["operation"]
         version = item.get("apiVersion") or ""
         writer = Writer(
@@ -141,8 +139,10 @@ def capped(managers: Managers) -> Managers:
     return kept
 
 
-_fields: Final = IdentityCache(FieldSet.parse, capacity=512)
-"""Reads an entry's `fieldsV1`: most writes leave the entries of all other managers as they are."""
+@functools.lru_cache(maxsize=512)
+def _fields(text: bytes) -> FieldSet:
+    """Read an entry's `fieldsV1`: most writes leave the entries of all other managers as they are."""
+    return FieldSet.parse(json_text.read(text))
 
 
 def all_owned(managers: Mapping[Writer, Entry]) -> FieldSet:
@@ -155,7 +155,6 @@ def _sort_key(writer: Writer, entry: Entry) -> tuple[str, ...]:
 
 
 def _entry_json(writer: Writer, entry: Entry) -> JsonObject:
-    _fields.remember(entry.fields.json, entry.fields)
     written: JsonObject = {
         "manager": writer.name,
         "operation": writer.operation,

@@ -6,6 +6,7 @@ it looks like: maps merge, lists are atomic.
 Facts: `sigs.k8s.io/structured-merge-diff`, package `typed`.
 """
 
+import operator
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -17,6 +18,7 @@ from llmkube.apiserver.fields.fieldset import FieldSet, Path
 from llmkube.apiserver.schema.structural import ANYTHING, Schema
 from llmkube.apiserver.values.json_values import (
     ABSENT,
+    SCALARS,
     go_literal,
     go_plain,
     go_type_name,
@@ -60,38 +62,38 @@ class Comparison:
         return self.added.union(self.modified)
 
 
-def paths_of(value: Any, schema: Schema) -> FieldSet:
+def paths_of(value: Any, schema: Schema, path: Path = ()) -> FieldSet:
     """Return the paths that a manager owns who applies `value`.
 
     Raises:
         MergeError: A keyed list's item lacks its key, or a value has the wrong shape.
     """
-    return fieldset.NOTHING if is_leaf(schema, value) else _owned(value, schema, ())
-
-
-def _owned(value: Any, schema: Schema, path: Path) -> FieldSet:
-    """Return what is owned of a container that is not owned as one."""
+    if is_leaf(schema, value):
+        return fieldset.NOTHING
     members = set()
     children = {}
-    for element, item, inner, own in _parts(value, schema, path):
+    for element, item in _parts(value, schema, path):
+        inner = _inner(schema, element)
         leaf = is_leaf(inner, item)
-        if leaf or own:
+        if leaf or item is None or item == {} or element[0] != "f" or element[2:] not in schema.properties:
             members.add(element)
-        if not leaf and (below := _owned(item, inner, (*path, element))):
+        if not leaf and (below := paths_of(item, inner, (*path, element))):
             children[element] = below
     return FieldSet(frozenset(members), children)
 
 
-def _parts(value: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Schema, bool]]:
-    """Yield what is in a container: each part's element, value and schema, and whether it is owned itself."""
+def _parts(value: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the element and the value of each part of a container."""
     if is_object(value):
         for name, item in value.items():
-            itself = name not in schema.properties or item is None or item == {}
-            yield fieldset.field(name), item, _child(schema, name), itself
+            yield fieldset.field(name), item
     elif is_list(value):
-        inner = schema.items or ANYTHING
-        for element, item in zip(elements_of(value, schema, path), value, strict=True):
-            yield element, item, inner, True
+        yield from zip(elements_of(value, schema, path), value, strict=True)
+
+
+def _inner(schema: Schema, element: str) -> Schema:
+    """Return the schema of a container's part."""
+    return (schema.child(element[2:]) if element[0] == "f" else schema.items) or ANYTHING
 
 
 def compare(old: Any, new: Any, schema: Schema) -> Comparison:
@@ -123,17 +125,17 @@ def _compare(old: Any, new: Any, schema: Schema, path: Path, found: dict[str, li
 
 def _pairs(old: Any, new: Any, schema: Schema, path: Path) -> Iterator[tuple[str, Any, Any, Schema]]:
     """Yield the children of two containers of the same shape, matched by name or key."""
-    if is_object(old) or is_object(new):
-        left, right = (side if is_object(side) else {} for side in (old, new))
-        for name in {**left, **right}:
-            inner = _child(schema, name)
-            yield fieldset.field(name), left.get(name, ABSENT), right.get(name, ABSENT), inner
-        return
-    left = _by_element(old, schema, path)
-    right = _by_element(new, schema, path)
+    left, right = _by_element(old, schema, path), _by_element(new, schema, path)
     for element in {**left, **right}:
-        inner = schema.items or ANYTHING
-        yield element, left.get(element, ABSENT), right.get(element, ABSENT), inner
+        yield element, left.get(element, ABSENT), right.get(element, ABSENT), _inner(schema, element)
+
+
+def _by_element(value: Any, schema: Schema, path: Path) -> dict[str, Any]:
+    """Return a container's parts by element: of several of the same, the first."""
+    found: dict[str, Any] = {}
+    for element, item in _parts(value, schema, path):
+        found.setdefault(element, item)
+    return found
 
 
 def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]:
@@ -147,11 +149,6 @@ def misfits(value: Any, schema: Schema, path: Path = ()) -> Iterator[MergeError]
         yield from _misfit_fields(value, schema, path)
     elif schema.type == "array" and schema.items is not None:
         yield from _misfit_items(value, schema, path)
-
-
-def fits(value: Any, schema: Schema) -> bool:
-    """Whether a value's own type is the schema's, whatever is in it."""
-    return value is None or schema.int_or_string or not schema.type or _SHAPES[schema.type][1](value)
 
 
 def _misfit_fields(value: Mapping[str, Any], schema: Schema, path: Path) -> Iterator[MergeError]:
@@ -199,35 +196,35 @@ _SHAPES: Final[Mapping[str, tuple[str, Callable[[Any], bool], Callable[[Any], st
 
 
 def merge(live: Any, applied: Any, schema: Schema, path: Path = ()) -> Any:
-    """Return `live` with `applied` laid over it; nothing of `live` goes away that `applied` does not replace.
+    """Return `live` with `applied`, which has no `misfits`, laid over it; what it does not replace stays.
 
-    The result shares what it takes over whole with either: treat it as frozen.
+    The result shares what it takes over whole with either, and is `live` itself where nothing is new: treat it as
+    frozen.
 
     Raises:
-        MergeError: As for `paths_of`; also an applied keyed list or set has the same item twice.
+        MergeError: As for `paths_of`.
     """
     if applied is ABSENT:
         return live
     if live is ABSENT or _is_leaf_pair(schema, live, applied):
-        if live is ABSENT:
-            _check_unique(applied, schema, path)
-        return applied
+        return live if type(live) is type(applied) and same(live, applied) else applied
     if is_object(live) or is_object(applied):
-        return {
+        merged: Any = {
             element[2:]: merge(left, right, inner, (*path, element))
-            for element, left, right, inner in _pairs(live or {}, applied or {}, schema, path)
+            for element, left, right, inner in _pairs(live, applied, schema, path)
         }
-    return _merge_lists(live or [], applied or [], schema, path)
+        shared = is_object(live) and len(live) == len(merged) and all(map(operator.is_, live.values(), merged.values()))
+    else:
+        merged = _merge_lists(live or [], applied or [], schema, path)
+        shared = is_list(live) and len(live) == len(merged) and all(map(operator.is_, live, merged))
+    return live if shared else merged
 
 
 def _merge_lists(live: Sequence[Any], applied: Sequence[Any], schema: Schema, path: Path) -> list[Any]:
     """Merge items of the same key; applied items keep their order, live ones their place between shared neighbours."""
     left = elements_of(live, schema, path)
     right = elements_of(applied, schema, path)
-    _check_no_repeats(right, path)
-    first_live: dict[str, Any] = {}
-    for element, item in zip(left, live, strict=True):
-        first_live.setdefault(element, item)
+    first_live = dict(zip(reversed(left), reversed(live), strict=True))
     rest = deque(zip(right, applied, strict=True))
     shared = deque(element for element in right if element in first_live)
     in_right = frozenset(right)
@@ -255,39 +252,21 @@ def remove(value: Any, unwanted: FieldSet, schema: Schema) -> Any:
     """Return `value` without the items and fields at the given paths; of a container that loses all, null is left."""
     if not unwanted or is_leaf(schema, value):
         return value
-    if is_object(value):
-        kept = {}
-        for name, item in value.items():
-            element = fieldset.field(name)
-            if element not in unwanted.members:
-                kept[name] = remove(item, unwanted.below(element), _child(schema, name))
-        return kept or (None if value else kept)
-    inner = schema.items or ANYTHING
-    left = [
-        remove(item, unwanted.below(element), inner)
-        for element, item in zip(elements_of(value, schema, ()), value, strict=True)
+    kept = [
+        (element, remove(item, unwanted.below(element), _inner(schema, element)))
+        for element, item in _parts(value, schema, ())
         if element not in unwanted.members
     ]
-    return left or (None if value else left)
+    if not kept:
+        return None if value else value
+    return {element[2:]: item for element, item in kept} if is_object(value) else [item for _, item in kept]
 
 
 def with_named(paths: FieldSet, schema: Schema) -> FieldSet:
     """Return the set with every declared field above a path as a member, so that emptied structures go away too."""
-    children = {}
-    members = set(paths.members)
-    for element, below in paths.children.items():
-        if element[0] == "f":
-            inner = _child(schema, element[2:])
-            if element[2:] in schema.properties:
-                members.add(element)
-        else:
-            inner = schema.items or ANYTHING
-        children[element] = with_named(below, inner)
-    return FieldSet(frozenset(members), children)
-
-
-def _child(schema: Schema, name: str) -> Schema:
-    return schema.child(name) or ANYTHING
+    children = {element: with_named(below, _inner(schema, element)) for element, below in paths.children.items()}
+    declared = {element for element in children if element[0] == "f" and element[2:] in schema.properties}
+    return FieldSet(paths.members | declared, children)
 
 
 def is_leaf(schema: Schema, value: Any) -> bool:
@@ -307,7 +286,7 @@ def is_leaf(schema: Schema, value: Any) -> bool:
 
 def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     """Whether two values are compared as one; two empty ones are, which keeps null, `{}` and `[]` apart."""
-    before, after = _is_container(old), _is_container(new)
+    before, after = (type(side) not in _NO_CONTAINERS for side in (old, new))
     if not (before and old) and not (after and new):
         return True
     if before and after:
@@ -318,8 +297,7 @@ def _is_leaf_pair(schema: Schema, old: Any, new: Any) -> bool:
     return is_leaf(schema, one)
 
 
-def _is_container(value: Any) -> bool:
-    return is_object(value) or is_list(value)
+_NO_CONTAINERS: Final = SCALARS | {type(ABSENT)}
 
 
 def elements_of(items: Sequence[Any], schema: Schema, path: Path) -> list[str]:
@@ -360,34 +338,3 @@ def _element(item: Any, schema: Schema) -> str:
             " (and doesn't have default values for any key fields)"
         )
     return fieldset.key(keys)
-
-
-def _by_element(items: Any, schema: Schema, path: Path) -> dict[str, Any]:
-    if not is_list(items):
-        return {}
-    found: dict[str, Any] = {}
-    for element, item in zip(elements_of(items, schema, path), items, strict=True):
-        found.setdefault(element, item)
-    return found
-
-
-def _check_no_repeats(elements: Sequence[str], path: Path) -> None:
-    seen: set[str] = set()
-    for element in elements:
-        if element in seen:
-            raise MergeError(path, f"duplicate entries for key {fieldset.dotted((element,))}")
-        seen.add(element)
-
-
-def _check_unique(applied: Any, schema: Schema, path: Path) -> None:
-    """Refuse repeats anywhere in a value that is taken over whole."""
-    if is_leaf(schema, applied):
-        return
-    if is_object(applied):
-        for name, item in applied.items():
-            _check_unique(item, _child(schema, name), (*path, fieldset.field(name)))
-    elif is_list(applied):
-        elements = elements_of(applied, schema, path)
-        _check_no_repeats(elements, path)
-        for element, item in zip(elements, applied, strict=True):
-            _check_unique(item, schema.items or ANYTHING, (*path, element))

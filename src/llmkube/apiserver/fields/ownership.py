@@ -16,7 +16,6 @@ from llmkube.apiserver.fields import fieldset, managed_fields
 from llmkube.apiserver.fields.fieldset import FieldSet, FieldSetError
 from llmkube.apiserver.fields.managed_fields import Entry, Managers, Writer
 from llmkube.apiserver.fields.merge import Comparison, MergeError, compare, merge, misfits, paths_of, remove, with_named
-from llmkube.apiserver.fields.value_only_apply import ValueOnlyChange, apply_values_only
 from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values.json_values import is_object, same
 from llmkube.base.errors import UserError
@@ -45,6 +44,20 @@ _IDENTITY: Final = FieldSet.of(
 """What no manager owns: the object's identity and what the server keeps."""
 
 _BEFORE_FIRST_APPLY: Final = "before-first-apply"
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+@attrs.frozen
+class Endpoint:
+    """What ownership depends on where an object is written."""
+
+    schema: Schema  # of the whole object
+    subresource: str = ""  # such as `status`; part of the manager's identity
+    zero: Mapping[str, Any] = _NOTHING
+    """What an object of the kind is before anything is set (`defaults.zero`); built-in kinds have `spec: {}`."""
+    reset: FieldSet = fieldset.NOTHING
+    """Paths that this endpoint does not write (`strategy.reset_fields`); no manager comes to own what is there."""
 
 
 @attrs.frozen
@@ -80,42 +93,26 @@ class ApplyRefusedError(UserError):
     """The configuration cannot be applied as it is: an HTTP 400."""
 
 
-@attrs.frozen
-class Written:
-    """An object after a write, with its `managedFields`; it shares what did not change, so treat it as frozen.
-
-    `unchanged` says that storing it would change nothing: the caller answers with the live object, and neither
-    resourceVersion nor any time moves.
-    """
-
-    object: JsonObject
-    unchanged: bool
-
-
 def server_side_apply(
     live: Mapping[str, Any] | None,
     applied: Mapping[str, Any],
     manager: str,
+    endpoint: Endpoint,
     *,
-    schema: Schema,
     now: str,
     force: bool = False,
-    subresource: str = "",
-    zero: Mapping[str, Any] | None = None,
-    reset: FieldSet = fieldset.NOTHING,
-) -> Written:
+) -> JsonObject:
     """Return the live object with the configuration applied; defaults are the caller's to fill in after it.
+
+    It has its `managedFields`, and shares what did not change, so treat it as frozen.
 
     Args:
         live: The stored object, or None to create.
         applied: The configuration as the client sent it, not defaulted and not pruned.
         manager: Who applies; the caller has refused an empty one.
-        schema: The schema of the whole object.
+        endpoint: What is written.
         now: RFC 3339, for the manager's entry when something changes.
         force: Take fields that others own, instead of raising a conflict.
-        subresource: Such as `status`; part of the manager's identity.
-        zero: What an object of the kind is before anything is set (`defaults.zero`); built-in kinds have `spec: {}`.
-        reset: Paths that this endpoint does not write (`strategy.reset_fields`); no manager comes to own what is there.
 
     Raises:
         ApplyRefusedError: Another apiVersion, or `managedFields` in the configuration.
@@ -125,18 +122,15 @@ def server_side_apply(
     if (applied.get("metadata") or {}).get("managedFields") is not None:
         raise ApplyRefusedError("metadata.managedFields must be nil")
     version = _check_version(live, applied)
-    base = managed_fields.left_out(live if live is not None else zero or {})
-    managers = _managers_before_apply(live, base, version, schema, zero)
-    writer = managed_fields.applier(manager, subresource)
+    base = managed_fields.left_out(live if live is not None else endpoint.zero)
+    schema = endpoint.schema
+    managers = _managers_before_apply(live, base, version, endpoint)
+    writer = managed_fields.applier(manager, endpoint.subresource)
 
     last = managers.get(writer)
-    if last is not None and (renewed := _renewed(base, applied, managers, writer, schema=schema, reset=reset)):
-        if renewed.changed:
-            managers[writer] = attrs.evolve(last, time=now)
-        return _written(live, renewed.object, managed_fields.capped(managers))
     if (misfit := next(misfits(applied, schema), None)) is not None:
         raise misfit
-    named = paths_of(applied, schema).without_below(reset)
+    named = paths_of(applied, schema).without_below(endpoint.reset)
     owned = named.difference(_IDENTITY)
     managers[writer] = Entry(named, version, last.time if last else "")
     merged = merge(base, applied, schema)
@@ -145,25 +139,17 @@ def server_side_apply(
     elif last is not None:
         merged = _without_abandoned(merged, managers, last.fields, schema)
 
-    change = compare(base, merged, schema).without_below(reset)
+    change = compare(base, merged, schema).without_below(endpoint.reset)
     managers = _settle(managers, writer, change, force=force)
     if writer in managers:
         changed_at = now if change or live is None else managers[writer].time
         managers[writer] = Entry(owned, version, changed_at)
-    return _written(live, merged, managed_fields.capped(managers))
+    return _with_managers(merged, managed_fields.capped(managers))
 
 
 def record_write(
-    live: Mapping[str, Any] | None,
-    new: Mapping[str, Any],
-    manager: str,
-    *,
-    schema: Schema,
-    now: str,
-    subresource: str = "",
-    zero: Mapping[str, Any] | None = None,
-    reset: FieldSet = fieldset.NOTHING,
-) -> Written:
+    live: Mapping[str, Any] | None, new: Mapping[str, Any], manager: str, endpoint: Endpoint, *, now: str
+) -> JsonObject:
     """Return the object as it is to be stored after a create, update or patch, with ownership brought up to date.
 
     Call it with the object as the client wants it, defaulted and pruned, before the server's own changes.
@@ -172,24 +158,24 @@ def record_write(
     (an item of a keyed list lacks its key) is recorded without an owner: refusing it is validation's part, which knows
     more.
     """
-    base = managed_fields.left_out(live if live is not None else zero or {})
+    base = managed_fields.left_out(live if live is not None else endpoint.zero)
     wanted = managed_fields.left_out(new)
-    managers = _managers_of_update(live, new, by_subresource=bool(subresource))
+    managers = _managers_of_update(live, new, by_subresource=bool(endpoint.subresource))
     if live is not None and not managers:
-        return _written(live, wanted, managers)  # ownership of this object is not tracked until its first apply
+        return _with_managers(wanted, managers)  # ownership of this object is not tracked until its first apply
     version = str(new.get("apiVersion", ""))
     try:
-        change = compare(base, wanted, schema).without_below(reset)
+        change = compare(base, wanted, endpoint.schema).without_below(endpoint.reset)
     except MergeError:
-        return _written(live, wanted, managers)
+        return _with_managers(wanted, managers)
     taken = change.written.difference(_IDENTITY)
     managers = _settle(managers, None, change, force=True)
     if taken:
-        writer = managed_fields.updater(manager, version, subresource)
+        writer = managed_fields.updater(manager, version, endpoint.subresource)
         before = managers[writer].fields if writer in managers else fieldset.NOTHING
         fresh = taken.difference(before)
         managers[writer] = Entry(before.union(fresh) if fresh else before, version, now)
-    return _written(live, wanted, managed_fields.capped(managers))
+    return _with_managers(wanted, managed_fields.capped(managers))
 
 
 def same_but_for_times(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
@@ -226,11 +212,7 @@ def _check_version(live: Mapping[str, Any] | None, applied: Mapping[str, Any]) -
 
 
 def _managers_before_apply(
-    live: Mapping[str, Any] | None,
-    base: JsonObject,
-    version: str,
-    schema: Schema,
-    zero: Mapping[str, Any] | None,
+    live: Mapping[str, Any] | None, base: JsonObject, version: str, endpoint: Endpoint
 ) -> Managers:
     if live is None:
         return {}
@@ -238,7 +220,7 @@ def _managers_before_apply(
     if managers:
         return managers
     # `before-first-apply` owns what was written before ownership was tracked, so that the first apply may conflict.
-    owned = compare(zero or {}, base, schema).written.difference(_IDENTITY)
+    owned = compare(endpoint.zero, base, endpoint.schema).written.difference(_IDENTITY)
     return {managed_fields.updater(_BEFORE_FIRST_APPLY, version): Entry(owned, version)} if owned else {}
 
 
@@ -253,27 +235,6 @@ def _managers_of_update(live: Mapping[str, Any] | None, new: Mapping[str, Any], 
         return managed_fields.parse(sent) or stored
     except FieldSetError:
         return stored  # a client that does not understand the field must not destroy it
-
-
-def _renewed(
-    base: JsonObject,
-    applied: Mapping[str, Any],
-    managers: Managers,
-    writer: Writer,
-    *,
-    schema: Schema,
-    reset: FieldSet,
-) -> ValueOnlyChange | None:
-    """Return what comes of an apply that only renews values of its manager's own; None if it may do more."""
-    last = managers[writer]
-    if last.api_version != applied.get("apiVersion") or last.fields.elements & reset.members:
-        return None
-    renewed = apply_values_only(base, applied, last.fields, schema)
-    if renewed is None or last.fields.intersection(_IDENTITY):
-        return None
-    others = [entry.fields for other, entry in managers.items() if other != writer]
-    shared = any(path in fields for path in renewed.changed for fields in others)
-    return None if shared else renewed
 
 
 def _without_abandoned(merged: JsonObject, managers: Managers, last: FieldSet, schema: Schema) -> JsonObject:
@@ -314,21 +275,19 @@ def _settle(managers: Managers, writer: Writer | None, change: Comparison, *, fo
     return settled
 
 
-def _written(live: Mapping[str, Any] | None, obj: JsonObject, managers: Managers) -> Written:
+def _with_managers(obj: JsonObject, managers: Managers) -> JsonObject:
     metadata = obj.setdefault("metadata", {})
-    entries = managed_fields.to_json(managers)
-    if entries:
+    if entries := managed_fields.to_json(managers):
         metadata["managedFields"] = entries
-    unchanged = live is not None and same_but_for_times(live, obj)
-    return Written(dict(live) if live is not None and unchanged else obj, unchanged)
+    return obj
 
 
 __all__ = [
     "ApplyConflictError",
     "ApplyRefusedError",
     "Conflict",
+    "Endpoint",
     "MergeError",
-    "Written",
     "record_write",
     "same_but_for_times",
     "server_side_apply",

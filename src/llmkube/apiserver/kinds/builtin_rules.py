@@ -44,16 +44,8 @@ _NEEDED_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def _check_nothing(obj: Mapping[str, Any], old: Old) -> Iterator[FieldError]:
-    yield from ()
-
-
-def _advise_nothing(obj: Mapping[str, Any]) -> list[str]:
-    return []
-
-
-def _check_no_status(obj: Mapping[str, Any]) -> Iterator[FieldError]:
-    yield from ()
+def _nothing(*_: Any) -> Any:
+    return ()
 
 
 @attrs.frozen
@@ -62,9 +54,9 @@ class Behaviour:
 
     fill: Fill | None = None
     prepare: Prepare | None = None
-    check: Check = _check_nothing
-    advice: Callable[[Mapping[str, Any]], list[str]] = _advise_nothing
-    check_status: Callable[[Mapping[str, Any]], Iterator[FieldError]] = _check_no_status
+    check: Check = _nothing
+    advice: Callable[[Mapping[str, Any]], list[str]] = _nothing
+    check_status: Callable[[Mapping[str, Any]], Iterator[FieldError]] = _nothing
 
 
 def _fill_namespace(obj: JsonObject) -> None:

@@ -250,7 +250,7 @@ ENDPOINTS: Final = top_level(
     ),
 )
 
-_HINTS: Final = structure("", forZones=list_of(structure("", required=("name",), name=text())))
+_HINT: Final = list_of(structure("", required=("name",), name=text()))
 
 ENDPOINT_SLICE: Final = top_level(
     "Some of the addresses behind a service.",
@@ -263,7 +263,7 @@ ENDPOINT_SLICE: Final = top_level(
                 addresses=or_null(set_of(text(), "Addresses of the endpoint; clients use the first.")),
                 conditions=always(structure("", ready=flag(), serving=flag(), terminating=flag())),
                 deprecatedTopology=map_of(text()),
-                hints=_HINTS,
+                hints=structure("", forNodes=_HINT, forZones=_HINT),
                 hostname=text(),
                 nodeName=text(),
                 targetRef=_OBJECT_REFERENCE,

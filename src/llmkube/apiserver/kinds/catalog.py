@@ -1,13 +1,12 @@
 """The catalog says what is served right now: the built-in kinds, and those of every CustomResourceDefinition."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import attrs
 
 from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, KindInfo, kinds_from_crd
 from llmkube.apiserver.storage.revisions import Object, Ref
-from llmkube.apiserver.values.identity_cache import IdentityCache
 from llmkube.k8s.resource import Key
 
 CRDS: Final = "customresourcedefinitions.apiextensions.k8s.io"
@@ -28,14 +27,10 @@ def in_version(kind: KindInfo, stored: Object) -> Object:
 
 @attrs.define(eq=False)
 class Catalog:
-    """Kinds by URL and by storage name; `generation` grows with every change, for caches of what discovery says.
-
-    `read` returns the kinds of a CRD; those of a large one take long to read, and are remembered for `learn`.
-    """
+    """Kinds by URL and by storage name."""
 
     builtin: Iterable[KindInfo] = BUILTIN_KINDS
-    generation: int = 0
-    read: Callable[[Mapping[str, Any]], tuple[KindInfo, ...]] = attrs.Factory(lambda: IdentityCache(kinds_from_crd, 8))
+    _last_read: tuple[Mapping[str, Any], tuple[KindInfo, ...]] = ({}, ())
     _by_path: dict[tuple[str, str, str], KindInfo] = attrs.Factory(dict)
     _by_storage: dict[str, tuple[KindInfo, ...]] = attrs.Factory(dict)
 
@@ -67,6 +62,14 @@ class Catalog:
         """Return the storage names of everything that is served."""
         return tuple(self._by_storage)
 
+    def read(self, crd: Mapping[str, Any]) -> tuple[KindInfo, ...]:
+        """Return the kinds of a CRD; those of a large one take long to read, and are remembered for `learn`."""
+        last, kinds = self._last_read
+        if last is not crd:
+            kinds = kinds_from_crd(crd)
+            self._last_read = crd, kinds
+        return kinds
+
     def learn(self, crd: Mapping[str, Any]) -> None:
         """Serve what a CRD describes, instead of what it described before."""
         kinds = self.read(crd)
@@ -79,11 +82,9 @@ class Catalog:
         for kind in self._by_storage.pop(name, ()):
             resource = kind.resource
             self._by_path.pop((resource.group, resource.version, resource.plural), None)
-        self.generation += 1
 
     def _serve(self, name: str, kinds: Iterable[KindInfo]) -> None:
         served = tuple(kinds)
         self._by_storage[name] = served
         for kind in served:
             self._by_path[(kind.resource.group, kind.resource.version, kind.resource.plural)] = kind
-        self.generation += 1

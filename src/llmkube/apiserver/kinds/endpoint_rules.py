@@ -23,7 +23,7 @@ from llmkube.apiserver.values.field_errors import (
 )
 from llmkube.apiserver.values.json_values import compact
 
-PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
+_PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
 _ADDRESS_TYPES: Final = ("FQDN", "IPv4", "IPv6")
 _MAX_ENDPOINTS: Final = 1000
 _MAX_ADDRESSES: Final = 100
@@ -150,16 +150,17 @@ def _check_slice_ports(ports: Sequence[Mapping[str, Any]], path: str) -> Iterato
         if name in seen:
             yield duplicate(at(where, "name"), name)
         seen.add(name)
-        yield from _check_protocol(port, where)
+        yield from check_protocol(port, where)
         yield from check_app_protocol(port, where)
 
 
-def _check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+def check_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    """Judge a port's protocol."""
     protocol = port.get("protocol") or ""
     if not protocol:
         yield required(at(path, "protocol"))
-    elif protocol not in PROTOCOLS:
-        yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
+    elif protocol not in _PROTOCOLS:
+        yield not_supported(at(path, "protocol"), protocol, _PROTOCOLS)
 
 
 def check_app_protocol(port: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -205,7 +206,7 @@ def check_endpoints(obj: Mapping[str, Any], _old: Old) -> Iterator[FieldError]:
             elif name and (wrong := name_rules.label(name)):
                 yield invalid(at(where, "name"), name, wrong)
             yield from check_port_number(port.get("port"), at(where, "port"))
-            yield from _check_protocol(port, where)
+            yield from check_protocol(port, where)
             yield from check_app_protocol(port, where)
 
 

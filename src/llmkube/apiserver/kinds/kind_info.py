@@ -6,7 +6,7 @@ pods would be worse than none. What Kubernetes checks and fills in below `spec` 
 is tried on a real kube-apiserver as well.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -18,27 +18,6 @@ from llmkube.apiserver.values import name_rules
 from llmkube.k8s.builtins import PriorityClass
 from llmkube.k8s.resource import Resource
 from llmkube.k8s.workloads import WORKLOADS
-
-
-@attrs.frozen
-class ScaleInfo:
-    """Where a custom kind keeps its replica counts: JSON paths such as `.spec.replicas`."""
-
-    spec_path: str
-    status_path: str
-    selector_path: str = ""
-
-
-@attrs.frozen
-class PrinterColumn:
-    """One column of `kubectl get` beside the name."""
-
-    name: str
-    type: str
-    json_path: str
-    format: str = ""
-    description: str = ""
-    priority: int = 0  # above 0: only with -o wide
 
 
 @attrs.frozen(eq=False)
@@ -53,8 +32,8 @@ class KindInfo:
     builtin: bool = False  # strategic merge patches are for built-in kinds; unknown fields are dropped either way
     served: bool = True
     storage: bool = True
-    scale: ScaleInfo | None = None
-    printer_columns: tuple[PrinterColumn, ...] = ()
+    scale: Mapping[str, str] | None = None  # a CRD's: JSON paths of the replica counts, such as `.spec.replicas`
+    printer_columns: Sequence[Mapping[str, Any]] = ()  # a CRD's, beside the name
     selectable_fields: tuple[str, ...] = ()  # beyond metadata.name and metadata.namespace, for fieldSelector
     name_rule: Callable[[str], str] = name_rules.subdomain  # an empty answer means that the name is fine
     deprecation_warning: str = ""
@@ -67,10 +46,9 @@ class KindInfo:
         return "status" in self.resource.subresources
 
 
-def _builtin(
-    schema: JsonObject, resource: Resource, package: str = "io.k8s.api.core.v1", *, generation: bool = False
-) -> KindInfo:
-    """Return a built-in kind that is special in nothing; rows that are evolve it."""
+def _builtin(schema: JsonObject, resource: Resource, package: str = "io.k8s.api.core.v1", **special: Any) -> KindInfo:
+    """Return a built-in kind; most have no generation, and those of the core group can be updated unconditionally."""
+    usual = {"unconditional_update": package == "io.k8s.api.core.v1", "has_generation": False}
     return KindInfo(
         resource=resource,
         schema=Schema.parse(schema),
@@ -78,8 +56,7 @@ def _builtin(
         list_kind=resource.list_kind,
         definition=f"{package}.{resource.kind}",
         builtin=True,
-        unconditional_update=package == "io.k8s.api.core.v1",
-        has_generation=generation,
+        **(usual | special),
     )
 
 
@@ -100,42 +77,38 @@ _EVENT_FIELDS: Final = (
 _STATUS: Final = ("status",)
 
 BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
-    attrs.evolve(
-        _builtin(
-            builtin_schemas.NAMESPACE,
-            Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
-        ),
+    _builtin(
+        builtin_schemas.NAMESPACE,
+        Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
         selectable_fields=("status.phase",),
         name_rule=name_rules.label,
     ),
     _builtin(builtin_schemas.CONFIG_MAP, Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))),
-    attrs.evolve(
-        _builtin(builtin_schemas.SECRET, Resource("", "v1", "Secret", "secrets")), selectable_fields=("type",)
-    ),
+    _builtin(builtin_schemas.SECRET, Resource("", "v1", "Secret", "secrets"), selectable_fields=("type",)),
     _builtin(
         builtin_schemas.SERVICE_ACCOUNT, Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",))
     ),
-    attrs.evolve(
-        _builtin(
-            builtin_schemas.SERVICE,
-            Resource("", "v1", "Service", "services", short_names=("svc",), subresources=_STATUS, categories=("all",)),
-        ),
+    _builtin(
+        builtin_schemas.SERVICE,
+        Resource("", "v1", "Service", "services", short_names=("svc",), subresources=_STATUS, categories=("all",)),
         selectable_fields=("spec.clusterIP", "spec.type"),
         name_rule=name_rules.label,  # an RFC 1035 label before Kubernetes 1.36
     ),
-    attrs.evolve(
-        _builtin(builtin_schemas.ENDPOINTS, Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",))),
+    _builtin(
+        builtin_schemas.ENDPOINTS,
+        Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",)),
         deprecation_warning="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ),
-    attrs.evolve(
-        _builtin(builtin_schemas.EVENT, Resource("", "v1", "Event", "events", short_names=("ev",))),
+    _builtin(
+        builtin_schemas.EVENT,
+        Resource("", "v1", "Event", "events", short_names=("ev",)),
         selectable_fields=_EVENT_FIELDS,
     ),
     _builtin(
         builtin_schemas.ENDPOINT_SLICE,
         Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
         "io.k8s.api.discovery.v1",
-        generation=True,
+        has_generation=True,
     ),
     _builtin(
         builtin_schemas.LEASE, Resource("coordination.k8s.io", "v1", "Lease", "leases"), "io.k8s.api.coordination.v1"
@@ -153,7 +126,7 @@ BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
             categories=("api-extensions",),
         ),
         "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1",
-        generation=True,
+        has_generation=True,
     ),
 )
 """The kinds that are there before any CRD is."""
@@ -191,8 +164,8 @@ def _from_version(spec: Mapping[str, Any], version: Mapping[str, Any]) -> KindIn
         list_kind=called.get("listKind") or f"{kind}List",
         definition=".".join([*reversed(spec["group"].split(".")), version["name"], kind]),
         storage=bool(version.get("storage")),
-        scale=_scale(scale) if scale else None,
-        printer_columns=tuple(_column(column) for column in version.get("additionalPrinterColumns") or ()),
+        scale=scale or None,
+        printer_columns=version.get("additionalPrinterColumns") or (),
         selectable_fields=tuple(field["jsonPath"].removeprefix(".") for field in version.get("selectableFields") or ()),
         deprecation_warning=warning,
     )
@@ -239,21 +212,6 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
     return {"type": "object", **raw, "properties": properties}
 
 
-def _scale(raw: Mapping[str, Any]) -> ScaleInfo:
-    return ScaleInfo(raw["specReplicasPath"], raw["statusReplicasPath"], raw.get("labelSelectorPath", ""))
-
-
-def _column(raw: Mapping[str, Any]) -> PrinterColumn:
-    return PrinterColumn(
-        name=raw["name"],
-        type=raw["type"],
-        json_path=raw["jsonPath"],
-        format=raw.get("format", ""),
-        description=raw.get("description", ""),
-        priority=raw.get("priority", 0),
-    )
-
-
 _ANYTHING: Final[dict[str, Any]] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _SCHEMA: Final = top_level("As it came.", spec=_ANYTHING, status=always(_ANYTHING))
 _CLASS: Final = top_level(
@@ -262,13 +220,11 @@ _CLASS: Final = top_level(
 
 
 WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
-    attrs.evolve(
-        _builtin(
-            _CLASS if resource == PriorityClass.RESOURCE else _SCHEMA,
-            resource,
-            f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
-            generation=True,
-        ),
+    _builtin(
+        _CLASS if resource == PriorityClass.RESOURCE else _SCHEMA,
+        attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # nothing here scales
+        f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
+        has_generation=True,
         unconditional_update=True,
     )
     for resource in (*WORKLOADS, PriorityClass.RESOURCE)

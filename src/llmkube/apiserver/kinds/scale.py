@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llmkube.apiserver.kinds.kind_info import ScaleInfo
 from llmkube.apiserver.schema.parts import OBJECT_META
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.storage.revisions import Object
@@ -33,19 +32,20 @@ SCALE = Schema.parse(
 _SHOWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
 
 
-def scale_of(stored: Object, info: ScaleInfo) -> JsonObject:
+def scale_of(stored: Object, paths: Mapping[str, str]) -> JsonObject:
     """Return the Scale of an object; a missing count in its status is 0.
 
     Raises:
         RequestRefusedError: 500, its spec does not say how many it wants.
     """
     metadata = {name: stored["metadata"][name] for name in _SHOWN_METADATA if name in stored["metadata"]}
-    status: JsonObject = {"replicas": _get(stored, info.status_path) or 0}
-    if info.selector_path and (selector := _get(stored, info.selector_path)):
+    status: JsonObject = {"replicas": _get(stored, paths["statusReplicasPath"]) or 0}
+    if selector := _get(stored, paths.get("labelSelectorPath") or ""):
         status["selector"] = selector
-    replicas = _get(stored, info.spec_path)
+    path = paths["specReplicasPath"]
+    replicas = _get(stored, path)
     if replicas is None:
-        raise internal(f'the spec replicas field "{info.spec_path}" does not exist')
+        raise internal(f'the spec replicas field "{paths["specReplicasPath"]}" does not exist')
     return {
         "kind": "Scale",
         "apiVersion": "autoscaling/v1",
@@ -65,7 +65,7 @@ def scale_with_replicas(scale: JsonObject) -> JsonObject:
     return {**scale, "spec": {"replicas": 0, **scale["spec"]}}
 
 
-def scaled(stored: Object, wanted: Mapping[str, Any], info: ScaleInfo) -> tuple[JsonObject, list[FieldError]]:
+def scaled(stored: Object, wanted: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[JsonObject, list[FieldError]]:
     """Return the object with the replicas that a Scale asks for, and what is wrong with that Scale."""
     spec = wanted.get("spec") or {}
     replicas = spec.get("replicas", 0) if isinstance(spec, Mapping) else None
@@ -74,7 +74,7 @@ def scaled(stored: Object, wanted: Mapping[str, Any], info: ScaleInfo) -> tuple[
     if not is_integer(replicas):
         return copy(stored), [invalid("spec.replicas", replicas, "must be an integer")]
     changed: JsonObject = copy(stored)
-    _set(changed, info.spec_path, int(replicas))
+    _set(changed, paths["specReplicasPath"], int(replicas))
     version = (wanted.get("metadata") or {}).get("resourceVersion")
     if version:
         changed["metadata"]["resourceVersion"] = version

@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from llmkube.apiserver.kinds.endpoint_rules import (
-    PROTOCOLS,
     check_app_protocol,
     check_port_number,
+    check_protocol,
     check_reachable,
     spelling_warnings,
 )
@@ -158,10 +158,7 @@ def _check_ports(ports: Any) -> Iterator[FieldError]:
             seen_names.add(name)
         yield from check_port_number(port.get("port") or 0, at(path, "port"))
         protocol = port.get("protocol") or ""
-        if not protocol:
-            yield required(at(path, "protocol"))
-        elif protocol not in PROTOCOLS:
-            yield not_supported(at(path, "protocol"), protocol, PROTOCOLS)
+        yield from check_protocol(port, path)
         yield from _check_target(port.get("targetPort"), at(path, "targetPort"))
         yield from check_app_protocol(port, path)
         if (port.get("port"), protocol) in seen_ports:

@@ -9,8 +9,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import attrs
-
 from llmkube.apiserver.kinds.catalog import NAMESPACES, Catalog
 from llmkube.apiserver.kinds.kind_info import KindInfo, version_rank
 from llmkube.apiserver.protocol.negotiation import parse_accept
@@ -32,51 +30,56 @@ VERSION: Final[Mapping[str, str]] = {
 
 VERBS: Final = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
 _CUSTOM_VERBS: Final = ("delete", "deletecollection", "get", "list", "patch", "create", "update", "watch")
-SUBRESOURCE_VERBS: Final = ("get", "patch", "update")
+_SUBRESOURCE_VERBS: Final = ("get", "patch", "update")
 _FINALIZE: Final = "finalize"
+_SCALE: Final = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
 
+REVIEWS: Final[Mapping[str, str]] = {
+    "selfsubjectaccessreviews": "SelfSubjectAccessReview",
+    "selfsubjectrulesreviews": "SelfSubjectRulesReview",
+}
+"""Kinds, by plural, that are only ever posted and never stored: answers to questions about access."""
 
-@attrs.frozen
-class Review:
-    """A kind that is only ever posted and never stored: the answer to a question about access."""
-
-    kind: str
-    plural: str
-    group: str = "authorization.k8s.io"
-    version: str = "v1"
-
-
-REVIEWS: Final = (
-    Review("SelfSubjectAccessReview", "selfsubjectaccessreviews"),
-    Review("SelfSubjectRulesReview", "selfsubjectrulesreviews"),
-)
+REVIEW_VERSION: Final = ("authorization.k8s.io", "v1")
 
 
 def aggregated(catalog: Catalog, *, core: bool, api_version: str) -> JsonObject:
     """Return all groups with all their resources: the core group for `/api`, the others for `/apis`."""
     items = []
     for group, versions in _groups(catalog).items():
-        if (group == "") is not core:
-            continue
-        items.append(
-            {
-                "metadata": {"name": group} if group else {},
-                "versions": [
-                    {
-                        "version": version,
-                        "resources": [*map(_discovered, kinds), *_discovered_reviews(group)],
-                        "freshness": "Current",
-                    }
-                    for version, kinds in versions.items()
-                ],
-            }
-        )
+        if (group == "") is core:
+            listed = [
+                {"version": version, "resources": _discovered(resources, group, version), "freshness": "Current"}
+                for version, resources in versions.items()
+            ]
+            items.append({"metadata": {"name": group} if group else {}, "versions": listed})
     return {
         "kind": "APIGroupDiscoveryList",
         "apiVersion": f"apidiscovery.k8s.io/{api_version}",
         "metadata": {},
         "items": items,
     }
+
+
+def _discovered(resources: Iterable[JsonObject], group: str, version: str) -> list[JsonObject]:
+    """Return what an APIResourceList says of resources and their subresources in the aggregated form."""
+    found: dict[str, JsonObject] = {}
+    for entry in resources:
+        plural, _, subresource = entry["name"].partition("/")
+        own = {"group": group, "version": version if group else ""}  # the core group's kinds do not say theirs
+        answer = {name: entry.get(name, own.get(name)) for name in ("group", "version", "kind")}
+        about = {"responseKind": answer, "verbs": entry["verbs"]}
+        if subresource:
+            found[plural].setdefault("subresources", []).append({"subresource": subresource, **about})
+            continue
+        found[plural] = {
+            "resource": plural,
+            "scope": "Namespaced" if entry["namespaced"] else "Cluster",
+            "singularResource": entry["singularName"],
+            **about,
+            **{name: entry[name] for name in ("shortNames", "categories") if name in entry},
+        }
+    return list(found.values())
 
 
 def wanted_aggregation(accept: str) -> str:
@@ -115,11 +118,9 @@ def group(catalog: Catalog, name: str) -> JsonObject | None:
 
 def resource_list(catalog: Catalog, name: str, version: str) -> JsonObject | None:
     """Return the answer to `/api/VERSION` or `/apis/GROUP/VERSION`."""
-    kinds = _groups(catalog).get(name, {}).get(version)
-    if kinds is None:
+    resources = _groups(catalog).get(name, {}).get(version)
+    if resources is None:
         return None
-    resources = [entry for kind in kinds for entry in _resources(kind)]
-    resources += [_review(review) for review in REVIEWS if (review.group, review.version) == (name, version)]
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -128,14 +129,16 @@ def resource_list(catalog: Catalog, name: str, version: str) -> JsonObject | Non
     }
 
 
-def _groups(catalog: Catalog) -> dict[str, dict[str, list[KindInfo]]]:
-    """Group name to version to kinds, best version first."""
-    groups: dict[str, dict[str, list[KindInfo]]] = {"": {}}
+def _groups(catalog: Catalog) -> dict[str, dict[str, list[JsonObject]]]:
+    """Group name to version to what is served of it, as an APIResourceList says it; best version first."""
+    groups: dict[str, dict[str, list[JsonObject]]] = {"": {}}
     for kind in sorted(catalog, key=lambda kind: kind.resource.plural):
         resource = kind.resource
-        groups.setdefault(resource.group, {}).setdefault(resource.version, []).append(kind)
-    for review in REVIEWS:
-        groups.setdefault(review.group, {}).setdefault(review.version, [])
+        groups.setdefault(resource.group, {}).setdefault(resource.version, []).extend(_resources(kind))
+    group, version = REVIEW_VERSION
+    for plural, name in REVIEWS.items():
+        entry = {"name": plural, "singularName": name.lower(), "namespaced": False, "kind": name, "verbs": ["create"]}
+        groups.setdefault(group, {}).setdefault(version, []).append(entry)
     return {
         name: dict(sorted(versions.items(), key=lambda item: version_rank(item[0])))
         for name, versions in sorted(groups.items())
@@ -163,10 +166,11 @@ def _resources(kind: KindInfo) -> Sequence[JsonObject]:
     if kind.storage:
         main["storageVersionHash"] = _storage_version_hash(kind)
     entries = [main]
-    for name in _listed_subresources(kind):
+    finalize = (_FINALIZE,) if resource.full_name == NAMESPACES else ()  # which has a way of its own
+    for name in (*finalize, *resource.subresources):
         entry = {"name": f"{resource.plural}/{name}", "singularName": "", "namespaced": resource.namespaced}
-        shape = _scale_kind() if name == "scale" else {"kind": resource.kind}
-        entries.append({**entry, **shape, "verbs": _subresource_verbs(name)})
+        shape = _SCALE if name == "scale" else {"kind": resource.kind}
+        entries.append({**entry, **shape, "verbs": ["update"] if name == _FINALIZE else list(_SUBRESOURCE_VERBS)})
     return entries
 
 
@@ -182,64 +186,3 @@ def verbs(kind: KindInfo) -> tuple[str, ...]:
     if kind.resource.full_name == NAMESPACES:
         return tuple(verb for verb in VERBS if verb != "deletecollection")
     return VERBS if kind.builtin else _CUSTOM_VERBS
-
-
-def subresources(kind: KindInfo) -> tuple[str, ...]:
-    """Return the names of a kind's subresources."""
-    names = ("status",) if kind.status_subresource else ()
-    return (*names, "scale") if kind.scale is not None else names
-
-
-def _subresource_verbs(name: str) -> list[str]:
-    return ["update"] if name == _FINALIZE else list(SUBRESOURCE_VERBS)
-
-
-def _listed_subresources(kind: KindInfo) -> tuple[str, ...]:
-    """What discovery lists: the finalizers of a namespace have a way of their own."""
-    return (_FINALIZE, *subresources(kind)) if kind.resource.full_name == NAMESPACES else subresources(kind)
-
-
-def _review(review: Review) -> JsonObject:
-    entry = {"name": review.plural, "singularName": review.kind.lower(), "namespaced": False}
-    return {**entry, "kind": review.kind, "verbs": ["create"]}
-
-
-def _scale_kind() -> JsonObject:
-    return {"group": "autoscaling", "version": "v1", "kind": "Scale"}
-
-
-def _discovered(kind: KindInfo) -> JsonObject:
-    resource = kind.resource
-    shown_version = resource.version if resource.group else ""  # the core group's kinds do not say theirs
-    entry: JsonObject = {
-        "resource": resource.plural,
-        "responseKind": {"group": resource.group, "version": shown_version, "kind": resource.kind},
-        "scope": "Namespaced" if resource.namespaced else "Cluster",
-        "singularResource": kind.singular,
-        "verbs": list(verbs(kind)),
-    }
-    if resource.short_names:
-        entry["shortNames"] = list(resource.short_names)
-    if resource.categories:
-        entry["categories"] = list(resource.categories)
-    listed = []
-    for name in _listed_subresources(kind):
-        answer = _scale_kind() if name == "scale" else entry["responseKind"]
-        listed.append({"subresource": name, "responseKind": answer, "verbs": _subresource_verbs(name)})
-    if listed:
-        entry["subresources"] = listed
-    return entry
-
-
-def _discovered_reviews(name: str) -> list[JsonObject]:
-    return [
-        {
-            "resource": review.plural,
-            "responseKind": {"group": review.group, "version": review.version, "kind": review.kind},
-            "scope": "Cluster",
-            "singularResource": review.kind.lower(),
-            "verbs": ["create"],
-        }
-        for review in REVIEWS
-        if review.group == name
-    ]

@@ -40,8 +40,6 @@ EXPIRED_PAGE: Final = (
     "deleted between the time the first chunk was returned and now may show up in the list."
 )
 
-_Items = tuple[Sequence[tuple[Key, Object]], int]  # what there is, and as of which revision
-
 _NOW: Final = -1  # the revision inside a token that gave up on one moment
 
 
@@ -129,39 +127,6 @@ class Page:
         return metadata
 
 
-@attrs.frozen
-class Candidates:
-    """What may be on a page, by namespace and name: one moment's objects, from where the page begins."""
-
-    items: Sequence[tuple[Key, Object]]
-    revision: int
-
-    def page(self, matching: Sequence[tuple[Key, Object]], query: ListQuery) -> Page:
-        """Return the page of those that match; with more than the limit, there is another one."""
-        shown = [item for _, item in matching[: query.limit or None]]
-        if not query.limit or len(matching) <= query.limit:
-            return Page(shown, self.revision)
-        counted = not query.label_selector and not query.field_selector
-        remaining = len(self.items) - query.limit if counted else None
-        return Page(shown, self.revision, _token(self.revision, matching[query.limit - 1][0]), remaining)
-
-
-def candidates(store: Store, kind: str, namespace: str, query: ListQuery) -> Candidates:
-    """Return what the page that the query asks for is chosen from.
-
-    Raises:
-        RequestRefusedError: 410 when the moment asked for is forgotten, 504 when it has not come yet.
-    """
-    if not query.token:
-        return Candidates(*_first(store, kind, namespace, query))
-    if query.revision:
-        raise bad_request("specifying resource version is not allowed when using continue")
-    revision, after = _open_token(query.token)
-    items, revision = _continued(store, kind, namespace, revision, after)
-    start = bisect_right(items, (after.namespace, after.name), key=lambda item: (item[0].namespace, item[0].name))
-    return Candidates(items[start:], revision)
-
-
 def check_reached(store: Store, revision: int | None) -> None:
     """Refuse a read at a revision that this server has not come to.
 
@@ -172,25 +137,29 @@ def check_reached(store: Store, revision: int | None) -> None:
         raise too_large_revision(revision, store.revision)
 
 
-def _first(store: Store, kind: str, namespace: str, query: ListQuery) -> _Items:
-    check_reached(store, query.revision)
-    exact = query.match == "Exact" or (query.limit > 0 and not query.match)  # the older rule for paged lists
-    if query.revision and exact:
-        try:
-            return store.list_at(kind, namespace, query.revision), query.revision
-        except CompactedError as exc:
-            raise expired(str(exc)) from exc
-    return store.list(kind, namespace), store.revision
-
-
-def _continued(store: Store, kind: str, namespace: str, revision: int, after: Key) -> _Items:
-    if revision == _NOW:
+def _candidates(store: Store, kind: str, namespace: str, query: ListQuery) -> tuple[Sequence[tuple[Key, Object]], int]:
+    """Return what the page is chosen from, by namespace and name from where it begins, and as of which revision."""
+    if not query.token:
+        check_reached(store, query.revision)
+        exact = query.match == "Exact" or (query.limit > 0 and not query.match)  # the older rule for paged lists
+        if query.revision and exact:
+            try:
+                return store.list_at(kind, namespace, query.revision), query.revision
+            except CompactedError as exc:
+                raise expired(str(exc)) from exc
         return store.list(kind, namespace), store.revision
+    if query.revision:
+        raise bad_request("specifying resource version is not allowed when using continue")
+    revision, after = _open_token(query.token)
+    if revision == _NOW:
+        revision = store.revision
     try:
-        return store.list_at(kind, namespace, revision), revision
+        items = store.list_at(kind, namespace, revision)
     except CompactedError as exc:
         refusal = expired(EXPIRED_PAGE)
         raise RequestRefusedError(410, refusal.reason, refusal.message, token=_token(_NOW, after)) from exc
+    start = bisect_right(items, (after.namespace, after.name), key=lambda item: (item[0].namespace, item[0].name))
+    return items[start:], revision
 
 
 def _token(revision: int, last: Key) -> str:
@@ -233,11 +202,16 @@ async def read_page(store: Store, kind: str, namespace: str, query: ListQuery, c
     Raises:
         RequestRefusedError: 410 when the moment asked for is forgotten, 504 when it has not come yet.
     """
-    found = candidates(store, kind, namespace, query)
+    items, revision = _candidates(store, kind, namespace, query)
     matching: list[tuple[Key, Object]] = []
-    for start in range(0, len(found.items), SLICE):
-        matching += [(key, item) for key, item in found.items[start : start + SLICE] if chosen(item)]
+    for start in range(0, len(items), SLICE):
+        matching += [(key, item) for key, item in items[start : start + SLICE] if chosen(item)]
         if query.limit and len(matching) > query.limit:
             break
         await trio.lowlevel.checkpoint()
-    return found.page(matching, query)
+    shown = [item for _, item in matching[: query.limit or None]]
+    if not query.limit or len(matching) <= query.limit:
+        return Page(shown, revision)
+    counted = not query.label_selector and not query.field_selector
+    remaining = len(items) - query.limit if counted else None
+    return Page(shown, revision, _token(revision, matching[query.limit - 1][0]), remaining)

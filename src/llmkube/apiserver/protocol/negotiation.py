@@ -5,7 +5,7 @@ Protobuf is not spoken except for the OpenAPI v2 document, so a client that pref
 
 import re
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, cast, get_args
 
 import attrs
 
@@ -79,13 +79,8 @@ def negotiate(header: str) -> Shape:
         shape = choice.get("as")
         if not shape:
             return ""
-        if choice.get("g") == "meta.k8s.io" and choice.get("v") in {"v1", "v1beta1"}:
-            if shape == "Table":
-                return "Table"
-            if shape == "PartialObjectMetadata":
-                return "PartialObjectMetadata"
-            if shape == "PartialObjectMetadataList":
-                return "PartialObjectMetadataList"
+        if choice.get("g") == "meta.k8s.io" and choice.get("v") in {"v1", "v1beta1"} and shape in get_args(Shape):
+            return cast("Shape", shape)
     raise not_acceptable([JSON])
 
 

@@ -36,17 +36,13 @@ _OF_METADATA: Final[Mapping[str, str]] = {
 }
 _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     f"{_CORE}.Namespace": {
-        "spec": f"{_CORE}.NamespaceSpec",
-        "status": f"{_CORE}.NamespaceStatus",
         "status.conditions[]": f"{_CORE}.NamespaceCondition",
     },
     f"{_CORE}.Service": {
-        "spec": f"{_CORE}.ServiceSpec",
         "spec.ports[]": f"{_CORE}.ServicePort",
         "spec.ports[].targetPort": "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
         "spec.sessionAffinityConfig": f"{_CORE}.SessionAffinityConfig",
         "spec.sessionAffinityConfig.clientIP": f"{_CORE}.ClientIPConfig",
-        "status": f"{_CORE}.ServiceStatus",
         "status.conditions[]": f"{_META}.Condition",
         "status.loadBalancer": f"{_CORE}.LoadBalancerStatus",
         "status.loadBalancer.ingress[]": f"{_CORE}.LoadBalancerIngress",
@@ -78,9 +74,8 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         "endpoints[].targetRef": _REFERENCE,
         "ports[]": f"{_DISCOVERY}.EndpointPort",
     },
-    "io.k8s.api.coordination.v1.Lease": {"spec": "io.k8s.api.coordination.v1.LeaseSpec"},
+    "io.k8s.api.coordination.v1.Lease": {},
     f"{_EXTENSIONS}.CustomResourceDefinition": {
-        "spec": f"{_EXTENSIONS}.CustomResourceDefinitionSpec",
         "spec.conversion": f"{_EXTENSIONS}.CustomResourceConversion",
         "spec.names": f"{_EXTENSIONS}.CustomResourceDefinitionNames",
         _VERSIONS: f"{_EXTENSIONS}.CustomResourceDefinitionVersion",
@@ -91,7 +86,6 @@ _NAMES: Final[Mapping[str, Mapping[str, str]]] = {
         f"{_VERSIONS}.subresources": f"{_EXTENSIONS}.CustomResourceSubresources",
         f"{_VERSIONS}.subresources.scale": f"{_EXTENSIONS}.CustomResourceSubresourceScale",
         f"{_VERSIONS}.subresources.status": f"{_EXTENSIONS}.CustomResourceSubresourceStatus",
-        "status": f"{_EXTENSIONS}.CustomResourceDefinitionStatus",
         "status.acceptedNames": f"{_EXTENSIONS}.CustomResourceDefinitionNames",
         "status.conditions[]": f"{_EXTENSIONS}.CustomResourceDefinitionCondition",
     },
@@ -115,7 +109,9 @@ def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], 
         raw: The kind's schema.
         prefix: What a reference begins with, such as `#/components/schemas/`.
     """
-    names = {**_OF_METADATA, **_NAMES.get(definition, {})}
+    names = dict(_OF_METADATA)
+    if definition in _NAMES:
+        names |= {"spec": f"{definition}Spec", "status": f"{definition}Status", **_NAMES[definition]}
 
     def walk(schema: Any, path: str) -> Any:
         """Return the schema at a path with its parts referred to."""

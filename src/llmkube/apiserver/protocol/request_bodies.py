@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from llmkube.apiserver.values.json_text import (
     TooDeepError,
     TooManyValuesError,
 )
-from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object
+from llmkube.apiserver.values.json_values import has_type, is_integer, is_object
 
 MAX_BODY_BYTES: Final = 3 * 1024 * 1024
 """The largest body accepted, as in kube-apiserver (etcd's limit of 1.5 MiB applies to what is stored)."""
@@ -132,10 +132,7 @@ def check_types(value: Any, schema: Schema, path: str) -> None:
     """
     if value is None:
         return
-    if schema.int_or_string:
-        fits = isinstance(value, str) or is_integer(value)
-    else:
-        fits = _TYPES.get(schema.type, _anything)(value)
+    fits = isinstance(value, str) or is_integer(value) if schema.int_or_string else has_type(value, schema.type)
     if not fits:
         raise cannot_unmarshal(path, schema.type or "integer or string")
     _check_form(value, schema.raw.get("format", ""), path)
@@ -163,18 +160,6 @@ def cannot_unmarshal(path: str, wanted: str) -> DecodeError:
     return DecodeError(f"json: cannot unmarshal value into Go struct field .{path} of type {wanted}")
 
 
-def _anything(_: Any) -> bool:
-    return True
-
-
-_TYPES: Final[Mapping[str, Callable[[Any], bool]]] = {
-    "object": is_object,
-    "array": is_list,
-    "string": lambda value: isinstance(value, str),
-    "boolean": lambda value: isinstance(value, bool),
-    "integer": is_integer,
-    "number": is_number,
-}
 OBJECT_META: Final = Schema.parse(schemaparts.OBJECT_META)
 
 

@@ -7,13 +7,14 @@ Ages are read as kubectl writes them: two units while young, one when old.
 Facts: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`, worked out from its outputs.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.kinds.kind_info import KindInfo, PrinterColumn
+from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.kinds.scale import is_scale
 from llmkube.apiserver.storage.revisions import Object
 from llmkube.apiserver.values import json_text, jsonpath
@@ -96,15 +97,15 @@ def _row_object(item: Object, include: str) -> Any:
     return None if include == "None" else partial_metadata(item)
 
 
-def _from_printer_column(column: PrinterColumn) -> Column:
-    def cell(item: Object, now: datetime) -> Any:
-        found = jsonpath.find(column.json_path, item)
-        return None if not found else _as(column.type, found[0], now)
+def _from_printer_column(column: Mapping[str, Any]) -> Column:
+    path = column["jsonPath"]
 
-    about = column.description or f"Custom resource definition column (in JSONPath format): {column.json_path}"
-    return Column(
-        column.name, cell, type=column.type, format=column.format, description=about, priority=column.priority
-    )
+    def cell(item: Object, now: datetime) -> Any:
+        found = jsonpath.find(path, item)
+        return None if not found else _as(column["type"], found[0], now)
+
+    about = column.get("description") or f"Custom resource definition column (in JSONPath format): {path}"
+    return Column(column["name"], cell, column["type"], column.get("format", ""), about, column.get("priority", 0))
 
 
 def _as(kind: str, value: Any, now: datetime) -> Any:
@@ -283,28 +284,27 @@ _DAY: Final = 24 * _HOUR
 _YEAR: Final = 365 * _DAY
 
 
+_AGES: Final = (  # below so many seconds: the unit, and a smaller one that is shown beside it
+    (2 * _MINUTE, (1, "s"), None),
+    (10 * _MINUTE, (_MINUTE, "m"), (1, "s")),
+    (3 * _HOUR, (_MINUTE, "m"), None),
+    (8 * _HOUR, (_HOUR, "h"), (_MINUTE, "m")),
+    (2 * _DAY, (_HOUR, "h"), None),
+    (8 * _DAY, (_DAY, "d"), (_HOUR, "h")),
+    (2 * _YEAR, (_DAY, "d"), None),
+    (8 * _YEAR, (_YEAR, "y"), (_DAY, "d")),
+    (math.inf, (_YEAR, "y"), None),
+)
+
+
 def human_duration(seconds: float) -> str:
     """Return `45s`, `3m20s`, `25m`, `4h5m`, `20h`, `3d4h`, `40d`, `2y30d`, `9y`."""
-    whole = int(seconds)
-    if whole < -1:
+    whole = max(int(seconds), 0)
+    if int(seconds) < -1:
         return "<invalid>"
-    if whole < 2 * _MINUTE:
-        return f"{max(whole, 0)}s"
-    if whole < 10 * _MINUTE:
-        return _two(whole, _MINUTE, "m", 1, "s")
-    if whole < 3 * _HOUR:
-        return f"{whole // _MINUTE}m"
-    if whole < 8 * _HOUR:
-        return _two(whole, _HOUR, "h", _MINUTE, "m")
-    if whole < 2 * _DAY:
-        return f"{whole // _HOUR}h"
-    if whole < 8 * _DAY:
-        return _two(whole, _DAY, "d", _HOUR, "h")
-    if whole < 2 * _YEAR:
-        return f"{whole // _DAY}d"
-    if whole < 8 * _YEAR:
-        return _two(whole, _YEAR, "y", _DAY, "d")
-    return f"{whole // _YEAR}y"
+    (large, name), small = next((unit, beside) for below, unit, beside in _AGES if whole < below)
+    rest = whole % large // small[0] if small else 0
+    return f"{whole // large}{name}" + (f"{rest}{small[1]}" if small and rest else "")
 
 
 def age(timestamp: Any, now: datetime) -> str:
@@ -317,8 +317,3 @@ def age(timestamp: Any, now: datetime) -> str:
         return "<invalid>"
     then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
     return human_duration((now - then).total_seconds())
-
-
-def _two(whole: int, large: int, large_name: str, small: int, small_name: str) -> str:
-    rest = whole % large // small
-    return f"{whole // large}{large_name}" + (f"{rest}{small_name}" if rest else "")

@@ -21,10 +21,9 @@ def check(value: Any, old: Any, schema: Schema, path: str = "") -> list[FieldErr
     """Return what the schema's rules have against a value; rules about a change are skipped where there was none."""
     if not schema.has_rules:
         return []
-    with _deeper():
-        from llmkube.apiserver.schema import cel_rules  # noqa: PLC0415  # see above
-
-        return cel_rules.check(value, old, schema, path)
+    with _rules() as cel_rules:
+        found: list[FieldError] = cel_rules.check(value, old, schema, path)
+        return found
 
 
 def compiled(text: str) -> Any:
@@ -33,18 +32,18 @@ def compiled(text: str) -> Any:
     Raises:
         RuleError: It does not parse.
     """
-    with _deeper():
-        from llmkube.apiserver.schema import cel_rules  # noqa: PLC0415  # see above
-
+    with _rules() as cel_rules:
         return cel_rules.compiled(text)
 
 
 @contextmanager
-def _deeper() -> Iterator[None]:
+def _rules() -> Iterator[Any]:
     """Let the stack grow as celpy wants it: on import it raises the limit for the whole process, and for good."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEPTH))
     try:
-        yield
+        from llmkube.apiserver.schema import cel_rules  # noqa: PLC0415  # see above
+
+        yield cel_rules
     finally:
         sys.setrecursionlimit(before)

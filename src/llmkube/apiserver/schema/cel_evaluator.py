@@ -10,7 +10,7 @@ A budget counts units of 2 to 3 µs. kube-apiserver has such a budget too, of es
 enough for; the prices here follow its: comparing costs the smaller side, a text costs by its length, a pattern by both.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -29,8 +29,6 @@ _OUT_OF_BUDGET: Final = "validation failed due to running out of cost budget, no
 _CHARACTERS_PER_UNIT: Final = 256
 _PIECES_PER_UNIT: Final = 3  # a text is cut into so many in the time of one visit
 _MATCHING_PER_UNIT: Final = 300  # characters times instructions of a pattern; a tenth of it in RE2's usual case
-
-_Price = Callable[["Budget", Sequence[Any]], int]
 
 
 class OutOfBudgetError(RuleError):
@@ -69,47 +67,30 @@ class Budget:
         return known[1]
 
 
-def _of_all(budget: Budget, given: Sequence[Any]) -> int:
-    return sum(map(budget.size, given))
-
-
-def _of_the_smaller(budget: Budget, given: Sequence[Any]) -> int:
-    return min(map(budget.size, given))
-
-
-def _of_the_container(budget: Budget, given: Sequence[Any]) -> int:
-    return budget.size(given[-1])
-
-
-def _of_pieces(budget: Budget, given: Sequence[Any]) -> int:
-    return _of_all(budget, given) + _length(given[0]) // _PIECES_PER_UNIT
-
-
-def _of_matching(budget: Budget, given: Sequence[Any]) -> int:
-    instructions = patterns.size(given[1]) if isinstance(given[-1], str) else 0
-    return _of_all(budget, given) + _length(given[0]) * instructions // _MATCHING_PER_UNIT
-
-
-def _length(text: Any) -> int:
-    return len(text) if isinstance(text, str) else 0
-
-
-_PRICES: Final[dict[str, _Price]] = {
-    **dict.fromkeys(("_==_", "_!=_"), _of_the_smaller),
-    **dict.fromkeys(("matches", "find"), _of_matching),
-    "_in_": _of_the_container,
-    "split": _of_pieces,
-    "findAll": lambda budget, given: _of_matching(budget, given) + _of_pieces(budget, given),
-}
-"""All other functions cost `_of_all` that they are given."""
-
 _FREE: Final = frozenset({"!_", "-_", "_?_:_", "_||_", "_&&_", "_[_]", "size", "type"})
 """They look at the outside of a value alone."""
 
 
+_COMPARING: Final = frozenset({"_==_", "_!=_"})
+_CUTTING: Final = frozenset({"findAll", "split"})
+_MATCHING: Final = frozenset({"find", "findAll", "matches"})
+
+
 def price(name: str, budget: Budget, given: Sequence[Any]) -> int:
-    """Return what the call of a function costs, in units, with what it is given."""
-    return 0 if name in _FREE else _PRICES.get(name, _of_all)(budget, given)
+    """Return what the call of a function costs, in units: the size of what it is given, and what it does with a text.
+
+    Of two values that are compared, the smaller one counts.
+    """
+    if name in _FREE:
+        return 0
+    sizes = [budget.size(each) for each in given]
+    units = min(sizes) if name in _COMPARING else sum(sizes)
+    length = len(given[0]) if given and isinstance(given[0], str) else 0
+    if name in _CUTTING:
+        units += length // _PIECES_PER_UNIT
+    if name in _MATCHING and len(given) > 1 and isinstance(given[1], str):
+        units += length * patterns.size(given[1]) // _MATCHING_PER_UNIT
+    return units
 
 
 _ITEM_UNITS: Final = 3  # to begin with the next item of a macro

@@ -18,8 +18,8 @@ from celpy.evaluation import CELEvalError
 from llmkube.apiserver.schema import cel_evaluator, cel_functions
 from llmkube.apiserver.schema.cel_evaluator import Budget, OutOfBudgetError, Tree
 from llmkube.apiserver.schema.structural import Rule, RuleError, Schema
-from llmkube.apiserver.values.field_errors import OMITTED, ErrorType, FieldError, at, at_index, at_key
-from llmkube.apiserver.values.json_values import is_integer, is_list, is_number, is_object, same
+from llmkube.apiserver.values.field_errors import ErrorType, FieldError, at, at_index, at_key
+from llmkube.apiserver.values.json_values import ABSENT, is_integer, is_list, is_number, is_object, same
 
 _MISSING: Final = re.compile(r"no such member in mapping: '([^']*)'")
 _REASONS: Final = {
@@ -168,7 +168,7 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
             yield FieldError(path, ErrorType.INVALID, f"{said} evaluating rule: {rule.message or rule.rule}", bad)
             continue
         if error is not None:
-            shown = OMITTED if schema.type in {"object", "array"} else value
+            shown = ABSENT if schema.type in {"object", "array"} else value
             where = path + rule.field_path if path else rule.field_path.removeprefix(".")
             yield attrs.evolve(error, path=where, bad_value=shown)
 

@@ -29,54 +29,26 @@ def apply_defaults(obj: Mapping[str, Any], schema: Schema) -> JsonObject:
     return filled
 
 
-def drop_nulls(value: Any, schema: Schema) -> None:
-    """Take fields out, in place, that are null where the schema allows no null: to Kubernetes they are left out."""
-    if isinstance(value, dict):
-        for name in list(value):
-            inner = schema.child(name)
-            if inner is None:
-                continue
-            if value[name] is None and not inner.nullable and not inner.has_default:
-                del value[name]
-            else:
-                drop_nulls(value[name], inner)
-    elif isinstance(value, list) and schema.items is not None:
+def tidy(value: Any, schema: Schema, *, builtin: bool) -> None:
+    """Take out, in place, what is left out on the way to disk: fields that are null where the schema allows no null.
+
+    Of a built-in kind, its Go structure also writes a null in a map of texts as the empty text, and leaves empty lists
+    and maps out. A structure (`{}` where fields are declared) stays: there it says something.
+    """
+    if isinstance(value, list) and schema.items is not None:
         for item in value:
-            drop_nulls(item, schema.items)
-
-
-def empty_nulls(value: Any, schema: Schema) -> None:
-    """Write a null in a built-in kind's map of texts as the empty text, in place, as its Go structure does."""
-    if not isinstance(value, dict):
-        return
-    for name, item in value.items():
+            tidy(item, schema.items, builtin=builtin)
+    for name in list(value) if isinstance(value, dict) else ():
         inner = schema.child(name)
         if inner is None:
             continue
-        if item is None and schema.additional is not None and inner.type == "string":
+        if builtin and value[name] is None and schema.additional is not None and inner.type == "string":
             value[name] = ""
-        else:
-            empty_nulls(item, inner)
-
-
-def drop_empty(value: Any, schema: Schema) -> None:
-    """Take empty lists and maps out of a built-in kind's object, in place, as its Go structure does on the way to disk.
-
-    A structure (`{}` where fields are declared) stays: there it says something.
-    """
-    if isinstance(value, dict):
-        for name in list(value):
-            inner = schema.child(name)
-            if inner is None:
-                continue
-            if not value[name] and (inner.type == "array" or inner.additional is not None):
-                if not inner.has_default:
-                    del value[name]
-            else:
-                drop_empty(value[name], inner)
-    elif isinstance(value, list) and schema.items is not None:
-        for item in value:
-            drop_empty(item, schema.items)
+        tidy(value[name], inner, builtin=builtin)
+        unset = value[name] is None and not inner.nullable
+        empty = builtin and not value[name] and (inner.type == "array" or inner.additional is not None)
+        if (unset or empty) and not inner.has_default:
+            del value[name]
 
 
 def fill(value: Any, schema: Schema) -> None:
@@ -102,21 +74,19 @@ class _Filling:
 
     def fill(self, value: Any, schema: Schema) -> None:
         if isinstance(value, dict):
-            for name, inner in schema.defaulted.items():
-                if name not in value or (value[name] is None and not inner.nullable):
-                    value[name] = self.default(inner)
-            for name in value:  # the keys stay as they are from here on
-                below = schema.child(name)
-                if below is None:
-                    continue
-                if value[name] is None and not below.nullable and below.has_default:
-                    value[name] = self.default(below)
-                self.fill(value[name], below)
+            for name in [*value, *(name for name in schema.defaulted if name not in value)]:
+                inner = schema.child(name)
+                if inner is not None:
+                    self._fill_part(value, name, inner)
         elif isinstance(value, list) and schema.items is not None:
-            for index, item in enumerate(value):
-                if item is None and not schema.items.nullable and schema.items.has_default:
-                    value[index] = self.default(schema.items)
-                self.fill(value[index], schema.items)
+            for index in range(len(value)):
+                self._fill_part(value, index, schema.items)
+
+    def _fill_part(self, container: Any, place: str | int, schema: Schema) -> None:
+        missing = place not in container if isinstance(container, dict) else False
+        if schema.has_default and (missing or (container[place] is None and not schema.nullable)):
+            container[place] = self.default(schema)
+        self.fill(container[place], schema)
 
 
 def nullified(value: Any, schema: Schema) -> Any:

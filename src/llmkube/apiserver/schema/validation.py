@@ -27,7 +27,16 @@ from llmkube.apiserver.values.field_errors import (
     too_many,
     type_invalid,
 )
-from llmkube.apiserver.values.json_values import compact, is_integer, is_list, is_number, is_object, json_type, same
+from llmkube.apiserver.values.json_values import (
+    compact,
+    has_type,
+    is_integer,
+    is_list,
+    is_number,
+    is_object,
+    json_type,
+    same,
+)
 
 __all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
 
@@ -126,11 +135,9 @@ def _has_type(value: Any, schema: Schema) -> bool:
         return schema.nullable or not (schema.type or schema.int_or_string)
     if schema.int_or_string:
         return isinstance(value, str) or is_integer(value)
-    if schema.type == "integer":
-        return is_integer(value) and (isinstance(value, int) or abs(value) < _EXACT_BELOW)
-    if schema.type == "number":
-        return is_number(value)
-    return not schema.type or json_type(value) == schema.type
+    if schema.type == "integer" and isinstance(value, float) and abs(value) >= _EXACT_BELOW:
+        return False
+    return has_type(value, schema.type)
 
 
 def _body(path: str, said: str) -> str:

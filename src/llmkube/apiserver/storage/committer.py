@@ -99,7 +99,7 @@ class Committer:
     async def _sync(self, durable: Durable) -> None:
         batch, self._open = self._open, _Batch()
         try:
-            await durable.commit(batch.changes)
+            await durable(batch.changes)
         except StorageError as exc:
             batch.error = self._open.error = exc
             self._open, self._head = _Batch(), self._store.replica()

@@ -8,11 +8,11 @@ reverse is not.
 import itertools
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
@@ -50,19 +50,20 @@ class StorageDamagedError(StorageError):
     """The file is no database any more, or what is in it makes no sense: no later attempt will read it."""
 
 
-class Durable(Protocol):
-    """Where writes go before they are shown; a simulation has none."""
+Durable = Callable[[Sequence[Change]], Awaitable[None]]
+"""Where writes go before they are shown; a simulation has none.
 
-    async def commit(self, changes: Sequence[Change]) -> None:
-        """Return when the changes would survive a power cut; raise JournalError with nothing written otherwise."""
+It returns when the changes would survive a power cut, and raises StorageError with nothing written otherwise.
+"""
 
 
 class WriteAheadLog:
-    """The objects and the revision counter in one SQLite file. Synchronous; used by one thread at a time."""
+    """The objects and the revision counter in one SQLite file; used by one thread at a time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
         self._path = path
+        self._limiter = trio.CapacityLimiter(1)
 
     def load(self) -> Store:
         """Return a store with everything that was ever acknowledged and not deleted since.
@@ -82,6 +83,17 @@ class WriteAheadLog:
                 for kind, namespace, name, text in rows
             ]
         return Store(revision, objects)
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        """Do what `write` does in a thread, which is waited for even when cancelled: the outcome is always known.
+
+        Raises:
+            JournalError: Nothing was written.
+        """
+        rows = _rows(changes)  # here, not in the thread: who answers and who watches need the same bytes
+        await trio.to_thread.run_sync(
+            self.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
+        )
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write the changes and the revision they reach in one transaction, synced to disk.
@@ -121,7 +133,7 @@ def open_write_ahead_log(path: Path, *, patience_seconds: float = LOCK_PATIENCE_
     """
     path.touch(mode=0o600, exist_ok=True)
     with _translated("open", path):
-        # Trio uses whichever worker thread is idle; the limiter in ThreadedWriteAheadLog makes it one at a time
+        # Trio uses whichever worker thread is idle; the log's limiter makes it one at a time
         connection = sqlite3.connect(path, patience_seconds, isolation_level=None, check_same_thread=False)
     try:
         with _translated("open", path):
@@ -143,21 +155,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
         raise StorageError(f"the database has format {version}; this program reads up to {SCHEMA_VERSION}")
     connection.executescript(_TABLES)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-class ThreadedWriteAheadLog:
-    """A write-ahead log behind a worker thread: the event loop never waits for a disk. Implements `Durable`."""
-
-    def __init__(self, write_ahead_log: WriteAheadLog) -> None:
-        self._write_ahead_log = write_ahead_log
-        self._limiter = trio.CapacityLimiter(1)
-
-    async def commit(self, changes: Sequence[Change]) -> None:
-        """Write in a thread that is waited for even when cancelled, so that the outcome is always known."""
-        rows = _rows(changes)  # here, not in the thread: who answers and who watches need the same bytes
-        await trio.to_thread.run_sync(
-            self._write_ahead_log.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
-        )
 
 
 def _rows(changes: Sequence[Change]) -> list[_Row]:

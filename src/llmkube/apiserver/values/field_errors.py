@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.apiserver.values import json_text
+from llmkube.apiserver.values.json_values import ABSENT
 
 
 class ErrorType(enum.StrEnum):
@@ -42,16 +43,6 @@ _EXPONENT_FROM: Final = 1e6  # Go writes larger floats with an exponent
 _SILENT: Final = frozenset({ErrorType.REQUIRED, ErrorType.FORBIDDEN, ErrorType.TOO_LONG, ErrorType.INTERNAL})
 
 
-class Omitted(enum.Enum):
-    """The type of `OMITTED`."""
-
-    OMITTED = "omitted"
-
-
-OMITTED: Final = Omitted.OMITTED
-"""The bad value of an error that shows none; None would print as `null`."""
-
-
 @attrs.frozen
 class Verbatim:
     """A bad value that is shown as it is, where kube-apiserver shows something that is no JSON."""
@@ -66,7 +57,7 @@ class FieldError:
     path: str  # "spec.ports[0].port"; empty for the object as a whole
     type: ErrorType
     detail: str = ""
-    bad_value: Any = OMITTED
+    bad_value: Any = ABSENT  # of an error that shows none; None would print as `null`
 
     @property
     def reason(self) -> str:
@@ -77,7 +68,7 @@ class FieldError:
     def message(self) -> str:
         """The error without its path: `Invalid value: 11: must be less than or equal to 10`."""
         said = _WORDS[self.type]
-        if self.type not in _SILENT and self.bad_value is not OMITTED:
+        if self.type not in _SILENT and self.bad_value is not ABSENT:
             said += f": {show(self.bad_value)}"
         return f"{said}: {self.detail}" if self.detail else said
 

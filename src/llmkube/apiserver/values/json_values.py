@@ -88,6 +88,13 @@ def json_type(value: Any) -> str:
     return "integer" if isinstance(value, int) else "number"
 
 
+def has_type(value: Any, wanted: str) -> bool:
+    """Whether a value has a JSON schema's type; every value has the empty one, and 1.0 is an integer too."""
+    if wanted in {"integer", "number"}:
+        return is_integer(value) if wanted == "integer" else is_number(value)
+    return not wanted or json_type(value) == wanted
+
+
 def copy(value: Any) -> Any:
     """Return a deep copy; the copy's containers are plain dicts and lists."""
     if is_object(value):

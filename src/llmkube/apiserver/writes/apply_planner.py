@@ -10,6 +10,7 @@ Facts: `k8s.io/apimachinery/pkg/util/managedfields/internal`: lastappliedmanager
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from llmkube.apiserver.fields import fieldset
@@ -18,8 +19,6 @@ from llmkube.apiserver.fields.merge import MergeError, compare, misfits, paths_o
 from llmkube.apiserver.fields.ownership import (
     ApplyConflictError,
     ApplyRefusedError,
-    Written,
-    same_but_for_times,
     server_side_apply,
 )
 from llmkube.apiserver.kinds.catalog import Catalog, in_version
@@ -61,36 +60,24 @@ _ESCAPED: Final = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 """How Go writes what a browser might take for markup."""
 
 
-def apply_as(
-    live: Mapping[str, Any] | None,
+def _apply_of_kubectl(
+    attempt: Callable[..., JsonObject],
+    live: Mapping[str, Any],
     applied: Mapping[str, Any],
-    manager: str,
-    *,
     schema: Schema,
-    now: str,
+    *,
     force: bool,
-    subresource: str,
-    zero: Mapping[str, Any],
-    reset: FieldSet,
-) -> Written:
+) -> JsonObject:
     """Do what `server_side_apply` does and raise what it raises; kubectl's own past is no obstacle to kubectl."""
-
-    def attempt(*, force: bool) -> Written:
-        return server_side_apply(
-            live, applied, manager, schema=schema, now=now, force=force, subresource=subresource, zero=zero, reset=reset
-        )
-
-    if manager != KUBECTL:
-        return attempt(force=force)
     try:
         written = attempt(force=force)
     except ApplyConflictError as exc:
-        own = {fieldset.dotted(path) for path in _still_as_applied(live or {}, schema)}
+        own = {fieldset.dotted(path) for path in _still_as_applied(live, schema)}
         left = tuple(conflict for conflict in exc.conflicts if conflict.path not in own)
         if left:
             raise ApplyConflictError(left) from exc
         written = attempt(force=True)
-    return _followed(live, written, applied)
+    return _followed(written, applied)
 
 
 def _still_as_applied(live: Mapping[str, Any], schema: Schema) -> FieldSet:
@@ -117,16 +104,15 @@ def _annotation(obj: Mapping[str, Any]) -> str:
     return str(((obj.get("metadata") or {}).get("annotations") or {}).get(ANNOTATION) or "")
 
 
-def _followed(live: Mapping[str, Any] | None, written: Written, applied: Mapping[str, Any]) -> Written:
+def _followed(written: JsonObject, applied: Mapping[str, Any]) -> JsonObject:
     """Return the write with the annotation, where there is one, saying what was applied; dropped if it has no room."""
-    if not _annotation(written.object):
+    if not _annotation(written):
         return written
-    metadata = written.object["metadata"]
+    metadata = written["metadata"]
     annotations = {**metadata["annotations"], ANNOTATION: _as_annotation(applied)}
     if annotations_size(annotations) > MAX_ANNOTATION_BYTES:
         del annotations[ANNOTATION]
-    obj: JsonObject = {**written.object, "metadata": {**metadata, "annotations": annotations}}
-    return Written(obj, live is not None and same_but_for_times(live, obj))
+    return {**written, "metadata": {**metadata, "annotations": annotations}}
 
 
 def _as_annotation(applied: Mapping[str, Any]) -> str:
@@ -192,16 +178,12 @@ class ApplyPlanner:
         return outcome_of(target, after, warnings=warnings)
 
     def _merged(self, target: Target, old: Object | None, wanted: JsonObject, options: WriteOptions) -> JsonObject:
+        endpoint, now = strategy.endpoint(target.kind, target.subresource), self._timestamp()
+        attempt = partial(server_side_apply, old, wanted, options.manager, endpoint, now=now)
         try:
-            return apply_as(
-                old,
-                wanted,
-                options.manager,
-                schema=target.kind.schema,
-                now=self._timestamp(),
-                force=options.force,
-                **strategy.ownership(target.kind, target.subresource),
-            ).object
+            if options.manager == KUBECTL:
+                return _apply_of_kubectl(attempt, old or {}, wanted, endpoint.schema, force=options.force)
+            return attempt(force=options.force)
         except ApplyConflictError as exc:
             causes = [StatusCause("FieldManagerConflict", each.message, each.path) for each in exc.conflicts]
             raise apply_conflict(str(exc), causes) from exc

@@ -17,7 +17,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final
 
-from llmkube.apiserver.fields.ownership import record_write
+from llmkube.apiserver.fields.ownership import Endpoint, record_write
 from llmkube.apiserver.kinds.catalog import CRDS, NAMESPACES, Catalog
 from llmkube.apiserver.storage.revisions import Change, Object, Ref, Store, Transaction
 from llmkube.apiserver.writes.deletion import FOREGROUND, INSTANCES, ORPHAN, delete, settle, without_finalizer
@@ -92,19 +92,14 @@ class GarbageCollector:
     def _tend_owned(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         """Keep an object with a living owner (and cut its ties to the others); delete one with none."""
         owners = stored["metadata"]["ownerReferences"]
-        solid, waiting = [], []
-        for owner in owners:
-            state = self._owner_state(tx, ref.key.namespace, owner)
-            if state == "solid":
-                solid.append(owner)
-            elif state == "waiting":
-                waiting.append(owner)
+        states = [self._owner_state(tx, ref.key.namespace, owner) for owner in owners]
+        solid = [owner for owner, state in zip(owners, states, strict=True) if state == "solid"]
         if len(solid) == len(owners):
             return
         if solid:
             cut = {**stored, "metadata": {**stored["metadata"], "ownerReferences": solid}}
             self._rewrite(tx, ref, stored, cut, now)
-        elif waiting and tx.store.dependents(stored["metadata"]["uid"]):
+        elif "waiting" in states and tx.store.dependents(stored["metadata"]["uid"]):
             delete(tx, ref, stored, now, "Foreground")  # the owner waits for this one, and this one for its own
         else:
             delete(tx, ref, stored, now)
@@ -124,7 +119,7 @@ class GarbageCollector:
     def _rewrite(self, tx: Transaction, ref: Ref, old: Object, new: Object, now: str) -> None:
         """Stage a change of metadata, with what it means for who owns which field."""
         kind = self._catalog.versions(ref.kind)[0]
-        tx.put(ref, record_write(old, new, MANAGER, schema=kind.schema, now=now).object)
+        tx.put(ref, record_write(old, new, MANAGER, Endpoint(kind.schema), now=now))
 
     def _orphan(self, tx: Transaction, ref: Ref, stored: Object, now: str) -> None:
         uid = stored["metadata"]["uid"]

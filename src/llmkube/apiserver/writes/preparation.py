@@ -60,10 +60,8 @@ class ObjectPreparation:
         Raises:
             RequestRefusedError: 422.
         """
-        schema, ownership = target.kind.schema, strategy.ownership(target.kind)
-        bare = _without(wanted, _SERVERS_OWN)
-        written = record_write(None, bare, options.manager, schema=schema, now=self._timestamp(), **ownership)
-        return self._new(tx, target, written.object)
+        bare, endpoint = _without(wanted, _SERVERS_OWN), strategy.endpoint(target.kind)
+        return self._new(tx, target, record_write(None, bare, options.manager, endpoint, now=self._timestamp()))
 
     def change(self, target: Target, old: Object, wanted: JsonObject, options: WriteOptions) -> JsonObject | None:
         """Return the object after an update or a patch, ready to be stored; None when nothing changes.
@@ -71,9 +69,8 @@ class ObjectPreparation:
         Raises:
             RequestRefusedError: 422.
         """
-        schema, ownership = target.kind.schema, strategy.ownership(target.kind, target.subresource)
-        written = record_write(old, wanted, options.manager, schema=schema, now=self._timestamp(), **ownership)
-        return self._changed(target, old, written.object)
+        endpoint = strategy.endpoint(target.kind, target.subresource)
+        return self._changed(target, old, record_write(old, wanted, options.manager, endpoint, now=self._timestamp()))
 
     def applied(self, tx: Transaction, target: Target, old: Object | None, merged: JsonObject) -> JsonObject | None:
         """Return the object after an apply, ready to be stored; None when nothing changes.

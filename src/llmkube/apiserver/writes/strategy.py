@@ -4,8 +4,8 @@ The order, as in kube-apiserver, for an object `sent` that is to replace `old` (
 
 ```python
 obj, unknown = strategy.complete(kind, sent)                                  # prune, then defaults
-written = ownership.record_write(old, obj, manager, schema=…, now=…, **strategy.ownership(kind, subresource))
-obj = strategy.prepare(kind, written.object, old, subresource)                # drop what this endpoint cannot write
+obj = ownership.record_write(old, obj, manager, strategy.endpoint(kind, subresource), now=…)
+obj = strategy.prepare(kind, obj, old, subresource)                           # drop what this endpoint cannot write
 errors = strategy.check(kind, obj, old, subresource)                          # 422 when there are any
 obj["metadata"]["generation"] = strategy.next_generation(kind, obj, old)
 if old is not None and ownership.same_but_for_times(old, obj): answer with old    # nothing happened
@@ -15,12 +15,13 @@ For an apply, `ownership.server_side_apply` comes first and `complete` after it:
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import attrs
 
 from llmkube.apiserver.fields import fieldset, managed_fields
 from llmkube.apiserver.fields.fieldset import FieldSet
+from llmkube.apiserver.fields.ownership import Endpoint
 from llmkube.apiserver.kinds import builtin_rules
 from llmkube.apiserver.kinds.catalog import CRDS
 from llmkube.apiserver.kinds.kind_info import KindInfo
@@ -38,22 +39,10 @@ _SLICES: Final = "endpointslices.discovery.k8s.io"
 _MAX_REPLICAS: Final = 2**31 - 1
 
 
-class Ownership(TypedDict):
-    """The keyword arguments about ownership that `ownership.record_write` and `ownership.server_side_apply` share."""
-
-    subresource: str
-    zero: JsonObject
-    reset: FieldSet
-
-
-def ownership(kind: KindInfo, subresource: str = "") -> Ownership:
-    """Return what ownership depends on at an endpoint: pass it on with `**`."""
-    return Ownership(subresource=subresource, zero=zero(kind), reset=reset_fields(kind, subresource))
-
-
-def zero(kind: KindInfo) -> JsonObject:
-    """Return the kind's object before anything is set; only built-in kinds have any structure then."""
-    return defaults.zero(kind.schema) if kind.builtin else {}
+def endpoint(kind: KindInfo, subresource: str = "") -> Endpoint:
+    """Return what ownership depends on at an endpoint; only built-in kinds have any structure before it is set."""
+    zero = defaults.zero(kind.schema) if kind.builtin else {}
+    return Endpoint(kind.schema, subresource, zero, reset_fields(kind, subresource))
 
 
 def reset_fields(kind: KindInfo, subresource: str = "") -> FieldSet:
@@ -75,12 +64,8 @@ def complete(kind: KindInfo, obj: Mapping[str, Any], *, applied: bool = False) -
         return {**obj, **_stored_metadata(obj)}, ()
     completed, unknown = defaults.prune(obj, kind.schema)
     completed |= _stored_metadata(completed)
-    if kind.builtin:
-        defaults.empty_nulls(completed, kind.schema)
     if kind.builtin or not applied:
-        defaults.drop_nulls(completed, kind.schema)
-    if kind.builtin:
-        defaults.drop_empty(completed, kind.schema)
+        defaults.tidy(completed, kind.schema, builtin=kind.builtin)
     defaults.fill(completed, kind.schema)
     if fill is not None and validation.well_typed(completed, kind.schema):
         fill(completed)
@@ -207,7 +192,8 @@ def check(
             errors += behaviour.check_status(obj) if subresource == "status" else behaviour.check(obj, old)
         return errors
     if kind.scale is not None:
-        errors += _check_replicas(obj, kind.scale.status_path if subresource == "status" else kind.scale.spec_path)
+        shown = "statusReplicasPath" if subresource == "status" else "specReplicasPath"
+        errors += _check_replicas(obj, kind.scale[shown])
     return validation.with_rules(errors, obj, old, kind.schema)
 
 

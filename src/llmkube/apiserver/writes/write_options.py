@@ -92,8 +92,8 @@ class DeleteOptions:
         if not isinstance(preconditions, Mapping):
             raise bad_request("json: cannot unmarshal value into Go struct field DeleteOptions.preconditions")
         dry_run = body.get("dryRun") or [value for name, value in request.query if name == "dryRun"]
-        if not isinstance(dry_run, list) or (errors := _check_dry_run(dry_run)):
-            raise _refused(errors if isinstance(dry_run, list) else [not_supported("dryRun", dry_run, ["All"])])
+        if errors := _check_dry_run(dry_run):
+            raise _refused(errors)
         return cls(
             propagation=cast("Propagation", propagation),
             uid=str(preconditions.get("uid") or ""),
@@ -102,8 +102,9 @@ class DeleteOptions:
         )
 
 
-def _check_dry_run(values: list[Any]) -> list[FieldError]:
-    return [] if all(value == "All" for value in values) else [not_supported("dryRun", values, ["All"])]
+def _check_dry_run(values: Any) -> list[FieldError]:
+    fine = isinstance(values, list) and all(value == "All" for value in values)
+    return [] if fine else [not_supported("dryRun", values, ["All"])]
 
 
 def _refused(errors: list[FieldError]) -> RequestRefusedError:

@@ -1,4 +1,4 @@
-"""The client's side of a WebSocket (RFC 6455) over a connection of ours. No extensions, no background task.
+"""The client's side of a WebSocket (RFC 6455) over a connection of ours. No extensions, no background task, no pings.
 
 ```
  connect_websocket ─ upgrade    any client of ours that asks for the switch, under one deadline
@@ -7,34 +7,41 @@
                 └ aclose        the close handshake, bounded; the connection is gone afterwards in any case
 ```
 
-`wsproto` judges and writes frames; the handshake is a head like any other, and is judged here.
+`wsproto` judges and writes frames; the handshake is a head like any other, and is judged here. Its one user has no use
+for pings of ours: a kubelet whose pod does not read for a while answers none, and is well all the same. The kernel
+probes silent connections (`base.http.dial.keep_alive`).
 """
 
 import base64
 import hashlib
-import math
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Final
 
 import attrs
 import trio
-from wsproto.frame_protocol import CloseReason, FrameProtocol, Opcode, ParseFailed
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
+from wsproto.frame_protocol import CloseReason
 
 from llmkube.base.http.client import Upgraded
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError, PeerClosedError, ProtocolError
 from llmkube.base.http.message import Headers
 from llmkube.base.http.tls import RECEIVE_BYTES
 
-FRAME_BYTES: Final = 256 * 1024
-"""The longest frame that is sent; a longer message goes in several, between which other work is done."""
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+"""A longer message ends the connection."""
+
+HANDSHAKE_SECONDS: Final = 30.0
+"""From the first packet to the judgement of the answer."""
+
+CLOSE_SECONDS: Final = 2.0
+"""For the last frames of both sides."""
 
 _ACCEPT_SUFFIX: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, 1.3
 
-CLEAN_CLOSE: Final = int(CloseReason.NORMAL_CLOSURE)
-
-CLEAN_CLOSES: Final = frozenset({CloseReason.NORMAL_CLOSURE, CloseReason.GOING_AWAY, CloseReason.NO_STATUS_RCVD})
+_CLEAN_CLOSES: Final = frozenset({CloseReason.NORMAL_CLOSURE, CloseReason.GOING_AWAY, CloseReason.NO_STATUS_RCVD})
 """With these a peer says that it has said everything, or says nothing."""
 
 
@@ -44,11 +51,11 @@ class Offer:
 
     Attributes:
         nonce: Sixteen random bytes, which an answer has to prove that it has seen.
-        protocols: The subprotocols that the client speaks, the preferred first.
+        protocol: The subprotocol that the client speaks, and the peer has to choose.
     """
 
     nonce: bytes
-    protocols: tuple[str, ...] = ()
+    protocol: str
 
     @property
     def _key(self) -> bytes:
@@ -57,18 +64,18 @@ class Offer:
     @property
     def headers(self) -> Headers:
         """The header lines that ask for the switch."""
-        lines = [
-            ("Upgrade", "websocket"),
-            ("Connection", "Upgrade"),
-            ("Sec-WebSocket-Version", "13"),
-            ("Sec-WebSocket-Key", self._key.decode("ascii")),
-        ]
-        if self.protocols:
-            lines.append(("Sec-WebSocket-Protocol", ", ".join(self.protocols)))
-        return Headers(lines)
+        return Headers(
+            (
+                ("Upgrade", "websocket"),
+                ("Connection", "Upgrade"),
+                ("Sec-WebSocket-Version", "13"),
+                ("Sec-WebSocket-Key", self._key.decode("ascii")),
+                ("Sec-WebSocket-Protocol", self.protocol),
+            )
+        )
 
-    def judge(self, answer: Headers, peer: str) -> str:
-        """Return the subprotocol that the peer chose, "" for none, from the headers of its 101.
+    def judge(self, answer: Headers, peer: str) -> None:
+        """Judge the headers of the peer's 101.
 
         Raises:
             ProtocolError: The answer is none to this offer.
@@ -82,130 +89,16 @@ class Offer:
             wrong = "its Sec-WebSocket-Accept does not fit the request"
         elif "sec-websocket-extensions" in answer:
             wrong = "it uses an extension that was not offered"
-        elif len(chosen) > 1 or any(each not in self.protocols for each in chosen):
+        elif not chosen:
+            wrong = f"it speaks none of the subprotocols {self.protocol}"
+        elif chosen != (self.protocol,):
             wrong = f"it chose the subprotocol {', '.join(chosen)!r}, which was not offered"
-        elif self.protocols and not chosen:
-            wrong = f"it speaks none of the subprotocols {', '.join(self.protocols)}"
         if wrong:
             raise ProtocolError(f"{peer} answers the WebSocket handshake wrongly: {wrong}")
-        return chosen[0] if chosen else ""
-
-
-@attrs.frozen
-class Ping:
-    """The peer wants this back."""
-
-    payload: bytes
-
-
-@attrs.frozen
-class Close:
-    """The peer has said its last word."""
-
-    code: int
-    reason: str
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing went wrong."""
-        return self.code in CLEAN_CLOSES
-
-
-@attrs.frozen
-class Part:
-    """A frame that ends nothing: a piece of a message, or a pong."""
-
-
-@attrs.frozen
-class Violation:
-    """What the peer sent is refused, with the status code to say so."""
-
-    code: int
-    message: str
-
-
-Event = bytes | str | Ping | Close | Part | Violation
-PART: Final = Part()
-
-
-class FrameReader:
-    """Makes messages of the bytes that a server sends, one frame at a time.
-
-    Args:
-        frames: Takes them apart.
-        max_message_bytes: A longer message is refused before more of it is kept.
-    """
-
-    def __init__(self, frames: FrameProtocol, max_message_bytes: int) -> None:
-        self._frames = frames
-        self._max_message_bytes = max_message_bytes
-        self._message = bytearray()
-        self._starved = True
-
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
-        self._frames.receive_bytes(data)
-        self._starved = False
-
-    def take(self) -> Event | None:
-        """Return what the next frame is, or None when more bytes are needed; nothing follows a violation."""
-        if self._starved:
-            return None
-        try:
-            frame = next(self._frames.received_frames(), None)
-        except ParseFailed as error:
-            return Violation(int(error.code), str(error))
-        if frame is None:
-            self._starved = True
-            return None
-        payload = frame.payload
-        if frame.opcode is Opcode.CLOSE:
-            assert isinstance(payload, tuple)
-            return Close(int(payload[0]), payload[1] or "")
-        assert not isinstance(payload, tuple)
-        if frame.opcode is Opcode.PING:
-            assert isinstance(payload, bytes)
-            return Ping(payload)
-        if frame.opcode is Opcode.PONG:
-            return PART
-        self._message += payload.encode() if isinstance(payload, str) else payload
-        if len(self._message) > self._max_message_bytes:
-            return Violation(CloseReason.MESSAGE_TOO_BIG, f"a message of more than {self._max_message_bytes} bytes")
-        if not frame.message_finished:
-            return PART
-        message, self._message = self._message, bytearray()
-        return message.decode() if frame.opcode is Opcode.TEXT else bytes(message)
-
-
-def frames_of(message: bytes | str, frames: FrameProtocol) -> Iterator[bytes]:
-    """Yield the frames of a message: one, unless it is long."""
-    for at in range(0, max(len(message), 1), FRAME_BYTES):
-        yield bytes(frames.send_data(message[at : at + FRAME_BYTES], fin=at + FRAME_BYTES >= len(message)))
 
 
 Upgrade = Callable[[Headers], Awaitable[Upgraded]]
 """Sends a GET with these headers and returns the connection that the peer has switched; any failure is an exception."""
-
-
-@attrs.frozen
-class Bounds:
-    """What a peer may cost.
-
-    Attributes:
-        max_message_bytes: A longer message ends the connection.
-        handshake_seconds: From the first packet to the judgement of the answer.
-        idle_seconds: After this much silence a ping is sent while a task receives, and after as much again without a
-            byte the connection is given up; None leaves silence alone.
-        close_seconds: For the last frames of both sides.
-    """
-
-    max_message_bytes: int = 1024 * 1024
-    handshake_seconds: float = 30.0
-    idle_seconds: float | None = None
-    close_seconds: float = 2.0
-
-
-DEFAULT_BOUNDS = Bounds()
 
 
 class WebSocket(trio.abc.Channel[bytes | str]):
@@ -213,25 +106,18 @@ class WebSocket(trio.abc.Channel[bytes | str]):
 
     Iteration ends when the peer closes without a complaint. A cancelled `receive` loses nothing; a cancelled `send`
     leaves half a message on the wire, so that nothing more can be sent.
-
-    Attributes:
-        protocol: The subprotocol that the peer chose, or "".
     """
 
-    def __init__(self, connection: Upgraded, protocol: str, bounds: Bounds = DEFAULT_BOUNDS) -> None:
-        self.protocol = protocol
+    def __init__(self, connection: Upgraded) -> None:
         self._connection = connection
-        self._bounds = bounds
-        self._frames = FrameProtocol(client=True, extensions=[])
-        self._reader = FrameReader(self._frames, bounds.max_message_bytes)
-        self._reader.feed(connection.early)
+        self._frames = Connection(ConnectionType.CLIENT, trailing_data=connection.early)
+        self._message = bytearray()  # what has come of one that is not complete
         self._sending = trio.Lock()
-        self._ping: bytes | None = None  # the last that is not answered yet (RFC 6455, 5.5.3)
+        self._ping: Ping | None = None  # the last that is not answered yet (RFC 6455, 5.5.3)
         self._receiving = False
         self._torn = False  # half a frame was sent
-        self._farewell_sent = False
         self._closed = False
-        self._end: Close | HttpError | None = None
+        self._end: CloseConnection | HttpError | None = None
         self._ended = trio.Event()
 
     async def send(self, value: bytes | str) -> None:
@@ -244,12 +130,9 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         async with self._sending:
             if self._end is not None and not self._closed:
                 raise BrokenOffError(f"{self._connection.peer} has ended the WebSocket")
-            if self._farewell_sent or self._torn:
+            if not self._is_open:
                 raise trio.ClosedResourceError("nothing more can be sent on this WebSocket")
-            self._torn = True
-            for frame in frames_of(value, self._frames):
-                await self._put(frame)
-            self._torn = False
+            await self._put(BytesMessage(value) if isinstance(value, bytes) else TextMessage(value))
             await self._answer_ping()
 
     async def receive(self) -> bytes | str:
@@ -258,7 +141,7 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         Raises:
             trio.EndOfChannel: The peer has closed, and nothing is wrong.
             PeerClosedError: The peer has closed, and says that something is wrong.
-            BrokenOffError: The peer broke off, or is silent.
+            BrokenOffError: The peer broke off.
             ProtocolError: The peer sent no proper frame, or a message that is too long.
             trio.ClosedResourceError: This side has closed.
         """
@@ -278,9 +161,13 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         self._closed = True
         async with aclosing(self._connection):
             if self._end is None and not self._torn:
-                with trio.move_on_after(self._bounds.close_seconds):
-                    await self._say_farewell(CLEAN_CLOSE)
+                with trio.move_on_after(CLOSE_SECONDS):
+                    await self._say_farewell(CloseReason.NORMAL_CLOSURE)
                     await self._hear_farewell()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._frames.state is ConnectionState.OPEN and not self._torn
 
     async def _receive(self) -> bytes | str:
         if self._receiving:
@@ -290,77 +177,64 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             while True:
                 await trio.lowlevel.checkpoint()  # a peer that sends many small frames keeps no other task waiting
                 self._raise_end()
-                event = self._reader.take()
-                if isinstance(event, bytes | str):
-                    return event
+                event = next(self._frames.events(), None)
                 if event is None:
                     await self._read_more()
-                elif not isinstance(event, Part):
+                elif isinstance(event, Message):
+                    self._message += event.data.encode() if isinstance(event.data, str) else event.data
+                    if len(self._message) > MAX_MESSAGE_BYTES:
+                        too_long = f"a message of more than {MAX_MESSAGE_BYTES} bytes"
+                        await self._refuse(CloseReason.MESSAGE_TOO_BIG, too_long)
+                    elif event.message_finished:
+                        message, self._message = self._message, bytearray()
+                        return message.decode() if isinstance(event.data, str) else bytes(message)
+                else:
                     await self._handle(event)
         finally:
             self._receiving = False
 
-    async def _handle(self, event: Ping | Close | Violation) -> None:
-        peer = self._connection.peer
+    async def _handle(self, event: Event) -> None:
         if isinstance(event, Ping):
-            self._ping = event.payload
+            self._ping = event
             if not self._sending.locked():  # else the task that sends takes it along
                 async with self._sending:
                     await self._answer_ping()
-        elif isinstance(event, Close):
+        elif isinstance(event, CloseConnection) and self._frames.state in {
+            ConnectionState.OPEN,
+            ConnectionState.LOCAL_CLOSING,
+        }:  # the peer has not closed: this is how wsproto tells of a frame that is none
+            await self._refuse(event.code, event.reason or "")
+        elif isinstance(event, CloseConnection):
             self._note_end(event)
             await self._say_farewell(event.code)
-        else:
-            self._note_end(ProtocolError(f"{peer} breaks the WebSocket's rules: {event.message}"))
-            await self._say_farewell(event.code)
+
+    async def _refuse(self, code: int, why: str) -> None:
+        self._note_end(ProtocolError(f"{self._connection.peer} breaks the WebSocket's rules: {why}"))
+        await self._say_farewell(code)
 
     async def _read_more(self) -> None:
-        """Take the next bytes; what the peer does not send in time it will not send at all."""
-        pinged = False
-        while True:
-            with trio.move_on_after(self._bounds.idle_seconds or math.inf):
-                try:
-                    data = bytes(await self._connection.stream.receive_some(RECEIVE_BYTES))
-                except trio.BrokenResourceError as error:
-                    self._note_end(self._broken_off(error.__cause__ or error))
-                    return
-                if data:
-                    self._reader.feed(data)
-                else:
-                    self._note_end(self._broken_off("the connection ends without a close frame"))
-                return
-            if pinged:
-                self._note_end(self._broken_off(f"no answer to a ping in {self._bounds.idle_seconds:g} s"))
-                return
-            pinged = await self._send_ping()
-
-    async def _send_ping(self) -> bool:
-        """Send a ping, and say so; a connection that is busy sending shows by that whether the peer lives."""
-        if self._sending.locked() or self._torn or self._farewell_sent:
-            return self._torn or self._farewell_sent
-        async with self._sending:
-            self._torn = True
-            with trio.move_on_after(self._bounds.idle_seconds or 0):
-                await self._put(bytes(self._frames.ping()))
-                self._torn = False
-        return True
+        try:
+            data = bytes(await self._connection.stream.receive_some(RECEIVE_BYTES))
+        except trio.BrokenResourceError as error:
+            self._note_end(self._broken_off(error.__cause__ or error))
+            return
+        if data:
+            self._frames.receive_data(data)
+        else:
+            self._note_end(self._broken_off("the connection ends without a close frame"))
 
     async def _answer_ping(self) -> None:
         """Send the pong that is due; the lock is held."""
-        while self._ping is not None and not self._torn and not self._farewell_sent:
-            pong, self._ping = bytes(self._frames.pong(self._ping)), None
-            self._torn = True
-            await self._put(pong)
-            self._torn = False
+        while self._ping is not None and self._is_open:
+            ping, self._ping = self._ping, None
+            await self._put(ping.response())
 
     async def _say_farewell(self, code: int) -> None:
         """Send the last frame, if the connection still takes it within the time that there is."""
-        with trio.move_on_after(self._bounds.close_seconds), suppress(BrokenOffError):
+        with trio.move_on_after(CLOSE_SECONDS), suppress(BrokenOffError):
             async with self._sending:
-                if not self._farewell_sent and not self._torn:
-                    self._farewell_sent = self._torn = True
-                    await self._put(bytes(self._frames.close(code)))
-                    self._torn = False
+                if self._frames.state in {ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING} and not self._torn:
+                    await self._put(CloseConnection(code))
 
     async def _hear_farewell(self) -> None:
         """Read until the peer's last frame, or its end."""
@@ -371,13 +245,16 @@ class WebSocket(trio.abc.Channel[bytes | str]):
             while True:
                 await self._receive()
 
-    async def _put(self, data: bytes) -> None:
+    async def _put(self, event: Event) -> None:
+        """Send a frame; the lock is held, and a cancellation leaves half of the frame on the wire."""
+        self._torn = True
         try:
-            await self._connection.stream.send_all(data)
+            await self._connection.stream.send_all(self._frames.send(event))
         except trio.BrokenResourceError as error:
             raise self._broken_off(error.__cause__ or error) from error
+        self._torn = False
 
-    def _note_end(self, end: Close | HttpError) -> None:
+    def _note_end(self, end: CloseConnection | HttpError) -> None:
         self._end = end
         self._ended.set()
 
@@ -385,37 +262,36 @@ class WebSocket(trio.abc.Channel[bytes | str]):
         end, peer = self._end, self._connection.peer
         if isinstance(end, HttpError):
             raise end
-        if end is not None and end.is_clean:
+        if end is not None and end.code in _CLEAN_CLOSES:
             raise trio.EndOfChannel
         if end is not None:
-            words = f"{peer} closed the WebSocket with code {end.code}"
-            raise PeerClosedError(f"{words}: {end.reason}" if end.reason else words, end.code, end.reason)
+            words = f"{peer} closed the WebSocket with code {int(end.code)}"
+            reason = end.reason or ""
+            raise PeerClosedError(f"{words}: {reason}" if reason else words, int(end.code), reason)
 
     def _broken_off(self, why: object) -> BrokenOffError:
         return BrokenOffError(f"{self._connection.peer} broke off: {why}")
 
 
-async def connect_websocket(
-    upgrade: Upgrade, protocols: Sequence[str] = (), bounds: Bounds = DEFAULT_BOUNDS
-) -> WebSocket:
+async def connect_websocket(upgrade: Upgrade, protocol: str) -> WebSocket:
     """Open a WebSocket, which the caller closes.
 
     Args:
         upgrade: Asks a peer for the switch.
-        protocols: The subprotocols to offer, the preferred first; if there are any, the peer has to choose one.
-        bounds: What the peer may cost.
+        protocol: The subprotocol to speak.
 
     Raises:
         ConnectError: The handshake took too long.
         ProtocolError: The peer's answer is none to ours.
         Exception: Whatever `upgrade` raises when the peer refuses.
     """
-    offer = Offer(secrets.token_bytes(16), tuple(protocols))
-    with trio.move_on_after(bounds.handshake_seconds):
+    offer = Offer(secrets.token_bytes(16), protocol)
+    with trio.move_on_after(HANDSHAKE_SECONDS):
         connection = await upgrade(offer.headers)
         try:
-            return WebSocket(connection, offer.judge(connection.headers, connection.peer), bounds)
+            offer.judge(connection.headers, connection.peer)
         except ProtocolError:
             await connection.aclose()
             raise
-    raise ConnectError(f"the WebSocket handshake was not over within {bounds.handshake_seconds:g} s")
+        return WebSocket(connection)
+    raise ConnectError(f"the WebSocket handshake was not over within {HANDSHAKE_SECONDS:g} s")

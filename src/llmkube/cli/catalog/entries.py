@@ -3,7 +3,7 @@
 import difflib
 import functools
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -15,43 +15,6 @@ CHECKED: Final = {
     "none": "no digest is recorded: it is taken as the source serves it",
 }
 """What is known about the digest of a file, in words."""
-
-
-@attrs.frozen
-class Architecture:
-    """The numbers of a model's published configuration.
-
-    Attributes:
-        name: As llama.cpp names it.
-        layers: Blocks.
-        width: Elements of a token's vector.
-        heads: Of attention.
-        kv_heads: Heads for keys and values.
-        head_length: Elements of one head.
-        inner: Width of the feed-forward part.
-        vocabulary: Tokens.
-        context: Tokens that it was trained for.
-        tied: Whether the embedding is the output matrix as well.
-        window: Tokens that layers with a window see; 0 where none has one.
-        experts: How many experts a layer has; 0 where it is dense.
-        experts_used: How many of them a token asks.
-        expert_inner: Width of one expert.
-    """
-
-    name: str
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_length: int
-    inner: int
-    vocabulary: int
-    context: int
-    tied: bool = False
-    window: int = 0
-    experts: int = 0
-    experts_used: int = 0
-    expert_inner: int = 0
 
 
 @attrs.frozen
@@ -79,10 +42,15 @@ class Entry:
     size_bytes: int
     licence: str
     checked: str
-    architecture: Architecture
+    architecture: Mapping[str, Any]
     sha256: str = ""
     mode: str = ""
-    aliases: tuple[str, ...] = ()
+    aliases: Sequence[str] = ()
+
+    @property
+    def context(self) -> int:
+        """The tokens of context that the model was trained for."""
+        return int(self.architecture["context"])
 
     @property
     def pin(self) -> str:
@@ -94,8 +62,13 @@ class Entry:
 @functools.cache
 def entries() -> Mapping[str, Entry]:
     """Return all models by name, in the order of the list."""
-    text = importlib.resources.files("llmkube.cli.catalog").joinpath("models.yaml").read_text(encoding="utf-8")
-    return {name: _entry(name, fields) for name, fields in yaml.safe_load(text).items()}
+    return {name: Entry(name=name, **fields) for name, fields in _read("models.yaml").items()}
+
+
+@functools.cache
+def architectures() -> Mapping[str, Any]:
+    """Return what a file of each architecture holds."""
+    return _read("architectures.yaml")
 
 
 def find(name: str) -> Entry | None:
@@ -111,22 +84,7 @@ def similar(name: str) -> list[str]:
     return difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.7)
 
 
-def _entry(name: str, fields: Mapping[str, Any]) -> Entry:
-    numbers = {_snake(key): value for key, value in fields["architecture"].items()}
-    return Entry(
-        name=name,
-        title=fields["title"],
-        source=fields["source"],
-        quantization=fields["quantization"],
-        size_bytes=fields["size"],
-        licence=fields["licence"],
-        checked=fields["checked"],
-        architecture=Architecture(**numbers),
-        sha256=fields.get("sha256", ""),
-        mode=fields.get("mode", ""),
-        aliases=tuple(fields.get("aliases", ())),
-    )
-
-
-def _snake(key: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in key)
+def _read(name: str) -> dict[str, Any]:
+    text = importlib.resources.files("llmkube.cli.catalog").joinpath(name).read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found

@@ -2,6 +2,6 @@
 
 describe, locations                 one object explained; where its parts are
 advice, readiness                   what to do about a failure; waiting until a service is ready
-progress, progress_line, live_view  how far a service has come
-output, formats, consoles           tables, JSON, YAML; the terminal, with NO_COLOR in no style
+progress, progress_line, live_view  how far a service has come; the terminal, with NO_COLOR in no style
+output, formats                     tables, JSON, YAML
 """

@@ -52,7 +52,7 @@ async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str
     """Keep a text on the terminal up to date until cancelled; what is longer than the screen loses its end."""
     from rich.live import Live  # noqa: PLC0415 - see above
 
-    from llmkube.cli.view.consoles import open_console  # noqa: PLC0415 - see above
+    from llmkube.cli.view.progress_line import open_console  # noqa: PLC0415 - see above
 
     console = open_console(highlight=False, soft_wrap=True)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:

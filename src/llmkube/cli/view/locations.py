@@ -10,10 +10,12 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.http.message import netloc
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.leases.live_hosts import DEFAULT_LEASE_SECONDS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import (
     ACCELERATORS_ANNOTATION,
@@ -30,8 +32,6 @@ from llmkube.k8s.wire.times import parse_timestamp
 SKEW_SECONDS: Final = 60.0
 """How far two machines' clocks may differ before a live host is taken for a dead one here."""
 
-_DEFAULT_LEASE_SECONDS: Final = 40
-
 
 @attrs.frozen
 class Engine:
@@ -41,12 +41,15 @@ class Engine:
     address: str
     port: int
     ready: bool
-    pod: str = ""
+    pod: Key | None = None
 
     @property
     def netloc(self) -> str:
         """`10.0.0.5:51234`, or `[fd00::5]:51234`."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return netloc((self.address, self.port))
+
+    def __str__(self) -> str:
+        return f"port {self.port} of pod {self.pod}" if self.pod is not None else self.netloc
 
 
 @attrs.frozen
@@ -76,7 +79,9 @@ def engines_in(slices: Iterable[EndpointSlice]) -> tuple[Engine, ...]:
             endpoint.addresses[0],
             port,
             endpoint.conditions.ready is not False,  # None reads as ready
-            endpoint.target_ref.name if endpoint.target_ref and endpoint.target_ref.kind == "Pod" else "",
+            Key(piece.metadata.namespace, endpoint.target_ref.name)
+            if endpoint.target_ref and endpoint.target_ref.kind == "Pod"
+            else None,
         )
         for piece in slices
         for port in [each.port for each in piece.ports if each.port][:1]
@@ -150,6 +155,4 @@ def _is_alive(lease: Lease, now: datetime.datetime) -> bool:
     renewed = parse_timestamp(lease.spec.renew_time)
     if renewed is None:
         return False
-    return (now - renewed).total_seconds() < (
-        lease.spec.lease_duration_seconds or _DEFAULT_LEASE_SECONDS
-    ) + SKEW_SECONDS
+    return (now - renewed).total_seconds() < (lease.spec.lease_duration_seconds or DEFAULT_LEASE_SECONDS) + SKEW_SECONDS

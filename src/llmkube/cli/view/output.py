@@ -18,8 +18,7 @@ from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire.service_health import State, service_health, unready
 from llmkube.k8s.wire.times import parse_timestamp
-from llmkube.programs.failures import broken
-from llmkube.programs.program_name import runnable
+from llmkube.programs.failures import broken, runnable
 
 NOTHING = "<none>"
 SEPARATOR = "  "

@@ -1,7 +1,9 @@
 """Progress is one moving line on a terminal and plain lines everywhere else; both go to standard error."""
 
 import contextlib
+import os
 from collections.abc import Iterator
+from typing import Any
 
 import attrs
 import trio
@@ -84,3 +86,10 @@ def open_display(console: Console) -> Iterator[Display]:
     # Refreshed by a task and not by rich's thread; log lines that go to sys.stderr meanwhile appear above.
     with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False) as live:
         yield LiveDisplay(console, live)
+
+
+def open_console(**options: Any) -> Console:
+    """Return a console with these options of rich's."""
+    if os.environ.get("NO_COLOR"):
+        options["color_system"] = None
+    return Console(**options)

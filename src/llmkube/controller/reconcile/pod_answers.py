@@ -21,8 +21,7 @@ from llmkube.controller.status.router_status import BackendHealth
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key, controller_key
 from llmkube.k8s.workloads import Pod
-from llmkube.runtimes.container.container_plan import ContainerPlan
-from llmkube.runtimes.container.in_flight import requests_in_flight
+from llmkube.runtimes.container.container_plan import ContainerPlan, requests_in_flight
 
 ASK_SECONDS: Final = 5.0
 ASK_EVERY_SECONDS: Final = 10.0

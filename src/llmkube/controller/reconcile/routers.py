@@ -29,8 +29,7 @@ from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workqueue import WorkQueue
 from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
-from llmkube.router.config.local_address import stays_here
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.routing_config import RoutingConfig, stays_here
 from llmkube.router.config.written_form import encode_config
 
 PERMISSIONS: Final = (Permission(ModelRouter, FOLLOW | {"get"}),)

@@ -14,7 +14,6 @@ from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.names import MAX_LABEL
 from llmkube.weights.errors import SourceError, WeightsError
 from llmkube.weights.ollama_model import OllamaModel
-from llmkube.weights.picked_files import pick
 from llmkube.weights.source import (
     BucketFile,
     HubRepository,
@@ -23,6 +22,7 @@ from llmkube.weights.source import (
     Source,
     VolumeSource,
     parse_source,
+    pick,
 )
 from llmkube.weights.split_names import part_names
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import trio
@@ -31,17 +31,7 @@ class Credential:
     certificate: ClientCertificate | None = attrs.field(default=None, repr=False)
 
 
-class Credentials(Protocol):
-    """A source of credentials."""
-
-    async def current(self) -> Credential:
-        """Return a credential that should be good; CredentialsError when none can be had."""
-
-    async def renew(self, refused: Credential) -> Credential:
-        """Return another one after a 401, or the same when there is no other."""
-
-
-def make_credentials(identity: Identity, utcnow: Callable[[], datetime]) -> Credentials:
+def make_credentials(identity: Identity, utcnow: Callable[[], datetime]) -> "Credentials":
     """Return the source for an identity."""
     if isinstance(identity, ExecPlugin):
         return ExecCredentials(identity, utcnow)
@@ -151,6 +141,10 @@ class ExecCredentials:
         now = self._utcnow()
         self._issued = issued
         self._refresh_at = None if issued.expires_at is None else now + REFRESH_AFTER * (issued.expires_at - now)
+
+
+Credentials = FixedCredentials | TokenFileCredentials | ExecCredentials
+"""A source: `current` returns a credential that should be good, `renew` another one after a 401 if there is any."""
 
 
 async def run_plugin(plugin: ExecPlugin) -> bytes:

@@ -21,7 +21,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.crd.podparts import part_schema
-from llmkube.k8s.fields import REQUIRED, Column, IntOrString, Rule, Scale, SchemaFacts, WireField, wire_fields
+from llmkube.k8s.fields import REQUIRED, Column, IntOrString, Rule, SchemaFacts, WireField, wire_fields
 from llmkube.k8s.resource import Object, Resource
 
 KINDS: Final[tuple[type[Object], ...]] = (Model, InferenceService, ModelRouter)
@@ -188,16 +188,9 @@ def _default(slot: WireField) -> dict[str, Any]:
     return {} if isinstance(default, Mapping) else {"default": default}
 
 
-def _subresources(resource: Resource, scale: Scale | None) -> dict[str, Any]:
+def _subresources(resource: Resource, scale: Mapping[str, str] | None) -> dict[str, Any]:
     subresources: dict[str, Any] = {"status": {}} if "status" in resource.subresources else {}
-    if scale is not None:
-        selector = {"labelSelectorPath": scale.selector_path} if scale.selector_path else {}
-        subresources["scale"] = {
-            "specReplicasPath": scale.spec_path,
-            "statusReplicasPath": scale.status_path,
-            **selector,
-        }
-    return subresources
+    return {**subresources, "scale": dict(scale)} if scale else subresources
 
 
 def _column(column: Column) -> dict[str, Any]:

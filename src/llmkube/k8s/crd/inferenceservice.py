@@ -7,7 +7,7 @@ import attrs
 
 from llmkube.k8s.crd.meta import (
     GROUP,
-    NAME_BYTES,
+    NAMED,
     VERSION,
     APIKeySecretRef,
     Condition,
@@ -36,7 +36,7 @@ from llmkube.k8s.crd.serving import (
     TGIConfig,
     VLLMConfig,
 )
-from llmkube.k8s.fields import REQUIRED, Column, Rule, Scale, SchemaFacts, Wired, field
+from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field
 from llmkube.k8s.resource import Object, Resource
 
 PRIORITIES: Final = ("batch", "low", "normal", "high", "critical")  # lowest first
@@ -67,15 +67,13 @@ class InferenceServiceSpec(Wired):
     )
 
     # What
-    model_ref: str = field(
-        "Name of the Model in the same namespace; may be changed.", REQUIRED, min_length=1, max_length=NAME_BYTES
-    )
+    model_ref: str = field("Name of the Model in the same namespace; may be changed.", REQUIRED, **NAMED)
     runtime: str = field("Engine that serves the model.", DEFAULT_RUNTIME, enum=RUNTIME_NAMES)
     aliases: tuple[str, ...] = field(
         "Further model ids that clients may send; the first is the name of the service.",
         (),
         max_items=16,
-        items=SchemaFacts(min_length=1, max_length=NAME_BYTES, pattern=MODEL_ID),
+        items=SchemaFacts(**NAMED, pattern=MODEL_ID),
     )
     mode: str | None = field(
         "What the engine offers; unset means chat, unless endpoint.path implies another.", enum=MODES
@@ -287,7 +285,12 @@ class InferenceService(Object):
         subresources=("status", "scale"),
         categories=("llmkube",),
     )
-    SCALE: ClassVar = Scale(".spec.replicas", ".status.replicas", ".status.selector")
+    # Where `kubectl scale` and autoscalers read and write the replica count, and which pods they count.
+    SCALE: ClassVar = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
     COLUMNS: ClassVar = (
         Column("Phase", ".status.phase"),
         Column("Model", ".spec.modelRef"),

@@ -22,6 +22,9 @@ DURATION: Final = "^([0-9]+([.][0-9]+)?(ms|s|m|h))+$"
 NAME_BYTES: Final = 253
 """The longest name of an object."""
 
+NAMED: Final[Mapping[str, Any]] = {"min_length": 1, "max_length": NAME_BYTES}
+"""Bounds of a field that has the name of an object in it."""
+
 POSITIVE: Final = Rule("self.matches('^[0-9.]*[1-9]')", "must be more than 0")
 """For a quantity of which none makes no sense."""
 
@@ -89,15 +92,15 @@ class Condition(Wired):
 class LocalObjectReference(Wired):
     """Name an object in the same namespace."""
 
-    name: str = field("Name of the object.", "", required=True, min_length=1, max_length=NAME_BYTES)
+    name: str = field("Name of the object.", "", required=True, **NAMED)
 
 
 @attrs.frozen(kw_only=True)
 class SecretKeySelector(Wired):
     """Name one key of a Secret in the same namespace."""
 
-    key: str = field("Key within the Secret.", REQUIRED, min_length=1, max_length=NAME_BYTES)
-    name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
+    key: str = field("Key within the Secret.", REQUIRED, **NAMED)
+    name: str = field("Name of the Secret.", "", required=True, **NAMED)
     optional: bool | None = field("Tolerate that the Secret or its key is missing.")
 
 
@@ -105,12 +108,11 @@ class SecretKeySelector(Wired):
 class APIKeySecretRef(Wired):
     """Name the key of a Secret in the same namespace that holds API keys, one per line."""
 
-    name: str = field("Name of the Secret.", "", required=True, min_length=1, max_length=NAME_BYTES)
+    name: str = field("Name of the Secret.", "", required=True, **NAMED)
     key: str = field(
         "Key within the Secret; its value has one API key per line.",
         "api-key",
-        min_length=1,
-        max_length=NAME_BYTES,
+        **NAMED,
         pattern=r"^[-._a-zA-Z0-9]+$",
     )
 

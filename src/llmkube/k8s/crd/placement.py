@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES, POSITIVE, QUANTITY
+from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES, NAMED, POSITIVE, QUANTITY
 from llmkube.k8s.fields import REQUIRED, Rule, Wired, field
 
 ACCELERATORS: Final = ("cpu", "metal", "cuda", "rocm", "intel", "vulkan")
@@ -39,11 +39,9 @@ class ResourceClaim(Wired):
         ),
     )
     name: str = field("Name of the claim within the pod.", REQUIRED, min_length=1, max_length=63)
-    resource_claim_name: str | None = field(
-        "ResourceClaim that all replicas share.", min_length=1, max_length=NAME_BYTES
-    )
+    resource_claim_name: str | None = field("ResourceClaim that all replicas share.", **NAMED)
     resource_claim_template_name: str | None = field(
-        "ResourceClaimTemplate that each replica gets a claim of its own from.", min_length=1, max_length=NAME_BYTES
+        "ResourceClaimTemplate that each replica gets a claim of its own from.", **NAMED
     )
 
 
@@ -155,7 +153,7 @@ class ServiceResources(Wired):
 class GatewayReference(Wired):
     """Name a Gateway, here or in another namespace."""
 
-    name: str = field("Name of the Gateway.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    name: str = field("Name of the Gateway.", REQUIRED, **NAMED)
     namespace: str | None = field("Namespace of the Gateway; unset means the object's own.", max_length=63)
 
 
@@ -212,7 +210,7 @@ class ScalingMetric(Wired):
     type: str = field(
         "Pods averages a metric over pods; Resource looks at cpu or memory.", REQUIRED, enum=("Pods", "Resource")
     )
-    name: str = field("Name of the metric, or cpu or memory.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    name: str = field("Name of the metric, or cpu or memory.", REQUIRED, **NAMED)
     target_average_value: str | None = field(
         "Wanted average per pod; unset means 2 for type Pods.",
         pattern=QUANTITY,
@@ -272,16 +270,14 @@ class ModelCache(Wired):
         "Cached keeps weights on a volume of the namespace, Ephemeral fetches them for each pod; unset means Cached.",
         enum=CACHE_PERSISTENCE,
     )
-    claim_name: str | None = field(
-        "PersistentVolumeClaim to use instead of the namespace's own.", min_length=1, max_length=NAME_BYTES
-    )
+    claim_name: str | None = field("PersistentVolumeClaim to use instead of the namespace's own.", **NAMED)
 
 
 @attrs.frozen(kw_only=True)
 class Fabric(Wired):
     """How one member of a group over several nodes reaches the others."""
 
-    address: str | None = field("Address of the member in the fabric.", min_length=1, max_length=NAME_BYTES)
+    address: str | None = field("Address of the member in the fabric.", **NAMED)
     socket_interface: str | None = field("Network interface for the first contact.", min_length=1)
     ib_hca: str | None = field("RDMA devices, as NCCL names them.", min_length=1, name="ibHCA")
 
@@ -290,14 +286,14 @@ class Fabric(Wired):
 class MemberCache(Wired):
     """Where one member of a group keeps the weights."""
 
-    claim_name: str | None = field("PersistentVolumeClaim of the member.", min_length=1, max_length=NAME_BYTES)
+    claim_name: str | None = field("PersistentVolumeClaim of the member.", **NAMED)
 
 
 @attrs.frozen(kw_only=True)
 class Member(Wired):
     """One node of a group over several nodes."""
 
-    node: str = field("Name of the node.", REQUIRED, min_length=1, max_length=NAME_BYTES)
+    node: str = field("Name of the node.", REQUIRED, **NAMED)
     fabric: Fabric | None = field("How it reaches the others.")
     model_cache: MemberCache | None = field("Where it keeps the weights.")
 
@@ -319,8 +315,7 @@ class HostReplicas(Wired):
     model_ref: str = field(
         "Name of the Model for hosts in the same namespace, such as the same weights for metal.",
         REQUIRED,
-        min_length=1,
-        max_length=NAME_BYTES,
+        **NAMED,
     )
     replicas: int = field("How many hosts serve it, besides spec.replicas pods.", 1, minimum=0, maximum=10)
 

@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import DECIMAL, NAME_BYTES, SecretKeySelector
+from llmkube.k8s.crd.meta import DECIMAL, NAMED, SecretKeySelector
 from llmkube.k8s.fields import REQUIRED, Rule, SchemaFacts, Wired, field
 
 CACHE_TYPES: Final = ("f16", "f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
@@ -58,8 +58,8 @@ class SpeculativeDecoding(Wired):
         REQUIRED,
         enum=SPECULATION_TYPES,
     )
-    draft_model: str | None = field("Draft file among the Model's files.", min_length=1, max_length=NAME_BYTES)
-    draft_model_ref: str | None = field("Name of a Model that holds the draft.", min_length=1, max_length=NAME_BYTES)
+    draft_model: str | None = field("Draft file among the Model's files.", **NAMED)
+    draft_model_ref: str | None = field("Name of a Model that holds the draft.", **NAMED)
     n_draft_max: int | None = field("Most tokens to guess at once.", minimum=1)
     p_min: float | None = field("Least probability at which guessing goes on.", minimum=0, maximum=1)
 

@@ -7,7 +7,6 @@ renew. The controller and every agent judge by this, each with its own clock.
 
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Final, Never, NoReturn
 
 import attrs
@@ -85,26 +84,21 @@ class HostMonitor:
         """
         key = Key(self.namespace, host)
         try:
-            lease = await self.client.get(Lease, key)
+            lease: Lease | None = await self.client.get(Lease, key)
         except NotFoundError:
-            self._update(partial(self.tracker.forget, key))
-            return True
-        self._update(partial(self.tracker.observe, lease, trio.current_time()))
-        return not self.tracker.hosts.alive(host)
+            lease = None
+        self._note(key, lease)
+        return lease is None or not self.tracker.hosts.alive(host)
 
     def _on_lease(self, key: Key) -> None:
-        lease = self.leases.get(key)
-        if lease is None:
-            self._update(partial(self.tracker.forget, key))
-        else:
-            self._update(partial(self.tracker.observe, lease, trio.current_time()))
+        self._note(key, self.leases.get(key))
 
     async def _confirm_gone(self, key: Key) -> None:
         try:
             with trio.fail_after(READ_SECONDS):
                 lease = await self.client.get(Lease, key)
         except NotFoundError:
-            self._update(partial(self.tracker.forget, key))
+            self._note(key, None)
         except (LLMKubeError, trio.TooSlowError) as error:
             log.warning("cannot tell whether a host is alive", lease=str(key), error=str(error) or "no answer")
             self._unread.add(key)
@@ -122,9 +116,12 @@ class HostMonitor:
                 self.changed()
         self._unread.discard(key)
 
-    def _update(self, note: Callable[[], None]) -> None:
+    def _note(self, key: Key, lease: Lease | None) -> None:
         before, deadline = self.tracker.hosts, self.tracker.next_deadline
-        note()
+        if lease is None:
+            self.tracker.forget(key)
+        else:
+            self.tracker.observe(lease, trio.current_time())
         changed = self.tracker.hosts != before
         if changed or self.tracker.next_deadline < deadline:  # most are renewals, which wake no task
             self.news.put_nowait(None)

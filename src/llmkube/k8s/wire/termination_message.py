@@ -12,6 +12,7 @@ import attrs
 
 from llmkube.k8s.codec import DecodeError, decode
 from llmkube.k8s.crd.model import GGUFStatus
+from llmkube.k8s.fields import REQUIRED, Wired, field
 
 TERMINATION_LOG: Final = "/dev/termination-log"
 """Where the kubelet looks for a container's message, unless the pod names another file."""
@@ -25,8 +26,8 @@ REACHED: Final = "ok"
 _NOT_A_MESSAGE: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, DecodeError)
 
 
-@attrs.frozen
-class Fetched:
+@attrs.frozen(kw_only=True)
+class Fetched(Wired):
     """What `llmkube fetch` tells of a fetch that has succeeded.
 
     Attributes:
@@ -39,8 +40,8 @@ class Fetched:
         kept: Why the source could not be compared with what was there; empty when it was.
     """
 
-    path: str
-    size_bytes: int
+    path: str = field("", REQUIRED)
+    size_bytes: int = field("", REQUIRED)
     sha256: str = ""
     gguf: GGUFStatus | None = None
     files: tuple[str, ...] = ()
@@ -70,21 +71,11 @@ def cut(text: str, most_bytes: int) -> str:
 def parse_fetched(text: str) -> Fetched | None:
     """Return what a fetch that has succeeded tells; None when the message is not one of ours."""
     try:
-        said = json.loads(text)
-        gguf = decode(GGUFStatus, said["gguf"]) if said.get("gguf") else None
-        files = tuple(str(name) for name in said.get("files") or ())
-        sha256, etag, kept = (str(said.get(name) or "") for name in ("sha256", "etag", "kept"))
-        return Fetched(
-            path=_below(str(said["path"])),
-            size_bytes=int(said["sizeBytes"]),
-            sha256=sha256,
-            gguf=gguf,
-            files=files,
-            etag=etag,
-            kept=kept,
-        )
+        told = decode(Fetched, json.loads(text))
     except _NOT_A_MESSAGE:
         return None
+    leads_out = told.path.startswith("/") or ".." in told.path.split("/")  # of the folder that was asked for
+    return None if leads_out else told
 
 
 def parse_failure(text: str) -> tuple[str, str] | None:
@@ -107,14 +98,3 @@ def parse_tried(text: str) -> str | None:
 def _to_json(message: object) -> bytes:
     # In UTF-8: escapes would be three times as long, or six.
     return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
-
-
-def _below(path: str) -> str:
-    """Return a path that stays in the folder that was asked for.
-
-    Raises:
-        ValueError: It leads out of it.
-    """
-    if path.startswith("/") or ".." in path.split("/"):
-        raise ValueError(f"{path!r} is not below the folder")
-    return path

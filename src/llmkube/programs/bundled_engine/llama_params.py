@@ -187,7 +187,7 @@ FLAGS: Final[Mapping[str, tuple[Value | Switch, ...]]] = {
         Value("-fit --fit", "fit_params", _ON_OFF, "shrink what is not set until it fits", "{on,off}"),
         Switch("--warmup", {"warmup": True}, "run once after loading (default)"),
         Switch("--no-warmup", {"warmup": False}, "do not"),
-        Value("-t --threads", "cpuparams.n_threads", int, "CPU threads"),
+        Value("-t --threads", "cpuparams.n_threads", int, "CPU threads (default: one per core; 1 for a small model)"),
         Value("-tb --threads-batch", "cpuparams_batch.n_threads", int, "CPU threads for prompts (default: the same)"),
     ),
     "long contexts": (

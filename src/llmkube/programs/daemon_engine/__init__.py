@@ -1,7 +1,7 @@
 """One model of a shared daemon as an engine of ours: a process that the agent supervises like llama-server.
 
 ollama_program, omlx_program   what runs: a command line, whose server is used
-ollama_model, omlx_model       the model, as the keeper handles it
+omlx_model                     the model, as the keeper handles it
 ollama_api, omlx_api           the servers' HTTP APIs
 ollama_weights                 brings a model into Ollama's store
 omlx_server                    an `omlx serve` of our own, and its folder

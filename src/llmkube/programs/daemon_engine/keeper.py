@@ -1,7 +1,8 @@
 """Looks at one model, decides, acts; and unloads it at the end. `keeping` and `unloading` decide, and say why."""
 
+import abc
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import attrs
 import orjson
@@ -9,72 +10,73 @@ import structlog
 import trio
 
 from llmkube.base.errors import WorldError
-from llmkube.base.http.message import Headers
+from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.programs.daemon_engine import keeping
 from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE, Act, Outcome, Seen, State, Step, Words
-from llmkube.programs.daemon_engine.model_lock import ModelLock, Unshared
-from llmkube.programs.daemon_engine.server import DaemonError
+from llmkube.programs.daemon_engine.model_lock import ModelLock
+from llmkube.programs.daemon_engine.server import DaemonError, ProcessTable
 
 
-class Adapter(Protocol):
-    """One model of one daemon. All methods but `look`, `cpu_seconds` and `end` raise `DaemonError`."""
+class Adapter(abc.ABC):
+    """One model of one daemon. All methods but `look`, `cpu_seconds` and `end` raise `DaemonError`.
+
+    Attributes:
+        words: What is said of this daemon.
+        name: What the model is called in requests to the daemon.
+        table: The processes.
+    """
+
+    __slots__ = ()
+    words: ClassVar[Words]
+    name: str
+    table: ProcessTable
 
     @property
-    def words(self) -> Words:
-        """What is said of this daemon."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What the model is called in requests to the daemon."""
-        ...
-
-    @property
+    @abc.abstractmethod
     def url(self) -> str:
         """Where the daemon answers."""
-        ...
 
     @property
     def headers(self) -> Headers:
         """What requests to the daemon have to carry, such as its key."""
-        ...
+        return NO_HEADERS
 
     @property
+    @abc.abstractmethod
     def shared_as(self) -> str:
         """What tells the model from all others of this machine, for other fronts on it; "" of a server that is ours."""
-        ...
 
+    @abc.abstractmethod
     async def look(self) -> Seen:
         """Ask the daemon, and look at the processes."""
-        ...
 
+    @abc.abstractmethod
     async def prepare(self) -> None:
         """Have the model among those of the daemon.
 
         Raises:
             OSError: The weights cannot be read.
         """
-        ...
 
+    @abc.abstractmethod
     async def load(self) -> None:
         """Have it loaded; it takes as long as that takes."""
-        ...
 
     async def renew(self) -> None:
         """Prolong its stay, where a daemon ends that by itself."""
-        ...
+        await trio.lowlevel.checkpoint()
 
+    @abc.abstractmethod
     async def unload(self) -> None:
         """Have it unloaded; the answer may come before that is done."""
-        ...
 
     async def cpu_seconds(self, pids: Sequence[int]) -> float:
         """Return what these processes have used of the processors."""
-        ...
+        return await self.table.cpu_seconds(pids)
 
     async def end(self, pids: Sequence[int]) -> None:
         """Kill these processes."""
-        ...
+        await self.table.end(pids)
 
 
 TELL_SECONDS: Final = 5.0
@@ -142,7 +144,7 @@ class Keeper:
 
     adapter: Adapter
     counters: Counters
-    lock: ModelLock = attrs.field(factory=Unshared)
+    lock: ModelLock = attrs.field(factory=ModelLock)
     state: State = attrs.field(factory=State)
     seen: Seen = attrs.field(factory=Seen)
     _poke: trio.Event = attrs.field(factory=trio.Event)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 import attrs
 import trio
@@ -34,58 +34,40 @@ class ModelLockError(WorldError):
     """The file of a model's lock cannot be used; names it, and what helps."""
 
 
-class ModelLock(Protocol):
-    """One front's part in the lock of one model. All methods raise `ModelLockError`."""
+class ModelLock:
+    """One front's part in the lock of one model, here of one that only this front can use.
+
+    All methods of one that is shared raise `ModelLockError`.
+    """
 
     async def share(self) -> None:
         """Use the model from now on, beside others; wait while one of them unloads it."""
-        ...
+        await trio.lowlevel.checkpoint()
 
     async def alone(self) -> bool:
         """Whether no other front uses the model; then none begins to until this lock is let go."""
-        ...
+        await trio.lowlevel.checkpoint()
+        return True
 
     async def is_left(self) -> bool:
         """Whether a front that has died may have left the model loaded; then none uses it until this lock is let go."""
-        ...
+        await trio.lowlevel.checkpoint()
+        return False
 
     async def clear(self) -> None:
         """The model is unloaded."""
-        ...
+        await trio.lowlevel.checkpoint()
 
 
 OpenLock = Callable[[str], AbstractAsyncContextManager[ModelLock]]
 """Opens the lock of a model, by what tells it from all others on this machine; leaving it lets the lock go."""
 
 
-@attrs.frozen
-class Unshared:
-    """A `ModelLock` of a model that only one front can use."""
-
-    async def share(self) -> None:
-        """Nobody else can use it."""
-        await trio.lowlevel.checkpoint()
-
-    async def alone(self) -> bool:
-        """Nobody else can use it."""
-        await trio.lowlevel.checkpoint()
-        return True
-
-    async def is_left(self) -> bool:
-        """It ends with its front."""
-        await trio.lowlevel.checkpoint()
-        return False
-
-    async def clear(self) -> None:
-        """There is nothing to note."""
-        await trio.lowlevel.checkpoint()
-
-
 @asynccontextmanager
 async def unshared(model: str) -> AsyncIterator[ModelLock]:
     """Have no lock."""
     await trio.lowlevel.checkpoint()
-    yield Unshared()
+    yield ModelLock()
 
 
 def locks_in(state_dir: str) -> OpenLock:
@@ -105,7 +87,7 @@ async def opened(folder: Path, model: str) -> AsyncIterator[ModelLock]:
         ModelLockError: Its file cannot be made.
     """
     if not model:
-        yield Unshared()
+        yield ModelLock()
         return
     path = folder / hashlib.sha256(model.encode()).hexdigest()[:32]
     lock = FileLock(path, _Descriptor(await _in_thread(path, _open)))
@@ -152,7 +134,7 @@ class _Descriptor:
 
 
 @attrs.frozen
-class FileLock:
+class FileLock(ModelLock):
     """A `ModelLock` that the kernel keeps.
 
     Attributes:

@@ -17,14 +17,24 @@ from typing import Final
 from urllib.parse import urlsplit
 
 import attrs
+import trio
 
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.hub import open_sockets
+from llmkube.programs.daemon_engine.keeper import Adapter
+from llmkube.programs.daemon_engine.keeping import Seen, Words
 from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
-from llmkube.programs.daemon_engine.ollama_model import OllamaModel, Witness
 from llmkube.programs.daemon_engine.ollama_weights import LibraryModel, ModelFile, Weights
-from llmkube.programs.daemon_engine.server import ProcessTable, Server, ServerCommand, borrowed_or_own
+from llmkube.programs.daemon_engine.processes import Holders, holders_of, ollama_servers_in
+from llmkube.programs.daemon_engine.server import (
+    DaemonError,
+    DaemonLateError,
+    ProcessTable,
+    Server,
+    ServerCommand,
+    borrowed_or_own,
+)
 from llmkube.programs.daemon_engine.serving import (
     FrontOptions,
     Outside,
@@ -38,6 +48,144 @@ from llmkube.programs.daemon_engine.serving import (
 from llmkube.programs.program import Stop
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 from llmkube.weights.ollama_model import OWN_NAMESPACE
+
+SCAN_SECONDS: Final = 30.0
+"""Between two looks at all processes while nothing changes: a look at a few costs a hundredth."""
+
+WORDS: Final = Words(
+    name="Ollama",
+    moved="start the agent with OLLAMA_HOST=ADDRESS:PORT",
+    search="looking for the model in Ollama's store",
+)
+
+_NO_BLOB: Final = "sha256-"
+"""Of a model whose file is not known yet: no process holds it."""
+
+
+@attrs.frozen
+class _Scan:
+    """What all processes have shown, and for how long that counts if the few that matter are the same."""
+
+    facts: tuple[str, tuple[str, ...]]
+    holders: Holders
+    server: int
+    pids: tuple[int, ...]
+    starts: tuple[str, ...]
+    until: float
+
+
+KEEP_ALIVE: Final = "5m"
+"""How long Ollama keeps the model without a renewal: so long its memory is taken after this process was killed."""
+
+
+@attrs.define(eq=False)
+class OllamaModel(Adapter):
+    """One model of one server.
+
+    Attributes:
+        api: The server.
+        port: Where it listens.
+        name: The model's name in its store.
+        table: The processes.
+        weights: Brings the model into the store.
+        embeds: Whether the model computes embeddings alone.
+        server: The server's process, where it is ours; None of a borrowed one, which is looked for.
+        blob: The model's file, once it is known.
+    """
+
+    words = WORDS
+    api: DaemonApi
+    port: int
+    name: str
+    table: ProcessTable
+    weights: Weights
+    embeds: bool = False
+    server: int | None = None
+    blob: str = ""
+    _borrowed: int | None = None
+    _before: "_Scan | None" = None
+
+    @property
+    def url(self) -> str:
+        """Where the server answers."""
+        return self.api.url
+
+    @property
+    def shared_as(self) -> str:
+        """The server and the name, which two engines of one service may share while one replaces the other."""
+        return "" if self.server is not None else f"{self.url} {self.name}"
+
+    async def look(self) -> Seen:
+        """Ask the server, and look at the processes."""
+        version, names, answers = "", tuple[str, ...](), "yes"
+        try:
+            version = await self.api.version()
+            names = await self.api.loaded()
+        except DaemonLateError:
+            answers = "late"
+        except DaemonError as error:
+            answers = "gone" if error.gone or not version else "late"
+        held, server = await self.look_at_processes(names)
+        ours = {self.name, f"{self.name}:latest"}
+        listed = sum(name in ours for name in names)
+        return Seen(
+            words=self.words,
+            answers=answers,  # type: ignore[arg-type]  # one of its three words
+            url=self.api.url,
+            version=version,
+            listed=listed > 0,
+            others_listed=len(names) - listed,
+            holders=held.served,
+            others=held.others,
+            orphans=held.orphans,
+            visible=server is not None or bool(held.orphans),
+            owned=self.server is not None,
+        )
+
+    async def look_at_processes(self, names: tuple[str, ...]) -> tuple[Holders, int | None]:
+        """Return who holds the model, and the server's pid: those found before, while all of them run."""
+        before, facts = self._before, (self.blob, names)
+        recent = before is not None and before.facts == facts and trio.current_time() < before.until
+        if before is not None and recent and await self.table.starts(before.pids) == before.starts:
+            return before.holders, before.server
+        holders, server = await self._scan()
+        self._before = None
+        if server is not None and holders.served and not holders.orphans:
+            pids = (server, *holders.served, *holders.others)
+            starts = await self.table.starts(pids)
+            if all(starts):
+                until = trio.current_time() + SCAN_SECONDS
+                self._before = _Scan(facts, holders, server, pids, starts, until)
+        return holders, server
+
+    async def _scan(self) -> tuple[Holders, int | None]:
+        processes = await self.table.read()
+        servers = ollama_servers_in(processes)
+        server = self.server
+        if server is None:
+            if self._borrowed not in servers:
+                self._borrowed = await self.table.listener(servers, self.port)
+            server = self._borrowed
+        return holders_of(self.blob or _NO_BLOB, processes, server), server
+
+    async def prepare(self) -> None:
+        """Have it in the store."""
+        self.blob = await self.weights.prepare(self.api)
+
+    async def load(self) -> None:
+        """Have it loaded, with `KEEP_ALIVE` to stay."""
+        await self.api.load(self.name, KEEP_ALIVE, embeds=self.embeds)
+
+    async def renew(self) -> None:
+        """Give it `KEEP_ALIVE` from now on."""
+        await self.api.renew(self.name, KEEP_ALIVE, embeds=self.embeds)
+
+    async def unload(self) -> None:
+        """Have it unloaded; also what an earlier front has left, whose file its name tells."""
+        if not self.blob:
+            self.blob = await self.api.blob_of(self.name) or ""
+        await self.api.unload(self.name)
+
 
 _ALLOWED: Final = re.compile(r"[^a-z0-9._-]+")
 _LONGEST: Final = 80
@@ -206,8 +354,10 @@ async def opened_model(options: Options, outside: Outside) -> AsyncIterator[Olla
     api = DaemonApi(outside.client, options.daemon)
     async with borrowed_or_own("Ollama", api.url, api.version, outside.starter) as server:
         api = DaemonApi(outside.client, server.url)
-        witness = Witness(api, server.port, options.store_name, outside.table, server.pid)
-        yield OllamaModel(witness, weights_of(options), options.embeds)
+        weights = weights_of(options)
+        yield OllamaModel(
+            api, server.port, options.store_name, outside.table, weights, options.embeds, server=server.pid
+        )
 
 
 serve: Final = partial(serve_model, opened_model)

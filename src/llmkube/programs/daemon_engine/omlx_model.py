@@ -1,7 +1,7 @@
 """One model of an oMLX, as the keeper handles it."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from llmkube.base.http.message import Headers
+from llmkube.programs.daemon_engine.keeper import Adapter
 from llmkube.programs.daemon_engine.keeping import Seen, Words
 from llmkube.programs.daemon_engine.omlx_api import LOAD_SECONDS, NAME, DaemonApi, Entry
 from llmkube.programs.daemon_engine.processes import omlx_servers_in
@@ -114,8 +115,8 @@ _LOOK_FOR_SECONDS: Final = 30.0
 
 
 @attrs.define(eq=False)
-class OmlxModel:
-    """An `Adapter` (which see).
+class OmlxModel(Adapter):
+    """One model of one server.
 
     Attributes:
         api: The server.
@@ -128,6 +129,7 @@ class OmlxModel:
         name: What the server calls the model; "" until it was found there.
     """
 
+    words = WORDS
     api: DaemonApi
     port: int
     folder: str
@@ -140,11 +142,6 @@ class OmlxModel:
     _loads: bool = False
     _borrowed: tuple[int, str] | None = None
     _look_for_at: float = float("-inf")
-
-    @property
-    def words(self) -> Words:
-        """What is said of oMLX."""
-        return WORDS
 
     @property
     def url(self) -> str:
@@ -179,7 +176,7 @@ class OmlxModel:
             self._account = noted(self._account, shot, listed=listed)
         has = listed or remains(self._account, shot) or (self._loads and answers != "gone")
         return Seen(
-            words=WORDS,
+            words=self.words,
             answers=answers,  # type: ignore[arg-type]  # one of its three words
             url=self.api.url,
             said=said,
@@ -216,10 +213,6 @@ class OmlxModel:
         finally:
             self._loads = False
 
-    async def renew(self) -> None:
-        """Do nothing: what oMLX unloads by itself, its owner has told it to."""
-        await trio.lowlevel.checkpoint()
-
     async def unload(self) -> None:
         """Have it unloaded, also what an earlier front has left, and if that had it loaded, once the load has ended.
 
@@ -230,14 +223,6 @@ class OmlxModel:
             await self.look()  # at what its process holds with it, which is to become less
         if name := entry.id if entry else self.name:
             await self.api.unload(name)
-
-    async def cpu_seconds(self, pids: Sequence[int]) -> float:
-        """Return what these processes have used of the processors."""
-        return await self.table.cpu_seconds(pids)
-
-    async def end(self, pids: Sequence[int]) -> None:
-        """Kill these processes."""
-        await self.table.end(pids)
 
     async def of_folder(self, entries: Iterable[Entry]) -> Entry | None:
         """Return which model is ours: by its folder, as a name may come to mean another one."""

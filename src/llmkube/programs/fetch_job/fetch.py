@@ -32,8 +32,16 @@ from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.k8s.wire.termination_message import TERMINATION_LOG
 from llmkube.programs.failures import CommandError, ExitCode
-from llmkube.programs.fetch_job.reports import Gauge, run_gauge, tell, told_failure, told_gguf
-from llmkube.programs.fetch_job.volume import adopt, inspect_file, prune_folders
+from llmkube.programs.fetch_job.volume import (
+    Gauge,
+    adopt,
+    inspect_file,
+    prune_folders,
+    run_gauge,
+    tell,
+    told_failure,
+    told_gguf,
+)
 from llmkube.programs.options import command
 from llmkube.programs.program import open_service_nursery
 from llmkube.supervisor.credentials import read_token_file
@@ -44,7 +52,6 @@ from llmkube.weights.download.fetch import fetch
 from llmkube.weights.download.hugging_face import ENDPOINT
 from llmkube.weights.errors import DigestMismatchError, FetchError, FileSetError, SourceError, WeightsError
 from llmkube.weights.formats.gguf import read_header
-from llmkube.weights.picked_files import pick
 from llmkube.weights.source import (
     BucketFile,
     Builtin,
@@ -55,6 +62,7 @@ from llmkube.weights.source import (
     Source,
     WebFile,
     parse_source,
+    pick,
 )
 from llmkube.weights.split_names import part_names
 from llmkube.weights.store.blobs import DIGEST, Store, WeightsFile, open_store

@@ -10,7 +10,7 @@ import trio
 from llmkube.base.errors import innermost
 from llmkube.base.http.dial import dial
 from llmkube.k8s.wire.termination_message import REACHED, TERMINATION_LOG
-from llmkube.programs.fetch_job.reports import tell
+from llmkube.programs.fetch_job.volume import tell
 from llmkube.programs.options import command
 
 TRY_SECONDS: Final = 10.0

@@ -6,10 +6,8 @@
 ```
 """
 
-import datetime
 import math
-import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Never
 
@@ -19,23 +17,18 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError, WorldError
-from llmkube.base.http.dial import Connect
-from llmkube.base.private_files import file_stem
 from llmkube.controller.status.router_status import BackendHealth, RouterFacts
 from llmkube.k8s.client import Client
-from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
 from llmkube.programs.router_host.router_paths import router_url
 from llmkube.programs.router_host.secret_files import put_files, read_secrets, remove_files
-from llmkube.router.backends import ModelDirectory
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.config.compile_router import Compiled, ResolvedService, compile_router
 from llmkube.router.config.routing_config import Audit, RoutingConfig
+from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.live_config import Source, keys_for
 from llmkube.router.proxy.router import Router, open_router
-from llmkube.router.queue.turns import Turns
 
 BUDGETS_SECONDS: Final = 10.0
 """How old the budgets of a status may be."""
@@ -47,31 +40,6 @@ KEYS: Final = "keys"
 log = structlog.get_logger()
 
 
-@attrs.frozen(eq=False, kw_only=True)
-class HostedSettings:
-    """What all routers of this process share.
-
-    Attributes:
-        client: The API server.
-        gateway_url: Where clients reach every service, and the routers themselves.
-        folder: Where keys and audit logs lie.
-        connect: Opens connections.
-        utcnow: The wall clock.
-        rng: Draws for weights, pauses and names of requests.
-        directory: Says where the engines of services are.
-        turns: The queues in front of these.
-    """
-
-    client: Client
-    gateway_url: str
-    folder: Path
-    connect: Connect
-    utcnow: Callable[[], datetime.datetime]
-    rng: random.Random
-    directory: ModelDirectory
-    turns: Turns = attrs.field(factory=Turns)
-
-
 @attrs.define(eq=False)
 class HostedRouter:
     """One router.
@@ -79,18 +47,18 @@ class HostedRouter:
     Attributes:
         key: Its namespace and name.
         uid: Of the object.
-        settings: What all share.
-        service_of: Returns a service of its namespace; None of one that is not there.
-        model_of: Returns what a service serves; None while that is not there.
+        services: What it routes to, and what all routers share.
+        client: The API server.
+        folder: Where its keys and its audit log lie.
         registry: Gets its metrics.
         router: It, while it runs.
     """
 
     key: Key
     uid: str
-    settings: HostedSettings
-    service_of: Callable[[Key], InferenceService | None]
-    model_of: Callable[[InferenceService], Model | None]
+    services: Services
+    client: Client
+    folder: Path
     registry: CollectorRegistry
     router: Router | None = None
     _config: RoutingConfig | None = None
@@ -99,27 +67,22 @@ class HostedRouter:
     _budgets_said: tuple[Mapping[str, Any], ...] = ()
     _budgets_until: float = -math.inf
 
-    @property
-    def folder(self) -> Path:
-        """Where its keys and its audit log lie."""
-        return self.settings.folder / file_stem(f"{self.key.namespace}.{self.key.name}")
-
     async def run(self) -> Never:
         """Run it until cancelled, from when its spec can be run by."""
         await self._runnable.wait()
         source = Source(self._load, lambda: (self._changes, 0, 0))
-        settings = self.settings
+        services = self.services
         async with open_router(
             source,
             registry=self.registry,
-            utcnow=settings.utcnow,
-            rng=settings.rng,
-            connect=settings.connect,
+            utcnow=services.utcnow,
+            rng=services.rng,
+            connect=services.connect,
             budgets_folder=self.folder / _BUDGETS,
-            directory=settings.directory,
-            turns=settings.turns,
+            directory=services.directory,
+            turns=services.turns,
         ) as self.router:
-            log.info("router started", router=str(self.key), api=router_url(settings.gateway_url, self.key))
+            log.info("router started", router=str(self.key), api=router_url(services.url, self.key))
             await trio.sleep_forever()
 
     async def remove(self) -> None:
@@ -150,17 +113,17 @@ class HostedRouter:
             wanted=1,
             is_rolled_out=router is not None,
             health={name: BackendHealth(healthy=not why, message=why) for name, why in states.items()},
-            endpoint=router_url(self.settings.gateway_url, self.key) + found.spec.endpoint.path,
+            endpoint=router_url(self.services.url, self.key) + found.spec.endpoint.path,
             budgets=self._budgets(router),
         )
 
     def _compile(self, found: ModelRouter) -> Compiled:
         def resolve(name: str) -> ResolvedService | None:
-            service = self.service_of(Key(self.key.namespace, name))
+            service = self.services.get(Key(self.key.namespace, name))
             if service is None:
                 return None
-            url = f"{self.settings.gateway_url}/v1"
-            return ResolvedService.of(service, self.model_of(service), base_url=url, model=str(service.key))
+            weights, url = self.services.model_of(service), f"{self.services.url}/v1"
+            return ResolvedService.of(service, weights, base_url=url, model=str(service.key))
 
         compiled = compile_router(found, resolve, keys_folder=str(self.folder / KEYS))
         if compiled.config is None:
@@ -175,7 +138,7 @@ class HostedRouter:
 
     async def _prepare(self, compiled: Compiled, config: RoutingConfig) -> Compiled:
         """Bring the keys to where they are read, and take the config up; without one if that cannot be."""
-        contents = await read_secrets(self.settings.client, self.key.namespace, compiled.key_files)
+        contents = await read_secrets(self.client, self.key.namespace, compiled.key_files)
         folders = [Path(each.path) for each in compiled.key_files if not each.key]
         await put_files(self.folder / KEYS, contents, folders)
         try:

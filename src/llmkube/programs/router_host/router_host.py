@@ -1,6 +1,7 @@
 """Where the ModelRouters of one machine run: each in a task of this process, from its coming to its end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, Never
 
 import attrs
@@ -9,13 +10,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.private_files import file_stem
 from llmkube.controller.status.router_status import RouterFacts
-from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
+from llmkube.k8s.client import Client
 from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.resource import Key
-from llmkube.programs.router_host.hosted_router import KEYS, HostedRouter, HostedSettings
+from llmkube.programs.router_host.hosted_router import KEYS, HostedRouter
 from llmkube.programs.router_host.secret_files import remove_left_over
+from llmkube.router.proxy.default_route import Services
 from llmkube.router.proxy.router import Router
 
 LOOK_SECONDS: Final = 1.0
@@ -27,14 +29,14 @@ class RouterHost:
     """The routers of this process: a `RouterPlacement`; as a collector it shows the metrics of all of them.
 
     Attributes:
-        settings: What all share.
-        service_of: Returns a service; None of one that is not there.
-        model_of: Returns what a service serves; None while that is not there.
+        services: What they route to, and what all share.
+        client: The API server.
+        folder: Where keys and audit logs lie.
     """
 
-    settings: HostedSettings
-    service_of: Callable[[Key], InferenceService | None]
-    model_of: Callable[[InferenceService], Model | None]
+    services: Services
+    client: Client
+    folder: Path
     look_seconds: float = LOOK_SECONDS
     is_known: bool = True
     _changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None), init=False)
@@ -50,8 +52,10 @@ class RouterHost:
         """Have a router run by its spec; one of the same name that was made anew is another."""
         hosted = self._placed.get(router.key)
         if hosted is None or hosted.uid != router.metadata.uid:
-            find = self.service_of, self.model_of
-            hosted = HostedRouter(router.key, router.metadata.uid, self.settings, *find, CollectorRegistry())
+            folder = self.folder / file_stem(f"{router.key.namespace}.{router.key.name}")
+            hosted = HostedRouter(
+                router.key, router.metadata.uid, self.services, self.client, folder, CollectorRegistry()
+            )
             self._placed[router.key] = hosted
             self._changed.put_nowait(None)
         return await hosted.take_up(router)
@@ -63,7 +67,7 @@ class RouterHost:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> Never:
         """Run what is placed, until cancelled."""
-        await remove_left_over(self.settings.folder, KEYS)
+        await remove_left_over(self.folder, KEYS)
         async with trio.open_nursery() as nursery:
             task_status.started()
             while True:

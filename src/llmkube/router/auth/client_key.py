@@ -16,10 +16,15 @@ def digest_of_key(key: str) -> bytes:
     return hashlib.sha256(key.encode("latin-1", "replace")).digest()
 
 
+def shown_key(headers: Headers) -> str:
+    """Return the key or the token that a request shows, "" if none: a Bearer, else `X-Api-Key`."""
+    scheme, _, bearer = (headers.get("authorization") or "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key") or ""
+
+
 def shows_key(head: RequestHead, digests: Collection[bytes]) -> bool:
     """Whether a request shows one of the keys, in either header."""
-    scheme, _, bearer = (head.lines.get("authorization") or "").partition(" ")
-    shown = bearer.strip() if scheme.lower() == "bearer" else head.lines.get("x-api-key") or ""
+    shown = shown_key(head.lines)
     return bool(shown) and digest_of_key(shown) in digests
 
 

@@ -13,8 +13,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from jwt.algorithms import Algorithm, get_default_algorithms
 from jwt.exceptions import PyJWTError
 
-from llmkube.router.auth.key_set import MOST_SET_BYTES, KeySet, SigningKey
 from llmkube.router.auth.token_form import ALGORITHMS, TokenFormError, object_of
+from llmkube.router.auth.token_keys import MOST_SET_BYTES, KeySet, SigningKey
 
 MOST_KEYS: Final = 64
 LEAST_RSA_BITS: Final = 2048

@@ -1,20 +1,80 @@
 """One task reads the keys that tokens are signed with: a file when it changes, an address when it is time.
 
-One read at a time; the keys of another config are seen at the next look.
+One read at a time; the keys of another config are seen at the next look. An address is that of the config alone: no
+redirect, a bound on bytes and on time.
 """
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, NoReturn
+from urllib.parse import urlsplit
 
 import attrs
 import structlog
 import trio
 
-from llmkube.router.auth.jwks_fetch import FetchError
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.errors import ConnectError, HttpError
+from llmkube.base.http.message import Headers, encode_request_head, netloc
 from llmkube.router.auth.key_files import Stamp, stamp_of
-from llmkube.router.auth.key_set import MOST_SET_BYTES, KeySet
-from llmkube.router.auth.token_keys import TokenKeys
+from llmkube.router.auth.token_keys import MOST_SET_BYTES, KeySet, TokenKeys
+
+FETCH_SECONDS: Final = 10.0
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class UnreadError(Exception):
+    """There are no keys; its words name no address, for clients read them."""
+
+
+async def fetch_jwks(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
+    """Return what is at an address.
+
+    Args:
+        plain: For http.
+        secure: For https; it verifies certificates.
+        uri: The address.
+        most_bytes: A longer answer is refused.
+
+    Raises:
+        UnreadError: It is not there, too long, or did not come in 10 seconds.
+    """
+    with trio.move_on_after(FETCH_SECONDS):
+        try:
+            return await _fetch(plain, secure, uri, most_bytes)
+        except ConnectError as exc:
+            raise UnreadError("no connection to the issuer") from exc
+        except ValueError as exc:
+            raise UnreadError("the issuer's address cannot be asked") from exc
+        except HttpError as exc:
+            raise UnreadError("the issuer broke off, or does not speak HTTP/1.1") from exc
+    raise UnreadError(f"no whole answer of the issuer in {FETCH_SECONDS:g} seconds")
+
+
+async def _fetch(plain: HttpClient, secure: HttpClient, uri: str, most_bytes: int) -> bytes:
+    parts = urlsplit(uri)
+    origin = (parts.hostname or "", parts.port or _PORTS[parts.scheme])
+    client = secure if parts.scheme == "https" else plain
+    host = netloc(origin) if origin[1] != _PORTS[parts.scheme] else netloc(origin).rpartition(":")[0]
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    lines = Headers.of({"Host": host, "Accept": "application/json", "Accept-Encoding": "identity"})
+    answer = await client.start(origin, "GET", encode_request_head("GET", target, lines), b"")
+    try:
+        if answer.status != 200:
+            also = "; no redirect is followed" if 300 <= answer.status < 400 else ""
+            raise UnreadError(f"the issuer answers {answer.status}{also}")
+        if (answer.headers.get("content-encoding") or "identity").lower() != "identity":
+            raise UnreadError("the issuer's answer is compressed, and was not asked to be")
+        received = bytearray()
+        while piece := await answer.receive_some():
+            received += piece
+            if len(received) > most_bytes:
+                raise UnreadError(f"the issuer's answer has more than {most_bytes} bytes")
+    finally:
+        if not client.keep_nowait(answer):
+            await trio.aclose_forcefully(answer.stream)  # noqa: ASYNC102 (closes at once, also when cancelled)
+    return bytes(received)
+
 
 LOOK_SECONDS: Final = 1.0
 
@@ -22,10 +82,6 @@ Fetch = Callable[[str, int], Awaitable[bytes]]
 """Takes an address and the most bytes, and returns what is there."""
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
-
-
-class UnreadError(Exception):
-    """There are no keys; its words name no address, for clients read them."""
 
 
 @attrs.define(eq=False)
@@ -74,7 +130,7 @@ class JwksRefresh:
         before = keys.problem
         try:
             found = await parsed(await content(), self._limiter)
-        except (FetchError, UnreadError) as exc:
+        except UnreadError as exc:
             keys.failed(str(exc), trio.current_time())
             if keys.problem != before:
                 source = keys.file or keys.uri

@@ -8,7 +8,7 @@ import attrs
 from llmkube.base.http.connection import Judge
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
-from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads
+from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shown_key
 from llmkube.router.auth.key_files import ClientKeys
 from llmkube.router.auth.token_checker import TokenChecker, Unaccepted
 from llmkube.router.auth.token_form import looks_like_token
@@ -32,12 +32,6 @@ class Clients:
 
     keys: ClientKeys | None = None
     tokens: TokenChecker | None = None
-
-
-def shown_key(headers: Headers) -> str:
-    """Return the key or the token that a request shows, "" if none: a Bearer, else `X-Api-Key`."""
-    scheme, _, bearer = (headers.get("authorization") or "").partition(" ")
-    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key") or ""
 
 
 def identified(headers: Headers, peer: str, clients: Clients | None) -> Principal | Unaccepted | None:

@@ -6,5 +6,4 @@ kept_budgets    in this process: the meter, and the file that it is kept in
     budget_file the file; synchronous
 redis_budgets   at a Redis or Valkey server, for several processes
 redis_scripts   what that server computes; pure
-errors          why a reservation does not count
 """

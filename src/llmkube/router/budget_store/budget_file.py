@@ -16,9 +16,8 @@ import attrs
 from llmkube.base.errors import UserError
 from llmkube.base.full_disk import full_disk
 from llmkube.base.private_files import file_stem
-from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Charge, Held
+from llmkube.router.budgets.meter import BudgetsNotKeptError, Charge, Held
 
 SCHEMA_VERSION: Final = 1
 """Version of the tables; a newer file is refused rather than misread."""
@@ -105,7 +104,15 @@ class BudgetFile:
         self.open()
         self.close()
 
-    def write(self, held: Sequence[Held], charges: Sequence[Charge], windows: Mapping[str, float], now: float) -> None:
+    def write(
+        self,
+        held: Sequence[Held],
+        charges: Sequence[Charge],
+        windows: Mapping[str, float],
+        now: float,
+        *,
+        takes_over: bool = False,
+    ) -> None:
         """Write all of them, or none.
 
         Args:
@@ -113,6 +120,7 @@ class BudgetFile:
             charges: All that was taken in some steps.
             windows: How long counts what was taken, by the budget's name, where a config has changed that.
             now: The clock.
+            takes_over: Whether nothing is set aside any more for the requests of an earlier process.
 
         Raises:
             BudgetFileError: None is written.
@@ -122,26 +130,14 @@ class BudgetFile:
             raise BudgetFileError(f"the budgets in {self.path} are closed")
         with self._translated(), connection:
             connection.execute("BEGIN IMMEDIATE")
+            if takes_over:
+                connection.execute("DELETE FROM reserved")
             _put(connection, held, charges, windows)
             if now - self._cleaned_at >= CLEAN_SECONDS:
                 connection.execute("DELETE FROM taken WHERE ends + seconds <= ?", (now,))
             connection.execute("UPDATE clock SET seen = max(seen, ?)", (now,))
         if now - self._cleaned_at >= CLEAN_SECONDS:
             self._cleaned_at = now
-
-    def take_over(self, charges: Sequence[Charge], windows: Mapping[str, float], now: float) -> None:
-        """Write what the earlier process's requests were charged to, and that nothing is set aside for them any more.
-
-        Raises:
-            BudgetFileError: Nothing is written.
-        """
-        connection = self._connection
-        assert connection is not None, "it is open"
-        with self._translated(), connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("DELETE FROM reserved")
-            _put(connection, (), charges, windows)
-            connection.execute("UPDATE clock SET seen = max(seen, ?)", (now,))
 
     def close(self) -> None:
         """Let go of the file."""

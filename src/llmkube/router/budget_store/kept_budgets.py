@@ -7,8 +7,9 @@ an earlier process was: the wall clock is read once, and counts only where it is
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Never
 
 import attrs
@@ -22,7 +23,6 @@ from llmkube.router.budget_store.set_aside import SetAside
 from llmkube.router.budgets.meter import (
     NOTHING,
     Charge,
-    Claim,
     Demand,
     Exhausted,
     Meter,
@@ -30,7 +30,6 @@ from llmkube.router.budgets.meter import (
     Took,
     amount_of,
     claim_of,
-    teams_of,
 )
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.decision import Decision
@@ -110,7 +109,8 @@ class KeptBudgets:
                 now = max(self.utcnow().timestamp(), saved.seen)
                 self._offset = now - trio.current_time()
                 self._charged = self._meter.restore(saved.charges, saved.held, now=now)
-            await trio.to_thread.run_sync(file.take_over, self._charged, _windows(config), self._now())
+            write = partial(file.write, (), self._charged, _windows(config), self._now(), takes_over=True)
+            await trio.to_thread.run_sync(write)
             self._is_open = True
 
     async def admit(
@@ -122,46 +122,18 @@ class KeptBudgets:
             BudgetFileError: It is not, and nothing stays reserved.
         """
         claim = claim_of(config, decision, demand)
-        return NOTHING if claim is None else await self.admit_claim(claim, teams_of(claim, facts))
-
-    async def admit_claim(self, claim: Claim, teams: Sequence[str]) -> Reservation | Exhausted:
-        """Reserve a claim, and return when that is in the file.
-
-        Args:
-            claim: What a request may take.
-            teams: Whose account counts, for each of the claim's budgets.
-
-        Raises:
-            BudgetFileError: It is not, and nothing stays reserved.
-        """
-        found, is_kept = self.reserve_nowait(claim, teams)
-        if isinstance(found, Reservation) and not is_kept:
-            await self.keep(found)
-        return found
-
-    def reserve_nowait(self, claim: Claim, teams: Sequence[str]) -> tuple[Reservation | Exhausted, bool]:
-        """Reserve a claim; where the second is False, the file has not enough set aside, and `keep` has to follow.
-
-        Args:
-            claim: What a request may take.
-            teams: Whose account counts, for each of the claim's budgets.
-        """
-        found = self._meter.reserve(claim, teams, now=self._now())
+        if claim is None:
+            return NOTHING
+        found = self._meter.reserve(claim, facts, now=self._now())
         if isinstance(found, Exhausted) or self.file is None:
-            return found, True
-        return found, self._aside.reserve(found.accounts, self._meter.window_seconds)
-
-    async def keep(self, reservation: Reservation) -> None:
-        """Return when the file has set enough aside.
-
-        Raises:
-            BudgetFileError: It has not, and nothing stays reserved.
-        """
-        try:
-            await self._next_write()
-        except BaseException:  # a client that leaves as well
-            self.settle(reservation, Took())
-            raise
+            return found
+        if not self._aside.reserve(found.accounts, self._meter.window_seconds):
+            try:
+                await self._next_write()
+            except BaseException:  # a client that leaves as well
+                self.settle(found, Took())
+                raise
+        return found
 
     async def _next_write(self) -> None:
         if len(self._waiting) >= MOST_WAITING:

@@ -24,7 +24,6 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import innermost
-from llmkube.router.budget_store.errors import BudgetsNotKeptError
 from llmkube.router.budget_store.redis_scripts import (
     RESERVE,
     SETTLE,
@@ -42,6 +41,7 @@ from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import (
     NOTHING,
     AccountKey,
+    BudgetsNotKeptError,
     Demand,
     Exhausted,
     Reservation,

@@ -8,20 +8,25 @@ nothing of its tokens is charged what was reserved.
 """
 
 import functools
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final, TypeGuard
 
 import attrs
 
+from llmkube.base.errors import WorldError
 from llmkube.router.budgets.ledger import Account, Amount, Limit
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Budget, Prices, RoutingConfig
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
+
+
+class BudgetsNotKeptError(WorldError):
+    """What a request may take cannot be written down where it would hold, so the request is not sent."""
+
 
 MOST_TOKENS: Final = 4096
 """The longest answer to a request that asks for no limit, where a budget counts."""
@@ -80,14 +85,12 @@ class Reservation:
         accounts: Where it is reserved, with how much.
         copies: How often that may be taken: once, and for each shadow.
         cap: What each backend is told as the longest answer; None where the model writes none.
-        number: By which it is told apart from others of this process.
         steps: For accounts that a server keeps: when the step ends that it counts in, in milliseconds since 1970.
     """
 
     accounts: Mapping[AccountKey, Amount]
     copies: int
     cap: int | None
-    number: int = 0
     steps: Mapping[AccountKey, int] = attrs.field(factory=dict)
 
 
@@ -163,21 +166,20 @@ class Meter:
 
     _accounts: dict[AccountKey, Account] = attrs.field(factory=dict)
     _budgets: dict[str, Budget] = attrs.field(factory=dict)
-    _numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
 
-    def reserve(self, claim: Claim, teams: Sequence[str], *, now: float) -> Reservation | Exhausted:
+    def reserve(self, claim: Claim, facts: RequestFacts, *, now: float) -> Reservation | Exhausted:
         """Reserve a claim in every budget that it is under, or nothing in any.
 
         Args:
             claim: What a request may take.
-            teams: Whose account counts, for each of the claim's budgets, as `teams_of` says.
+            facts: Who asks.
             now: The clock.
         """
         if len(self._accounts) >= MOST_ACCOUNTS:
             self.forget_idle(now)
         found: dict[AccountKey, Account] = {}
-        for budget, team in zip(claim.under, teams, strict=True):
-            key = (budget.name, _known_team(budget, team, self._accounts))
+        for budget in claim.under:
+            key = (budget.name, account_team(budget, facts, self._accounts))
             account = self._account(key, budget)
             wait = account.wait_seconds(claim.most, now)
             if wait != 0.0:
@@ -186,7 +188,7 @@ class Meter:
         for account in found.values():
             account.reserve(claim.most)
         accounts = dict.fromkeys(found, claim.most)
-        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap, number=next(self._numbers))
+        return Reservation(accounts=accounts, copies=claim.copies, cap=claim.cap)
 
     def settle(self, reservation: Reservation, took: Took | None, *, now: float) -> tuple[Charge, ...]:
         """Charge what a request took; None charges what was reserved. Returns the steps that it is charged to."""
@@ -262,24 +264,10 @@ def claim_of(config: RoutingConfig, decision: Decision, demand: Demand) -> Claim
 
 def account_team(budget: Budget, facts: RequestFacts, accounts: Mapping[AccountKey, Any]) -> str:
     """Return whose account of a budget counts, of those that are told apart: a new one only while there is room."""
-    return _known_team(budget, _asked_team(budget, facts), accounts)
-
-
-def teams_of(claim: Claim, facts: RequestFacts) -> list[str]:
-    """Return who asks under each budget of a claim; "" where a budget does not tell teams apart."""
-    return [_asked_team(budget, facts) for budget in claim.under]
-
-
-def _asked_team(budget: Budget, facts: RequestFacts) -> str:
     if budget.scope != "team":
         return ""
-    return facts.principal.team or facts.headers.get(budget.team_header, "")
-
-
-def _known_team(budget: Budget, team: str, accounts: Mapping[AccountKey, Any]) -> str:
-    if budget.scope != "team" or (budget.name, team) in accounts or len(accounts) < MOST_ACCOUNTS:
-        return team
-    return _OTHERS
+    team = facts.principal.team or facts.headers.get(budget.team_header, "")
+    return team if (budget.name, team) in accounts or len(accounts) < MOST_ACCOUNTS else _OTHERS
 
 
 def amount_of(took: Took, copies: int) -> Amount:

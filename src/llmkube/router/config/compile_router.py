@@ -12,8 +12,7 @@ import attrs
 from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd import router_policy
 from llmkube.router.config.compile_backend import KeyFile, ResolvedService, compiled_backend, decimal_of, seconds_of
-from llmkube.router.config.config_checks import problems_of
-from llmkube.router.config.config_warnings import warnings_of
+from llmkube.router.config.config_checks import problems_of, warnings_of
 from llmkube.router.config.data_classes import class_name
 from llmkube.router.config.routing_config import (
     CIRCUIT_SECONDS,
@@ -29,7 +28,7 @@ from llmkube.router.config.routing_config import (
     Rule,
     Tokens,
 )
-from llmkube.router.config.spec_checks import misfits
+from llmkube.router.config.written_form import misfits
 
 __all__ = ["Compiled", "KeyFile", "ResolvedService", "compile_router"]
 

@@ -1,6 +1,7 @@
 """What must hold of a RoutingConfig, made or written by hand: a router checks again what the controller checked.
 
-A config comes from a ConfigMap that others may edit, or from a file that a user has written.
+A config comes from a ConfigMap that others may edit, or from a file that a user has written. What it allows
+and its author may not have meant is a warning; nothing of that can leak.
 """
 
 import math
@@ -10,9 +11,18 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from llmkube.router.config.data_classes import class_name, classes_in
-from llmkube.router.config.local_address import stays_here
-from llmkube.router.config.model_patterns import problem_of
-from llmkube.router.config.routing_config import Backend, Classes, Match, Probe, RoutingConfig, Rule, Tokens
+from llmkube.router.config.routing_config import (
+    Backend,
+    Classes,
+    Match,
+    Probe,
+    RoutingConfig,
+    Rule,
+    Tokens,
+    covers,
+    problem_of,
+    stays_here,
+)
 
 STRATEGIES: Final = ("primary-fallback", "weighted", "shadow", "least-loaded")
 DIALECTS: Final = ("openai", "anthropic")
@@ -287,3 +297,70 @@ def _of_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
     for value in values:
         if value != value.lower().strip():
             yield f"{at}: {value!r} can never be met; write {value.lower().strip()!r}"
+
+
+def warnings_of(config: RoutingConfig) -> list[str]:
+    """Return what is worth a second look, each with field, value and what follows."""
+    return [*_out_of_reach(config), *_refused_on_the_way(config), *_refused_at_the_end(config), *_one_name(config)]
+
+
+def _out_of_reach(config: RoutingConfig) -> Iterator[str]:
+    for place, rule in enumerate(config.rules):
+        for earlier in config.rules[:place]:
+            if _catches_all_of(earlier.match, rule.match):
+                when = "never" if earlier.fail_closed else f"only where no backend of {earlier.name} may be used"
+                yield f"rules[{place}]: {rule.name} is reached {when}: {earlier.name} above it matches all that it does"
+                break
+
+
+def _catches_all_of(earlier: Match, later: Match) -> bool:
+    """Return whether each request that meets `later` meets `earlier` for certain."""
+    return (
+        (not earlier.classes or (bool(later.classes) and later.classes <= earlier.classes))
+        and (not earlier.complexity or earlier.complexity == later.complexity)
+        and earlier.headers.items() <= later.headers.items()
+        and (
+            not earlier.models
+            or (bool(later.models) and all(any(covers(one, each) for one in earlier.models) for each in later.models))
+        )
+        and earlier.capabilities <= later.capabilities
+        and (
+            earlier.latency_seconds is None
+            or (later.latency_seconds is not None and later.latency_seconds <= earlier.latency_seconds)
+        )
+    )
+
+
+def _refused_on_the_way(config: RoutingConfig) -> Iterator[str]:
+    sensitive = ", ".join(sorted(config.classes.sensitive))
+    for place, rule in enumerate(config.rules):
+        later = [each.name for each in config.rules[place + 1 :] if each.match.classes & config.classes.sensitive]
+        if rule.fail_closed and later and not _has_local(config, rule):
+            yield (
+                f"rules[{place}]: {rule.name} fails closed and has no local backend: a request of class {sensitive}"
+                f" that meets it is refused and never comes to {', '.join(later)}; move it below"
+            )
+
+
+def _has_local(config: RoutingConfig, rule: Rule) -> bool:
+    return any(config.backends[name].local for name in rule.backends)
+
+
+def _refused_at_the_end(config: RoutingConfig) -> Iterator[str]:
+    default = config.backends.get(config.default_backend)
+    if default is None or default.local:
+        return
+    uncaught = config.classes.sensitive - caught_classes(config)
+    if uncaught:
+        yield (
+            f"defaultBackend: {default.name} is not local: a request of class {', '.join(sorted(uncaught))} that no"
+            " rule matches is refused"
+        )
+
+
+def _one_name(config: RoutingConfig) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    for name, backend in config.backends.items():
+        other = seen.setdefault(backend.model_id, name)
+        if other != name and not config.by_model:
+            yield f"backends[{name}].modelId: {backend.model_id!r} names {other}, too: clients see one model"

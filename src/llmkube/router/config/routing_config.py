@@ -3,14 +3,57 @@
 The controller compiles a ModelRouter to it and writes it to a ConfigMap; `llmkube up` compiles it in its own process;
 `llmkube router -f` reads it, or a ModelRouter, from a file. Times are seconds, prices are US dollars per million
 tokens. Data classes, capabilities, regions and header names are lower case. It holds no secret: a key is named by the
-file in which it lies.
+file in which it lies. In patterns of model names `*` is any text, also over slashes, `?` one character, all else
+itself. A URL is local that can only name something in this network, whatever a ModelRouter says.
 """
 
-from collections.abc import Mapping
+import functools
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Final
+from urllib.parse import urlsplit
 
 import attrs
+
+_FOREIGN: Final = re.compile(r"[\[\]{}\\\s]")
+
+
+def fits_any(patterns: tuple[str, ...], model: str) -> bool:
+    """Return whether a model's name fits one of the patterns."""
+    return _matcher(patterns)(model)
+
+
+def problem_of(pattern: str) -> str:
+    """Return why a text is no pattern, or "" if it is one."""
+    if not pattern:
+        return "it is empty and fits no model; write * for every model"
+    found = _FOREIGN.search(pattern)
+    if found:
+        return f"{found[0]!r} is no wildcard here; * stands for any text and ? for one character"
+    return ""
+
+
+def covers(pattern: str, other: str) -> bool:
+    """Return whether each name that fits `other` fits `pattern` for certain; False says nothing."""
+    return pattern in {"*", other} or ("*" not in other and "?" not in other and fits_any((pattern,), other))
+
+
+@functools.lru_cache(maxsize=1024)
+def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    compiled = re.compile("|".join(f"(?:{_expression(pattern)})" for pattern in patterns) or r"(?!)", re.DOTALL)
+    return lambda model: compiled.fullmatch(model) is not None
+
+
+def _expression(pattern: str) -> str:
+    """A text between two `*` is looked for once, from the left, and never again: no name makes the search long."""
+    first, *rest = (re.escape(part).replace(r"\?", ".") for part in pattern.split("*"))
+    if not rest:
+        return first
+    *middle, last = rest
+    return first + "".join(f"(?>.*?{part})" for part in middle if part) + ".*" + last
+
 
 VERSION: Final = 1
 """Of the written form. A router refuses one that it does not know, and goes on with what it has."""
@@ -293,3 +336,35 @@ class RoutingConfig:
     @capabilities.default
     def _tags_of_backends(self) -> frozenset[str]:
         return frozenset().union(*(backend.capabilities for backend in self.backends.values()))
+
+
+_LOCAL_ENDINGS: Final = (".svc", ".cluster.local", ".local", ".internal", ".home.arpa", ".localhost")
+"""Names that no server of the Internet answers for: the cluster's, mDNS's, those that are set aside for networks."""
+
+_LABEL: Final = re.compile(r"[a-z][a-z0-9-]*")
+"""Begins with a letter: `0x08080808` is an address to a resolver, and no name."""
+
+
+def stays_here(url: str) -> bool:
+    """Return whether the host is a private address, or a name that only a local name server knows."""
+    host = (urlsplit(url).hostname or "").rstrip(".").lower()
+    if not host:
+        return False
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # A name without a dot is completed with the cluster's own domains first
+        return _LABEL.fullmatch(host) is not None or host.endswith(_LOCAL_ENDINGS)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return _is_private(mapped or address)
+
+
+def _is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return any(address.version == network.version and address in network for network in _PRIVATE)
+
+
+_PRIVATE: Final = tuple(
+    ipaddress.ip_network(each)
+    for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "::1/128", "fc00::/7")
+)
+"""RFC 1918, the range of carriers that tailnets use, loopback, and unique local addresses."""

@@ -2,9 +2,12 @@
 
 Until an answer goes on elsewhere, its events pass as they came. The last piece, which says why it is finished, is held
 back until the end of the stream: an engine that dies in between has not finished, and the next one counts its tokens.
+
+Of the backends that the request was permitted, engines of the same model may go on.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -13,9 +16,39 @@ import orjson
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, why_not
-from llmkube.router.continuation.errors import JoinError
-from llmkube.router.continuation.places import goes_on
-from llmkube.router.continuation.token_count import USAGE_FIELDS, TokenCount
+from llmkube.router.continuation.token_count import USAGE_FIELDS, JoinError, TokenCount
+from llmkube.router.policy.permits import Permit
+
+_BUILD: Final = re.compile(r"b[0-9]+-\S+")
+"""What llama.cpp's server calls its build, as `system_fingerprint`."""
+
+
+def places(order: Sequence[Permit], broken: Permit) -> tuple[Permit, ...]:
+    """Return where an answer may go on, best first: the engines that have the same model, and last the one it broke at.
+
+    Args:
+        order: What the decision permits; nothing is added to it.
+        broken: Where it broke off.
+    """
+    ours = broken.backend
+    twins = [each for each in order if each.backend.name != ours.name and _is_twin(each.backend, ours)]
+    return (*twins, broken)
+
+
+def goes_on(backend: Backend, fingerprint: object) -> bool:
+    """Whether an engine goes on with an answer whose text is given: llama.cpp's, by what is known of it or by its word.
+
+    Args:
+        backend: Where it is.
+        fingerprint: The `system_fingerprint` that it gives.
+    """
+    if backend.provider:
+        return False
+    return bool(backend.model_digest) or (isinstance(fingerprint, str) and _BUILD.fullmatch(fingerprint) is not None)
+
+
+def _is_twin(one: Backend, other: Backend) -> bool:
+    return bool(one.model_digest) and one.model_digest == other.model_digest and not one.provider
 
 
 def next_request(path: str, body: Mapping[str, Any], text: str, tokens: int) -> dict[str, Any]:

@@ -10,7 +10,11 @@ from typing import Any, Final
 import attrs
 
 from llmkube.router.budgets.usage import Usage, usage_of
-from llmkube.router.continuation.errors import JoinError
+
+
+class JoinError(Exception):
+    """What an engine says does not continue what was said; the message says why."""
+
 
 USAGE_FIELDS: Final = ("completion_tokens", "prompt_tokens", "total_tokens", "prompt_tokens_details")
 

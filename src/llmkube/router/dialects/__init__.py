@@ -8,6 +8,6 @@ messages_backend     chat completions for a backend that speaks Anthropic's mess
 messages_client      Anthropic's messages for a client, from chat completions
 messages_answers     its answers and events
 responses_client     OpenAI's responses for a client; responses_items, responses_answers: what it reads
-ollama_client        Ollama's API for a client; ollama_answers, ollama_models: what it reads
+ollama_client        Ollama's API for a client; ollama_models: what it reads
 inbound              which path speaks which dialect
 """

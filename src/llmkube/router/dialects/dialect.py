@@ -1,6 +1,6 @@
 """What a translation is: a request becomes one of chat completions, and its answers become the client's. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Any, Final, Protocol
 
@@ -69,20 +69,17 @@ class Translated:
     dropped: tuple[str, ...] = ()
 
 
-class Dialect(Protocol):
-    """One kind of request that clients send."""
+@attrs.frozen
+class Dialect:
+    """One kind of request that clients send.
 
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request.
+    Attributes:
+        read: Translates a request; raises DialectError if it has no counterpart.
+        refusal: Returns an error in the shape that the client reads, by its status.
+    """
 
-        Raises:
-            DialectError: It has no counterpart.
-        """
-        ...
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error in the shape that the client reads."""
-        ...
+    read: Callable[[JsonObject], Translated]
+    refusal: Callable[[int, Mapping[str, Any]], Mapping[str, Any]]
 
 
 def words_of(error: Mapping[str, Any]) -> str:

@@ -8,18 +8,20 @@ import orjson
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import Dialect, Translated
-from llmkube.router.dialects.messages_client import CountTokens, Messages
-from llmkube.router.dialects.ollama_client import OllamaChat, OllamaEmbed, OllamaGenerate
-from llmkube.router.dialects.responses_client import Responses
+from llmkube.router.dialects.messages_answers import messages_error
+from llmkube.router.dialects.messages_client import read_count, read_messages
+from llmkube.router.dialects.ollama_client import ollama_error, read_chat, read_embed, read_generate
+from llmkube.router.dialects.responses_answers import responses_error
+from llmkube.router.dialects.responses_client import read_responses
 from llmkube.router.refusals import refused
 
 DIALECTS: Final[Mapping[str, Dialect]] = {
-    "/v1/responses": Responses(),
-    "/v1/messages": Messages(),
-    "/v1/messages/count_tokens": CountTokens(),
-    "/api/chat": OllamaChat(),
-    "/api/generate": OllamaGenerate(),
-    "/api/embed": OllamaEmbed(),
+    "/v1/responses": Dialect(read_responses, responses_error),
+    "/v1/messages": Dialect(read_messages, messages_error),
+    "/v1/messages/count_tokens": Dialect(read_count, messages_error),
+    "/api/chat": Dialect(read_chat, ollama_error),
+    "/api/generate": Dialect(read_generate, ollama_error),
+    "/api/embed": Dialect(read_embed, ollama_error),
 }
 """By path; what is not here is asked of backends as it is."""
 

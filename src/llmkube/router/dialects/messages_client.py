@@ -17,7 +17,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.messages_answers import CountAnswers, MessagesAnswers, messages_error
+from llmkube.router.dialects.messages_answers import CountAnswers, MessagesAnswers
 
 _SAME: Final = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 _SCALARS: Final = {"max_tokens": int, "temperature": int | float, "top_p": int | float, "top_k": int}
@@ -27,41 +27,27 @@ _READ: Final = frozenset(
 )
 
 
-class Messages:
-    """`/v1/messages`."""
-
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request."""
-        if "max_tokens" not in body:
-            raise DialectError("max_tokens is missing; write the most tokens that the answer may have")
-        return Translated(
-            path="/chat/completions",
-            body=chat_request(body),
-            answers=MessagesAnswers(model=str(body.get("model"))),
-            dropped=_dropped(body),
-        )
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error."""
-        return messages_error(status, error)
+def read_messages(body: JsonObject) -> Translated:
+    """Translate a request at `/v1/messages`."""
+    if "max_tokens" not in body:
+        raise DialectError("max_tokens is missing; write the most tokens that the answer may have")
+    return Translated(
+        path="/chat/completions",
+        body=chat_request(body),
+        answers=MessagesAnswers(model=str(body.get("model"))),
+        dropped=_dropped(body),
+    )
 
 
-class CountTokens:
-    """`/v1/messages/count_tokens`: asked of the backend in its own words, which costs none."""
-
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request."""
-        chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")})
-        return Translated(
-            path="/messages/count_tokens",
-            body=chat,
-            answers=CountAnswers(model=str(body.get("model"))),
-            dropped=_dropped(body),
-        )
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error."""
-        return messages_error(status, error)
+def read_count(body: JsonObject) -> Translated:
+    """Translate a request at `/v1/messages/count_tokens`: asked of the backend in its own words, which costs none."""
+    chat = chat_request({name: each for name, each in body.items() if name not in ("stream", "max_tokens")})
+    return Translated(
+        path="/messages/count_tokens",
+        body=chat,
+        answers=CountAnswers(model=str(body.get("model"))),
+        dropped=_dropped(body),
+    )
 
 
 def chat_request(body: Mapping[str, Any]) -> JsonObject:

@@ -19,7 +19,7 @@ from llmkube.router.dialects.dialect import (
     objects_in,
     text_in,
 )
-from llmkube.router.dialects.responses_answers import ResponsesAnswers, responses_error
+from llmkube.router.dialects.responses_answers import ResponsesAnswers
 from llmkube.router.dialects.responses_items import items_of, turns_of
 
 _SAME: Final = (
@@ -81,37 +81,30 @@ _MOST_METADATA: Final = 16
 _LONGEST_METADATA: Final = 512
 
 
-class Responses:
-    """`/v1/responses`."""
-
-    def read(self, body: JsonObject) -> Translated:
-        """Translate a request; what it continues is not in it yet."""
-        _refuse_unknown(body)
-        check_kinds(body, _KINDS)
-        _refuse_unsayable(body)
-        dropped = [name for name in body if name in _NO_MEANING and body[name] is not None]
-        items = items_of(body.get("input"), dropped)
-        chat = {name: body[name] for name in _SAME if body.get(name) is not None}
-        chat["messages"] = turns_of(body.get("instructions") or "", items)
-        if (most := body.get("max_output_tokens")) is not None:
-            if most < 1:
-                raise DialectError(f"max_output_tokens is {most}; write at least 1, or leave it away")
-            chat["max_tokens"] = most
-        chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
-        _check_included(body, dropped)
-        if body.get("stream"):
-            chat["stream_options"] = {"include_usage": True}
-        answers = ResponsesAnswers(
-            asked=_echo(body),
-            items=tuple(items),
-            store=body.get("store") is not False,
-            previous_id=body.get("previous_response_id") or "",
-        )
-        return Translated(path="/chat/completions", body=chat, answers=answers, dropped=tuple(dropped))
-
-    def refusal(self, status: int, error: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return an error."""
-        return responses_error(status, error)
+def read_responses(body: JsonObject) -> Translated:
+    """Translate a request at `/v1/responses`; what it continues is not in it yet."""
+    _refuse_unknown(body)
+    check_kinds(body, _KINDS)
+    _refuse_unsayable(body)
+    dropped = [name for name in body if name in _NO_MEANING and body[name] is not None]
+    items = items_of(body.get("input"), dropped)
+    chat = {name: body[name] for name in _SAME if body.get(name) is not None}
+    chat["messages"] = turns_of(body.get("instructions") or "", items)
+    if (most := body.get("max_output_tokens")) is not None:
+        if most < 1:
+            raise DialectError(f"max_output_tokens is {most}; write at least 1, or leave it away")
+        chat["max_tokens"] = most
+    chat |= _tools(body) | _text(body, dropped) | _reasoning(body, dropped)
+    _check_included(body, dropped)
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    answers = ResponsesAnswers(
+        asked=_echo(body),
+        items=tuple(items),
+        store=body.get("store") is not False,
+        previous_id=body.get("previous_response_id") or "",
+    )
+    return Translated(path="/chat/completions", body=chat, answers=answers, dropped=tuple(dropped))
 
 
 def with_history(translated: Translated, history: Sequence[JsonObject], answers: ResponsesAnswers) -> Translated:

@@ -27,14 +27,13 @@ from llmkube.router.dispatch.event_stream import (
     Kind,
     MessagesSplitter,
     OversizedEventError,
-    Splitter,
 )
 from llmkube.router.dispatch.passed_headers import request_lines
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
 from llmkube.router.dispatch.transport import Transport
 from llmkube.router.dispatch.verdicts import Cause, Failure, error_in, judge, status_of_error
 from llmkube.router.health.engine_watch import FROZEN, Waiting
-from llmkube.router.health.probe_state import Reply
+from llmkube.router.health.signs import Reply
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import RefusedError, error_object
 
@@ -115,7 +114,7 @@ class Begun:
     """
 
     answer: StreamedResponse
-    splitter: Splitter
+    splitter: EventSplitter
     judge: AnswerJudge
     events: tuple[tuple[Kind, bytes], ...]
     silence_seconds: float
@@ -288,7 +287,7 @@ class _Reader:
         return await self._whole(streams)
 
     async def _begin(self) -> Begun | Whole | Failure:
-        splitter: Splitter = MessagesSplitter() if self.by_messages else EventSplitter()
+        splitter = MessagesSplitter() if self.by_messages else EventSplitter()
         judge_ = AnswerJudge()
         events: list[tuple[Kind, bytes]] = []  # the client has nothing of them: what is wrong with one leads on
         while True:

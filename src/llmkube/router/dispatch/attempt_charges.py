@@ -11,8 +11,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.router.budget_store.errors import BudgetsNotKeptError
-from llmkube.router.budgets.meter import NOTHING, Exhausted, Reservation, Took
+from llmkube.router.budgets.meter import NOTHING, BudgetsNotKeptError, Exhausted, Reservation, Took
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Prices
 from llmkube.router.dispatch.verdicts import Cause, Failure

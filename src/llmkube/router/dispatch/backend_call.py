@@ -9,26 +9,28 @@ from llmkube.base.http.message import Headers, Response
 from llmkube.router.budgets.meter import asked_tokens, of_all_answers
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dispatch.attempt import Attempts, Begun, Whole
-from llmkube.router.dispatch.circuits import Circuits, State
-from llmkube.router.dispatch.client_stream import (
+from llmkube.router.dispatch.circuits import Circuits, Observed, State
+from llmkube.router.dispatch.passed_headers import answer_headers
+from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
+from llmkube.router.dispatch.relay import (
+    BREAKS,
     COMMENT_SECONDS,
     LOADING_COMMENT,
     QUEUE_COMMENT,
+    UNTRANSLATABLE,
     ClientStream,
+    Ending,
     comment_until,
+    relay,
 )
-from llmkube.router.dispatch.observed import Observed
-from llmkube.router.dispatch.passed_headers import answer_headers
-from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
-from llmkube.router.dispatch.relay import BREAKS, UNTRANSLATABLE, Ending, relay
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, STREAMING
 from llmkube.router.dispatch.verdicts import Cause, Failure
 from llmkube.router.health.engine_watch import EngineWatch, Waiting
 from llmkube.router.policy.permits import Permit
 from llmkube.router.prefix_cache.own_prompts import OwnPrompts
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
-from llmkube.router.queue.turns import Line, Turn, Turns
 from llmkube.router.refusals import error_object
+from llmkube.router.turns import Line, Turn, Turns
 
 
 @attrs.frozen(eq=False)
@@ -78,19 +80,19 @@ class BackendCalls:
         backend, asked, record, started_at = permit.backend, request.asked, request.record, trio.current_time()
         line = self.turns.line(backend)
         most = asked_tokens(asked.body) if asked.path in STREAMING else 0
-        with self.turns.turn(backend, record.tenant, line.tokens_of(asked.size, most)) as turn:
-            headers = answer_headers(Headers(), record.request_id, backend.name) if asked.streams else None
+        with self.turns.turn(backend, record.decided.tenant, line.tokens_of(asked.size, most)) as turn:
+            headers = answer_headers(Headers(), asked.request_id, backend.name) if asked.streams else None
             is_called = await _until_called(turn, request.first_byte_seconds(backend.name), request.client, headers)
-            record.queue_seconds = (record.queue_seconds or 0.0) + trio.current_time() - started_at
+            waited = trio.current_time() - started_at
+            record.note(queue_seconds=(record.answered.queue_seconds or 0.0) + waited)
             if not is_called:
                 failure = _not_called(turn, line)
-                self._note_attempt(record, backend.name, failure, trio.current_time() - started_at)
+                self._note_attempt(record, backend.name, failure, waited)
                 return failure
             unanswered = await self._call(permit, request)
             if unanswered is not None:
                 turn.took = turn.tokens if unanswered.counts else 0
-            elif record.last_usage is not None:
-                usage = record.last_usage
+            elif (usage := record.answered.last_usage) is not None:
                 line.answered(turn, usage.prompt - usage.cached + usage.completion, usage.completion)
             return unanswered
 
@@ -120,9 +122,9 @@ class BackendCalls:
                 record.charges.failed(found.status)
                 return found
             record.charges.status = found.status if isinstance(found, Whole) else 200
-            record.backend, record.dropped = name, found.dropped
-            if record.first_byte_seconds is None:
-                record.first_byte_seconds = now - record.started_at
+            record.note(backend=name, dropped=found.dropped)
+            if record.answered.first_byte_seconds is None:
+                record.note(first_byte_seconds=now - record.request.started_at)
             if isinstance(found, Whole):
                 await self._give(found, permit, request)
                 return None
@@ -185,52 +187,51 @@ class BackendCalls:
 
     async def _give(self, whole: Whole, permit: Permit, request: RoutedRequest) -> None:
         client, record = request.client, request.record
-        record.status, record.model = whole.status, whole.model
-        record.usage = record.last_usage = of_all_answers(whole.usage, request.asked.body)
-        record.outcome = "ok" if whole.status < 400 else whole.error_code
+        usage = of_all_answers(whole.usage, request.asked.body)
+        outcome = "ok" if whole.status < 400 else whole.error_code
+        record.note(status=whole.status, model=whole.model, usage=usage, last_usage=usage, outcome=outcome)
         self._compare(request)
         if client.begun:  # with 200, while the engine loaded
             await client.fail(error_object(whole.status, "the backend refuses the request", whole.error_code))
             return
-        more = ("Content-Type", "application/json"), ("Server-Timing", _timing(record))
-        headers = answer_headers(whole.headers, record.request_id, permit.backend.name, *more)
+        more = ("Content-Type", "application/json"), ("Server-Timing", server_timing(record))
+        headers = answer_headers(whole.headers, request.asked.request_id, permit.backend.name, *more)
         try:
             await client.respond(Response(whole.status, headers, whole.body))
         except DialectError as exc:
-            record.status, record.outcome = 502, Ending.UNTRANSLATABLE.value
-            said = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", record.outcome)}
+            record.note(status=502, outcome=Ending.UNTRANSLATABLE.value)
+            said = {"error": error_object(502, f"{UNTRANSLATABLE}: {exc}", Ending.UNTRANSLATABLE.value)}
             await client.respond(Response.json(502, said, headers=headers))
 
     async def _relay(self, begun: Begun, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Give the client a stream; return a failure if it broke off and can go on elsewhere."""
         client, record = request.client, request.record
-        record.status, record.streamed = 200, True
-        so_far = ("Server-Timing", _timing(record))
-        headers = answer_headers(begun.answer.head.lines, record.request_id, permit.backend.name, so_far)
+        record.note(status=200, streamed=True)
+        so_far = ("Server-Timing", server_timing(record))
+        headers = answer_headers(begun.answer.head.lines, request.asked.request_id, permit.backend.name, so_far)
         name, joined = permit.backend.name, client.joined
         if joined is not None:
             joined.begin(permit.backend)
             if joined.continuations:
-                record.continuations += 1
+                record.note(continuations=record.answered.continuations + 1)
                 self.on_break("continued")
 
         def note() -> None:
-            record.usage = record.last_usage = of_all_answers(begun.judge.usage, request.asked.body)
-            record.model = record.model or begun.judge.model
-            if joined is not None and joined.continuations:
-                record.usage = joined.usage
+            last = of_all_answers(begun.judge.usage, request.asked.body)
+            usage = joined.usage if joined is not None and joined.continuations else last
+            record.note(usage=usage, last_usage=last, model=record.answered.model or begun.judge.model)
 
         def timing() -> str:
             note()
             self._compare(request)
-            return _timing(record)
+            return server_timing(record)
 
         try:
             await client.begin(headers)
             waiting = Waiting(extends=False, began_at=trio.current_time())
             with self.watch.watching(permit, waiting):
                 ending = await relay(begun, client, waiting, timing)
-            record.outcome = ending.value if ending is Ending.WHOLE else f"stream_{ending.value}"
+            record.note(outcome=ending.value if ending is Ending.WHOLE else f"stream_{ending.value}")
         finally:
             note()
         if ending is Ending.WHOLE:
@@ -241,24 +242,21 @@ class BackendCalls:
             if not joined.why_not:
                 record.charges.broke_off()
                 return Failure(Cause.INTERRUPTED, "it broke off", 200)
-            record.not_continued = joined.why_not
+            record.note(not_continued=joined.why_not)
             self.on_break("not_continuable")
         return None
 
     def _compare(self, request: RoutedRequest) -> None:
         """Find out where the prompt of an answer leaves those before; llama.cpp's server says what of it was cached."""
-        record, asked, usage = request.record, request.asked, request.record.usage
+        record, asked, usage = request.record, request.asked, request.record.answered.usage
         if usage is None or usage.prefill_ms is None:
             return
-        prompt = record.prompt or self.prefixes.prompt(record.tenant, asked.path, asked.body, asked.size)
+        tenant = record.decided.tenant
+        prompt = record.decided.prompt or self.prefixes.prompt(tenant, asked.path, asked.body, asked.size)
         if prompt is None:
             return
-        found = self.own_prompts.answered(record.tenant, prompt, cached=usage.cached, tokens=usage.prompt)
-        record.diverged = found.said(prompt.text) if found is not None else ""
-
-
-def _timing(record: Record) -> str:
-    return server_timing(record, trio.current_time() - record.started_at)
+        found = self.own_prompts.answered(tenant, prompt, cached=usage.cached, tokens=usage.prompt)
+        record.note(diverged=found.said(prompt.text) if found is not None else "")
 
 
 def _comment(record: Record) -> bytes:

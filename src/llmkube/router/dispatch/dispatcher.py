@@ -2,10 +2,12 @@
 
 It leads on only for the causes of `verdicts`, and only while the client has nothing of an answer. Every wait has the
 bound that the decision gave its backend. An engine of ours that loads its model is waited for, if no other answers.
-An answer whose engine dies goes on at another one of the same model, or at the same one once it is back.
+An answer whose engine dies goes on at another one of the same model, or at the same one once it is back. Where none
+answers, status and code follow from what the attempts came to.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -13,20 +15,77 @@ import trio
 
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response
-from llmkube.router.continuation.joined_answer import JoinedAnswer
-from llmkube.router.continuation.places import places
+from llmkube.router.continuation.joined_answer import JoinedAnswer, places
 from llmkube.router.dispatch.attempt import Asked
 from llmkube.router.dispatch.backend_call import BackendCalls
 from llmkube.router.dispatch.circuits import Circuits
-from llmkube.router.dispatch.client_stream import COMMENT_SECONDS, LOADING_COMMENT, ClientStream
-from llmkube.router.dispatch.no_answer import no_answer
 from llmkube.router.dispatch.passed_headers import answer_headers
-from llmkube.router.dispatch.record import Record, RoutedRequest, server_timing
-from llmkube.router.dispatch.relay import Ending, fail
+from llmkube.router.dispatch.record import Record, RoutedRequest, Try, server_timing
+from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, ClientStream, Ending, fail
 from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
 from llmkube.router.refusals import error_object
+
+LOADING_RETRY_SECONDS: Final = 5
+
+
+@attrs.frozen
+class NoAnswer:
+    """The refusal.
+
+    Attributes:
+        status: Of the answer.
+        code: For programs, and the outcome in the audit log.
+        message: For people.
+        headers: Of the answer: when to come again, where that is known.
+    """
+
+    status: int
+    code: str
+    message: str
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def no_answer(failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule: str, wait_seconds: float) -> NoAnswer:
+    """Return what the client is told.
+
+    Args:
+        failures: Of the attempts, in order; at least one.
+        tries: The attempts.
+        closing_rule: The name of the rule that decided, if that fails closed; "" otherwise.
+        wait_seconds: Until the first circuit lets requests through again.
+    """
+    message = f"no backend answered ({'; '.join(map(str, tries))})"
+    if all(each.cause is Cause.UNSUPPORTED for each in failures):
+        return NoAnswer(400, "unsupported", failures[0].detail)
+    seconds, stays = max(1, math.ceil(wait_seconds)), all(each.stays for each in failures)
+    again = {"X-Should-Retry": "false"} if stays else {"Retry-After": str(seconds)}
+    if closing_rule:
+        return NoAnswer(503, "fail_closed_runtime", f"{message}, and rule {closing_rule!r} fails closed", again)
+    last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
+    match last.cause:
+        case Cause.QUEUE:
+            again = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
+            status, code = (429, "tenant_queue_full") if last.is_own else (503, "queue_full")
+            return NoAnswer(status, code, message, again)
+        case Cause.BUDGET:
+            wait = last.retry_after_seconds
+            again = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}
+            return NoAnswer(429, last.cause.value, f"{message}: {last.detail}", again)
+        case Cause.BUDGET_STORE:
+            return NoAnswer(503, last.cause.value, f"{message}: {last.detail}", {"Retry-After": "5"})
+        case Cause.TIMEOUT | Cause.FROZEN:
+            return NoAnswer(504, "backend_timeout", message)
+        case Cause.RATE_LIMITED:
+            return NoAnswer(429, "rate_limited", message, again)
+        case Cause.LOADING:
+            return NoAnswer(503, "model_loading", message, {"Retry-After": str(LOADING_RETRY_SECONDS)})
+        case Cause.CIRCUIT | Cause.KEY | Cause.MISSING | Cause.NOT_READY:
+            return NoAnswer(503, "no_backend_available", message, again)
+        case _:
+            return NoAnswer(502, "all_backends_failed", message)
+
 
 LOADING_POLL_SECONDS: Final = 1.0
 """How often an engine that loads is asked again."""
@@ -81,16 +140,17 @@ class Dispatcher:
     async def _ask_until_loaded(self, permit: Permit, request: RoutedRequest) -> Failure | None:
         """Ask an engine of ours that loads its model again and again, for as long as its first byte may take."""
         name, client, record = permit.backend.name, request.client, request.record
-        until = record.started_at + request.first_byte_seconds(name)
+        until = record.request.started_at + request.first_byte_seconds(name)
         silent_since = began_at = trio.current_time()
-        queued_before = record.queue_seconds or 0.0
+        queued_before = record.answered.queue_seconds or 0.0
         while trio.current_time() + LOADING_POLL_SECONDS < until:
             await trio.sleep(LOADING_POLL_SECONDS)
             if request.asked.streams and trio.current_time() - silent_since >= COMMENT_SECONDS:
-                await client.begin(answer_headers(Headers(), record.request_id, name))
+                await client.begin(answer_headers(Headers(), request.asked.request_id, name))
                 await client.send(LOADING_COMMENT)
                 silent_since = trio.current_time()
-            record.load_seconds = trio.current_time() - began_at - ((record.queue_seconds or 0.0) - queued_before)
+            queued = (record.answered.queue_seconds or 0.0) - queued_before
+            record.note(load_seconds=trio.current_time() - began_at - queued)
             failure = await self.calls.ask(permit, request)
             if failure is None or failure.cause is not Cause.LOADING:
                 return failure
@@ -107,13 +167,13 @@ class Dispatcher:
             wait_seconds=min((self.circuits.of(each.backend.name).open_until for each in decision.order), default=now)
             - now,
         )
-        record.status, record.outcome = said.status, said.code
+        record.note(status=said.status, outcome=said.code)
         error = error_object(said.status, said.message, said.code)
         if client.begun:
             await client.fail(error)
             return
-        timing = server_timing(record, now - record.started_at)
-        named = Headers.of({"X-Request-Id": record.request_id, "Server-Timing": timing, **said.headers})
+        own = {"X-Request-Id": request.asked.request_id, "Server-Timing": server_timing(record)}
+        named = Headers.of({**own, **said.headers})
         await client.respond(Response.json(said.status, {"error": error}, headers=named))
 
 
@@ -128,14 +188,15 @@ async def _go_on(broken: Permit, request: RoutedRequest, ask: Ask) -> bool:
     joined, record, at = request.client.joined, request.record, broken
     assert joined is not None, "only an answer that is joined can go on"
     while True:
-        ended, record.outcome = record.outcome, "client_gone"
+        ended = record.answered.outcome
+        record.note(outcome="client_gone")
         rest = attrs.evolve(request, asked=attrs.evolve(request.asked, body=joined.next_body()))
         at, failure = await _next(at, rest, ask)
         if failure is None:
             return True
         if failure.cause is not Cause.INTERRUPTED:
             break
-    record.outcome, record.not_continued = ended, f"no engine of its model went on: {failure.detail}"
+    record.note(outcome=ended, not_continued=f"no engine of its model went on: {failure.detail}")
     await fail(request.client, Ending(ended.removeprefix("stream_")))
     return False
 

@@ -2,7 +2,7 @@
 
 import enum
 import re
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -23,19 +23,6 @@ _LONGEST_END: Final = 4
 
 class OversizedEventError(Exception):
     """An event is longer than any that makes sense."""
-
-
-class Splitter(Protocol):
-    """Cuts an answer into events of chat completions."""
-
-    @property
-    def rest(self) -> bytes:
-        """What has come of an event that is not whole."""
-        ...
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes and return the events that are whole."""
-        ...
 
 
 class EventSplitter:
@@ -62,17 +49,12 @@ class EventSplitter:
         return found
 
 
-class MessagesSplitter:
+class MessagesSplitter(EventSplitter):
     """Cuts the events of Anthropic's messages from bytes as they come, and returns them as those of a chat."""
 
     def __init__(self) -> None:
-        self._splitter = EventSplitter()
+        super().__init__()
         self._events = MessageEvents()
-
-    @property
-    def rest(self) -> bytes:
-        """What has come of an event that is not whole."""
-        return self._splitter.rest
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes and return the events that are whole.
@@ -80,7 +62,7 @@ class MessagesSplitter:
         Raises:
             OversizedEventError: One is too long.
         """
-        return [each for event in self._splitter.feed(data) for each in self._translated(event)]
+        return [each for event in super().feed(data) for each in self._translated(event)]
 
     def _translated(self, event: bytes) -> list[bytes]:
         data = data_of(event)

@@ -13,7 +13,7 @@ import attrs
 
 from llmkube.base.http.message import Headers
 from llmkube.router.backends import NOT_FOUND, NOT_READY, is_on_its_way
-from llmkube.router.config.local_address import stays_here
+from llmkube.router.config.routing_config import stays_here
 
 MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 """A backend that asks for more is asked again after this."""

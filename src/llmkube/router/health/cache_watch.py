@@ -12,10 +12,16 @@ import trio
 
 from llmkube.base.http.errors import HttpError
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.health.cache_use import SLOTS_PATH, CacheUse, cache_use
-from llmkube.router.health.probe_state import Reply
 from llmkube.router.health.probes import Ask, every_permit
-from llmkube.router.health.silence import HEALTH_PATH, LLAMA_SERVER, PATIENCE_SECONDS
+from llmkube.router.health.signs import (
+    HEALTH_PATH,
+    LLAMA_SERVER,
+    PATIENCE_SECONDS,
+    SLOTS_PATH,
+    CacheUse,
+    Reply,
+    cache_use,
+)
 from llmkube.router.policy.permits import Permit
 
 EVERY_SECONDS: Final = 5.0

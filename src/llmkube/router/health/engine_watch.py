@@ -13,15 +13,15 @@ import attrs
 import trio
 
 from llmkube.base.http.errors import HttpError
-from llmkube.router.health.probe_state import Reply
 from llmkube.router.health.probes import Ask
-from llmkube.router.health.silence import (
+from llmkube.router.health.signs import (
     EVERY_SECONDS,
     FROZEN_SECONDS,
     HEALTH_PATH,
     LIVES_SECONDS,
     LLAMA_SERVER,
     LONGEST_SECONDS,
+    Reply,
     Silence,
 )
 from llmkube.router.policy.permits import Permit

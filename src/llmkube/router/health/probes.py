@@ -9,7 +9,7 @@ import trio
 from llmkube.base.http.errors import HttpError
 from llmkube.base.mailbox import Mailbox
 from llmkube.router.config.routing_config import Auth, Probe, RoutingConfig
-from llmkube.router.health.probe_state import ProbeState, Reply
+from llmkube.router.health.signs import ProbeState, Reply
 from llmkube.router.policy.permits import Permit, permits_for
 from llmkube.router.policy.request_facts import RequestFacts
 

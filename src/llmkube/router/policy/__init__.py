@@ -3,5 +3,4 @@
 request_facts  what policy knows of a request
 permits        which backends it may reach at all, computed once, before any rule is asked
 decision       which rule decides, and in which order what is permitted is tried
-    explain        the same in words
 """

@@ -9,8 +9,7 @@ from typing import Final, NoReturn, final
 
 import attrs
 
-from llmkube.router.config.model_patterns import fits_any
-from llmkube.router.config.routing_config import Backend, RoutingConfig
+from llmkube.router.config.routing_config import Backend, RoutingConfig, fits_any
 from llmkube.router.policy.request_facts import RequestFacts
 
 _MAKER: Final = object()

@@ -12,8 +12,7 @@ from typing import Final
 
 import attrs
 
-from llmkube.router.prefix_cache.prompt_marks import MOST_BYTES, PLACES
-from llmkube.router.prefix_cache.warm_prefixes import Prompt
+from llmkube.router.prefix_cache.warm_prefixes import MOST_BYTES, PLACES, Prompt
 
 MARK_BYTES: Final = 8
 

@@ -184,27 +184,28 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
         config: What counted for it.
         seconds: From its beginning to its end.
     """
-    facts, decision, usage = record.facts, record.decision, record.usage
-    backend = config.backends.get(record.backend)
+    request, decided, answered = record.request, record.decided, record.answered
+    facts, decision, usage = decided.facts, decided.decision, answered.usage
+    backend = config.backends.get(answered.backend)
     return {
         "router": config.name,
-        "requestID": record.request_id,
-        "traceID": record.trace_id,
-        "method": record.method,
-        "path": record.path,
-        "source": record.peer,
-        "team": record.principal.team,
-        "tenant": record.principal.tenant,
+        "requestID": request.request_id,
+        "traceID": request.trace["traceparent"][3:35],
+        "method": request.method,
+        "path": request.path,
+        "source": request.peer,
+        "team": decided.principal.team,
+        "tenant": decided.principal.tenant,
         "model": facts.model if facts else "",
         "classification": sorted(facts.classes) if facts else [],
         "taskComplexity": facts.complexity if facts else "",
-        "status": record.status,
-        "outcome": record.outcome,
-        "rule": record.rule if decision else "",
+        "status": answered.status,
+        "outcome": answered.outcome,
+        "rule": decided.rule if decision else "",
         "why": decision.why if decision else "",
-        "backend": record.backend,
+        "backend": answered.backend,
         "backendTier": "" if backend is None else "local" if backend.local else "cloud",
-        "answeredModel": record.model,
+        "answeredModel": answered.model,
         "attempts": [
             {
                 "backend": each.backend,
@@ -215,13 +216,13 @@ def fields_of(record: Record, config: RoutingConfig, seconds: float) -> dict[str
             }
             for each in record.tries
         ],
-        "streamed": record.streamed,
-        "continuations": record.continuations,
-        "notContinued": record.not_continued,
+        "streamed": answered.streamed,
+        "continuations": answered.continuations,
+        "notContinued": answered.not_continued,
         "latencyMs": round(seconds * 1000, 1),
-        "firstByteMs": None if record.first_byte_seconds is None else round(record.first_byte_seconds * 1000, 1),
+        "firstByteMs": None if answered.first_byte_seconds is None else round(answered.first_byte_seconds * 1000, 1),
         "promptTokens": usage.prompt if usage else None,
         "completionTokens": usage.completion if usage else None,
         "cachedTokens": usage.cached if usage else None,
-        "droppedFields": list(record.dropped[:32]),
+        "droppedFields": list(answered.dropped[:32]),
     }

@@ -20,6 +20,7 @@ from llmkube.base.http.dial import Connect
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
+from llmkube.k8s.resource import Key
 from llmkube.router.backends import ModelDirectory, engine_of
 from llmkube.router.config.compile_backend import ResolvedService
 from llmkube.router.config.routing_config import Backend, Match, RoutingConfig, Rule
@@ -28,64 +29,63 @@ from llmkube.router.front_door import PassThrough, passing_door
 from llmkube.router.model_field import BodyError, read_model
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import Router, open_router
-from llmkube.router.queue.turns import Turns
+from llmkube.router.turns import Turns
 
 NAME: Final = "gateway"
 CIRCUIT_SECONDS: Final = 1.0
 """Behind a model's name is no other backend: one that failed is asked again soon."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(eq=False, kw_only=True)
 class Services:
-    """What there is to serve.
+    """What there is to serve, and what all routes to it share.
 
     Attributes:
         directory: Says which ids lead to which service, and where its engine is.
+        get: Returns a service; None of one that is not there.
         all: Returns the current services.
         model_of: Returns the Model of a service; None while it does not exist.
         url: Where clients reach them.
-        turns: The queues in front of their engines, of all routes.
+        connect: Opens connections to engines and providers.
+        utcnow: The wall clock.
+        rng: Draws for weights, pauses and names of requests.
+        turns: The queues in front of the engines.
     """
 
     directory: ModelDirectory
+    get: Callable[[Key], InferenceService | None]
     all: Callable[[], Iterable[InferenceService]]
     model_of: Callable[[InferenceService], Model | None]
     url: str
-    turns: Turns
+    connect: Connect
+    utcnow: Callable[[], datetime]
+    rng: random.Random
+    turns: Turns = attrs.field(factory=Turns)
 
 
 async def run_default_route(
-    services: Services,
-    client: HttpClient,
-    *,
-    connect: Connect,
-    utcnow: Callable[[], datetime],
-    rng: random.Random,
-    task_status: trio.TaskStatus[StreamHandler] = trio.TASK_STATUS_IGNORED,
+    services: Services, client: HttpClient, *, task_status: trio.TaskStatus[StreamHandler] = trio.TASK_STATUS_IGNORED
 ) -> Never:
     """Hold the default route until cancelled.
 
     Args:
         services: What there is to serve.
         client: Passes requests on to engines.
-        connect: Opens connections to them for requests of listed fields.
-        utcnow: The wall clock.
-        rng: Draws names of requests and pauses.
         task_status: Started with the `StreamHandler`.
     """
     latest = _Latest(services)
     async with open_router(
         Source(lambda: latest.config, latest.stamp),
         registry=CollectorRegistry(),  # of translated requests alone; no endpoint shows it
-        utcnow=utcnow,
-        rng=rng,
-        connect=connect,
+        utcnow=services.utcnow,
+        rng=services.rng,
+        connect=services.connect,
         write=_write_nothing,
         directory=services.directory,
         turns=services.turns,
     ) as router:
         passes = PassThrough(services.directory, client, router.begin)
-        task_status.started(passing_door(passes, utcnow, _listed_fields(services, router)))
+        task_status.started(passing_door(passes, services.utcnow, _listed_fields(services, router)))
         await trio.sleep_forever()
 
 

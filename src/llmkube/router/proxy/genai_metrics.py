@@ -4,10 +4,10 @@ Names, units, attributes and buckets: https://github.com/open-telemetry/semantic
 are in development there, and may change; the series that begin with `llmkube_` do not.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any, Final
 
-import attrs
 from prometheus_client import CollectorRegistry, Histogram
 
 from llmkube.router.config.routing_config import Backend
@@ -40,63 +40,45 @@ _TOKENS: Final = tuple(4**step for step in range(14))
 _LABELS: Final = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 
 
-@attrs.define(eq=False)
-class _Series:
-    """The histograms of one operation at one backend that end alike, looked up once."""
-
-    duration_seconds: Histogram
-    first_seconds: Histogram
-    token_seconds: Histogram
-    input_tokens: Histogram
-    output_tokens: Histogram
+def series_cache() -> Callable[..., Any]:
+    """Return what looks a series up by its metric and labels, once: these are of the config, so that there are few."""
+    return cache(lambda metric, *labels: metric.labels(*labels))
 
 
-@attrs.define(eq=False)
 class GenAiMetrics:
     """The series of one router."""
 
-    duration_seconds: Histogram
-    first_seconds: Histogram
-    token_seconds: Histogram
-    tokens: Histogram
-    _known: dict[tuple[str, str, str, str], _Series] = attrs.field(factory=dict)
-
-    @classmethod
-    def on(cls, registry: CollectorRegistry) -> "GenAiMetrics":
+    def __init__(self, registry: CollectorRegistry) -> None:
         """Register the series.
 
         Raises:
             ValueError: The registry already has them.
         """
-        return cls(
-            duration_seconds=Histogram(
-                "gen_ai_server_request_duration_seconds",
-                "Seconds from a request to the last byte of its answer; error_type is empty of one that was answered.",
-                [*_LABELS, "error_type"],
-                buckets=_SECONDS,
-                registry=registry,
-            ),
-            first_seconds=Histogram(
-                "gen_ai_server_time_to_first_token_seconds",
-                "Seconds from a request to the first event of its stream.",
-                _LABELS,
-                buckets=_FIRST_SECONDS,
-                registry=registry,
-            ),
-            token_seconds=Histogram(
-                "gen_ai_server_time_per_output_token_seconds",
-                "Seconds for each token of a stream after the first.",
-                _LABELS,
-                buckets=_TOKEN_SECONDS,
-                registry=registry,
-            ),
-            tokens=Histogram(
-                "gen_ai_client_token_usage",
-                "Tokens of a request as its backend reports them, by type: input, output.",
-                [*_LABELS, "gen_ai_token_type"],
-                buckets=_TOKENS,
-                registry=registry,
-            ),
+        histogram = partial(Histogram, registry=registry)
+        self._at = series_cache()
+        self.duration_seconds = histogram(
+            "gen_ai_server_request_duration_seconds",
+            "Seconds from a request to the last byte of its answer; error_type is empty of one that was answered.",
+            [*_LABELS, "error_type"],
+            buckets=_SECONDS,
+        )
+        self.first_seconds = histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "Seconds from a request to the first event of its stream.",
+            _LABELS,
+            buckets=_FIRST_SECONDS,
+        )
+        self.token_seconds = histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Seconds for each token of a stream after the first.",
+            _LABELS,
+            buckets=_TOKEN_SECONDS,
+        )
+        self.tokens = histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of a request as its backend reports them, by type: input, output.",
+            [*_LABELS, "gen_ai_token_type"],
+            buckets=_TOKENS,
         )
 
     def ended(self, record: Record, backend: Backend | None, outcome: str, seconds: float) -> None:
@@ -108,33 +90,21 @@ class GenAiMetrics:
             outcome: As the label of the router's own series.
             seconds: From its beginning to its end.
         """
-        operation = _OPERATIONS.get(record.path)
+        operation = _OPERATIONS.get(record.request.path)
         if operation is None or backend is None:
             return
         labels = (operation, provider_of(backend), backend.model or backend.model_id)
         error = "" if outcome == "ok" else outcome
-        series = self._known.get((*labels, error)) or self._series(labels, error)
-        series.duration_seconds.observe(seconds)
-        usage, first = record.usage, record.first_byte_seconds
-        if record.streamed and first is not None and not error:
-            series.first_seconds.observe(first)
+        self._at(self.duration_seconds, *labels, error).observe(seconds)
+        usage, first = record.answered.usage, record.answered.first_byte_seconds
+        if record.answered.streamed and first is not None and not error:
+            self._at(self.first_seconds, *labels).observe(first)
             if usage is not None and usage.completion > 1:
-                series.token_seconds.observe((seconds - first) / (usage.completion - 1))
+                self._at(self.token_seconds, *labels).observe((seconds - first) / (usage.completion - 1))
         if usage is not None:
-            series.input_tokens.observe(usage.prompt)
+            self._at(self.tokens, *labels, "input").observe(usage.prompt)
             if operation != "embeddings":
-                series.output_tokens.observe(usage.completion)
-
-    def _series(self, labels: tuple[str, str, str], error: str) -> _Series:
-        """Look the series up; labels come of the config, so that there are few."""
-        found = self._known[*labels, error] = _Series(
-            duration_seconds=self.duration_seconds.labels(*labels, error),
-            first_seconds=self.first_seconds.labels(*labels),
-            token_seconds=self.token_seconds.labels(*labels),
-            input_tokens=self.tokens.labels(*labels, "input"),
-            output_tokens=self.tokens.labels(*labels, "output"),
-        )
-        return found
+                self._at(self.tokens, *labels, "output").observe(usage.completion)
 
 
 def provider_of(backend: Backend) -> str:

@@ -5,6 +5,7 @@ any more has the health that it has.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -14,8 +15,8 @@ from prometheus_client.core import GaugeMetricFamily
 from llmkube.router.config.data_classes import classes_in
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.dispatch.record import Record
-from llmkube.router.health.cache_use import CacheUse
-from llmkube.router.proxy.genai_metrics import GenAiMetrics
+from llmkube.router.health.signs import CacheUse
+from llmkube.router.proxy.genai_metrics import GenAiMetrics, series_cache
 
 _SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 _FIRST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 60.0, 120.0)
@@ -33,15 +34,6 @@ OUTCOMES: Final = frozenset(
 """What becomes of requests; a refusal of our own with a status of 500 or more has its code here."""
 
 
-@attrs.frozen(eq=False)
-class _Series:
-    """The series of requests that end alike, looked up once."""
-
-    requests: Counter
-    duration_seconds: Histogram
-
-
-@attrs.define(eq=False)
 class RouterMetrics:
     """The series of one router.
 
@@ -50,96 +42,69 @@ class RouterMetrics:
         genai: The same under the names of OpenTelemetry.
     """
 
-    router: str
-    genai: GenAiMetrics
-    requests: Counter
-    duration_seconds: Histogram
-    fail_closed: Counter
-    first_token_seconds: Histogram
-    attempts: Counter
-    tokens: Counter
-    shadows: Counter
-    prompts: Counter
-    probes: Counter
-    continuations: Counter
-    _known: dict[tuple[str, str, str, str], _Series] = attrs.field(factory=dict)
-    _known_attempts: dict[tuple[str, str], Counter] = attrs.field(factory=dict)
-    _known_tokens: dict[str, tuple[Counter, Counter, Counter]] = attrs.field(factory=dict)
-
-    @classmethod
-    def on(cls, registry: CollectorRegistry, router: str) -> "RouterMetrics":
+    def __init__(self, registry: CollectorRegistry, router: str) -> None:
         """Register the series.
 
         Raises:
             ValueError: The registry already has them.
         """
-        return cls(
-            router=router,
-            genai=GenAiMetrics.on(registry),
-            requests=Counter(
-                "llmkube_router_requests_total",
-                "Requests by what became of them, failures among them, and those that cannot be read: request_too_slow,"
-                " body_too_large, headers_too_large, bodies_full, malformed_request.",
-                ["router", "rule", "backend", "classification", "outcome"],
-                registry=registry,
-            ),
-            duration_seconds=Histogram(
-                "llmkube_router_request_duration_seconds",
-                "Seconds from a request to the end of its answer, streams to their last byte.",
-                ["router", "rule", "backend"],
-                buckets=_SECONDS,
-                registry=registry,
-            ),
-            fail_closed=Counter(
-                "llmkube_router_fail_closed_total",
-                "Requests that were refused rather than sent where their data may not go.",
-                ["router", "rule", "classification"],
-                registry=registry,
-            ),
-            first_token_seconds=Histogram(
-                "llmkube_router_first_token_seconds",
-                "Seconds from a request to the first event of its stream.",
-                ["router", "backend"],
-                buckets=_FIRST_SECONDS,
-                registry=registry,
-            ),
-            attempts=Counter(
-                "llmkube_router_attempts_total",
-                "Attempts at backends by what came of them; more than one for a request is a fallback.",
-                ["router", "backend", "result"],
-                registry=registry,
-            ),
-            tokens=Counter(
-                "llmkube_router_tokens_total",
-                "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt).",
-                ["router", "backend", "kind"],
-                registry=registry,
-            ),
-            shadows=Counter(
-                "llmkube_router_shadows_total",
-                "Copies to backends that are tried out, by what came of them.",
-                ["router", "backend", "result"],
-                registry=registry,
-            ),
-            prompts=Counter(
-                "llmkube_router_prefix_cache_total",
-                "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
-                " had not; cold, nothing was expected.",
-                ["router", "backend", "result"],
-                registry=registry,
-            ),
-            probes=Counter(
-                "llmkube_router_probes_total",
-                "Health checks of backends by what they found: healthy, unhealthy, loading.",
-                ["router", "backend", "result"],
-                registry=registry,
-            ),
-            continuations=Counter(
-                "llmkube_router_continuations_total",
-                "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time).",
-                ["router", "outcome"],
-                registry=registry,
-            ),
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.router = router
+        self.genai = GenAiMetrics(registry)
+        self._at = series_cache()
+        self.requests = counter(
+            "llmkube_router_requests_total",
+            "Requests by what became of them, failures among them, and those that cannot be read: request_too_slow,"
+            " body_too_large, headers_too_large, bodies_full, malformed_request.",
+            ["router", "rule", "backend", "classification", "outcome"],
+        )
+        self.duration_seconds = histogram(
+            "llmkube_router_request_duration_seconds",
+            "Seconds from a request to the end of its answer, streams to their last byte.",
+            ["router", "rule", "backend"],
+            buckets=_SECONDS,
+        )
+        self.fail_closed = counter(
+            "llmkube_router_fail_closed_total",
+            "Requests that were refused rather than sent where their data may not go.",
+            ["router", "rule", "classification"],
+        )
+        self.first_token_seconds = histogram(
+            "llmkube_router_first_token_seconds",
+            "Seconds from a request to the first event of its stream.",
+            ["router", "backend"],
+            buckets=_FIRST_SECONDS,
+        )
+        self.attempts = counter(
+            "llmkube_router_attempts_total",
+            "Attempts at backends by what came of them; more than one for a request is a fallback.",
+            ["router", "backend", "result"],
+        )
+        self.tokens = counter(
+            "llmkube_router_tokens_total",
+            "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt).",
+            ["router", "backend", "kind"],
+        )
+        self.shadows = counter(
+            "llmkube_router_shadows_total",
+            "Copies to backends that are tried out, by what came of them.",
+            ["router", "backend", "result"],
+        )
+        self.prompts = counter(
+            "llmkube_router_prefix_cache_total",
+            "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
+            " had not; cold, nothing was expected.",
+            ["router", "backend", "result"],
+        )
+        self.probes = counter(
+            "llmkube_router_probes_total",
+            "Health checks of backends by what they found: healthy, unhealthy, loading.",
+            ["router", "backend", "result"],
+        )
+        self.continuations = counter(
+            "llmkube_router_continuations_total",
+            "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time).",
+            ["router", "outcome"],
         )
 
     def unread(self, outcome: str) -> None:
@@ -148,10 +113,7 @@ class RouterMetrics:
 
     def tried(self, backend: str, result: str) -> None:
         """Count an attempt."""
-        known = self._known_attempts.get((backend, result))
-        if known is None:
-            known = self._known_attempts[backend, result] = self.attempts.labels(self.router, backend, result)
-        known.inc()
+        self._at(self.attempts, self.router, backend, result).inc()
 
     def continued(self, outcome: str) -> None:
         """Count an answer whose engine died."""
@@ -172,38 +134,20 @@ class RouterMetrics:
 
     def ended(self, record: Record, classification: str, answering: Backend | None, seconds: float) -> None:
         """Count a request that has ended, and that this backend has answered; None for none."""
-        outcome = bounded_outcome(record.outcome, record.status)
-        rule, backend = record.rule, record.backend or "none"
-        labels = (rule, backend, classification, outcome)
-        series = self._known.get(labels) or self._series(labels)
-        series.requests.inc()
-        series.duration_seconds.observe(seconds)
+        answered = record.answered
+        outcome = bounded_outcome(answered.outcome, answered.status)
+        rule, backend = record.decided.rule, answered.backend or "none"
+        self._at(self.requests, self.router, rule, backend, classification, outcome).inc()
+        self._at(self.duration_seconds, self.router, rule, backend).observe(seconds)
         if outcome in ("fail_closed", "fail_closed_runtime", "not_permitted"):
             self.fail_closed.labels(self.router, rule, classification).inc()
-        if record.streamed and record.first_byte_seconds is not None:
-            self.first_token_seconds.labels(self.router, backend).observe(record.first_byte_seconds)
+        if answered.streamed and answered.first_byte_seconds is not None:
+            self._at(self.first_token_seconds, self.router, backend).observe(answered.first_byte_seconds)
         self.genai.ended(record, answering, outcome, seconds)
-        if record.usage is not None:
-            prompt, completion, cached = self._known_tokens.get(backend) or self._tokens(backend)
-            prompt.inc(record.usage.prompt)
-            completion.inc(record.usage.completion)
-            cached.inc(record.usage.cached)
-
-    def _series(self, labels: tuple[str, str, str, str]) -> _Series:
-        """Look series up; labels come of the config and of lists in this package, so that there are few."""
-        rule, backend, _, _ = labels
-        found = self._known[labels] = _Series(
-            requests=self.requests.labels(self.router, *labels),
-            duration_seconds=self.duration_seconds.labels(self.router, rule, backend),
-        )
-        return found
-
-    def _tokens(self, backend: str) -> tuple[Counter, Counter, Counter]:
-        prompt, completion, cached = (
-            self.tokens.labels(self.router, backend, kind) for kind in ("prompt", "completion", "cached")
-        )
-        found = self._known_tokens[backend] = (prompt, completion, cached)
-        return found
+        if (usage := answered.usage) is not None:
+            kinds = {"prompt": usage.prompt, "completion": usage.completion, "cached": usage.cached}
+            for kind, tokens in kinds.items():
+                self._at(self.tokens, self.router, backend, kind).inc(tokens)
 
 
 def bounded_outcome(outcome: str, status: int) -> str:

@@ -27,16 +27,15 @@ import attrs
 import trio
 from prometheus_client import CollectorRegistry
 
-from llmkube.base.http.connection import Judge, Stamp, StreamHandler, Unread
+from llmkube.base.http.connection import Judge, StreamHandler
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.limits import Limits
-from llmkube.router.auth.jwks_fetch import fetch_jwks
-from llmkube.router.auth.jwks_refresh import JwksRefresh
+from llmkube.router.auth.jwks_refresh import JwksRefresh, fetch_jwks
 from llmkube.router.auth.key_files import BackendKeys
-from llmkube.router.auth.principals import judge_of
+from llmkube.router.auth.principals import judge_of, lets_clients_in
 from llmkube.router.auth.token_checker import TokenChecker
 from llmkube.router.auth.token_keys import TokenKeys
-from llmkube.router.backends import ModelDirectory
+from llmkube.router.backends import ModelDirectory, UnavailableModel, is_on_its_way
 from llmkube.router.budget_store.budget_file import budget_file_of
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
@@ -44,63 +43,124 @@ from llmkube.router.budget_store.router_budgets import RouterBudgets
 from llmkube.router.config.routing_config import RoutingConfig, Tokens
 from llmkube.router.dispatch.attempt import Attempts
 from llmkube.router.dispatch.backend_call import BackendCalls
-from llmkube.router.dispatch.circuits import Circuits, Terms
+from llmkube.router.dispatch.circuits import Circuits, Observed, State, Terms
 from llmkube.router.dispatch.dispatcher import Dispatcher
-from llmkube.router.dispatch.observed import Observed
 from llmkube.router.dispatch.transport import open_transport, trusted_context
-from llmkube.router.front_door import Begin, FrontDoor
+from llmkube.router.front_door import FrontDoor
 from llmkube.router.health.cache_watch import CacheWatch
 from llmkube.router.health.engine_watch import EngineWatch
 from llmkube.router.health.probes import Probes
 from llmkube.router.model_list import ModelList
-from llmkube.router.origin_policy import page_grant
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
-from llmkube.router.proxy.decisions import Decisions
 from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
 from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
-from llmkube.router.proxy.standing import Standing
-from llmkube.router.proxy.unread_requests import UnreadRequests
-from llmkube.router.queue.turns import Turns, engines_of
 from llmkube.router.responses.conversations import Conversations
 from llmkube.router.responses.store import ResponseStore
+from llmkube.router.turns import Turns, engines_of
+
+LEFT_ALONE: Final = "it failed, and is left alone for now"
+
 
 LIMITS: Final = Limits(max_body_bytes=MAX_BODY_BYTES, max_bodies_bytes=128 << 20)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Router:
-    """What to serve.
+    """What to serve, and how it and its backends stand.
 
     Attributes:
         handler: Answers requests.
         listed_fields: Answers those alone that backends are asked for.
         judge: Refuses them by their heads.
-        stamp: What every answer carries.
-        unread: What is told of a request that cannot be read.
-        ready: Returns whether requests can be answered, and why not.
-        states: Returns why each backend is not asked now, by its name; "" of one that is.
-        in_flight: Returns how many requests are under way.
-        in_flight_of: Returns the same by the backend's name.
-        begin: Counts a request of a backend that passes its handler by.
-        budgets: Returns how much of each budget is taken.
         live: The config that counts now.
+        keys: Of backends.
+        circuits: Which backends are left alone.
+        observed: Counts what is in flight.
+        turns: The queues in front of engines.
+        directory: Knows the engines of ours, where their agent is in this process; None where only answers tell.
+        audit: May fail to be written.
+        accounts: May fail to be kept.
     """
 
-    handler: StreamHandler
-    listed_fields: StreamHandler
+    handler: StreamHandler = attrs.field(init=False)
+    listed_fields: ListedFields
     judge: Judge
-    stamp: Stamp
-    unread: Unread
-    ready: Callable[[], tuple[bool, str]]
-    states: Callable[[], Mapping[str, str]]
-    in_flight: Callable[[], int]
-    in_flight_of: Callable[[], Mapping[str, int]]
-    begin: Begin
-    budgets: Callable[[], Sequence[Mapping[str, Any]]]
     live: LiveConfig
+    keys: BackendKeys
+    circuits: Circuits
+    observed: Observed
+    turns: Turns
+    directory: ModelDirectory | None
+    audit: AuditLog
+    accounts: RouterBudgets
+
+    def in_flight(self) -> int:
+        """Return how many requests are under way."""
+        return self.observed.in_flight.total()
+
+    def budgets(self) -> Sequence[Mapping[str, Any]]:
+        """Return how much of each budget is taken."""
+        return self.accounts.used(self.live.routing.config)
+
+    def begin(self, name: str, takes_slot: bool) -> Callable[[], None]:
+        """Count a request of a backend that passes the handler by: a `Begin`."""
+        backend, in_flight = self.live.routing.config.backends.get(name), self.observed.in_flight
+        line = self.turns.slot_if_free(backend) if takes_slot and backend is not None and backend.slots else None
+        in_flight[name] += 1
+
+        def end() -> None:
+            in_flight[name] -= 1
+            if line is not None:
+                line.return_slot()
+
+        return end
+
+    def why_not(self, name: str) -> str:
+        """Return why a backend is not asked now, "" if it is."""
+        backend = self.live.routing.config.backends[name]
+        if backend.missing or not backend.base_url:
+            return backend.missing or "its address is not known"
+        if backend.key_file and not self.keys.key_of(backend.key_file):
+            return f"no key can be read from {backend.key_file}"
+        if self.directory is not None and not backend.provider and (why := _not_ready(self.directory, backend.model)):
+            return why
+        circuit = self.circuits.of(name)
+        if circuit.unwell:
+            return next(iter(circuit.unwell.values()))
+        return LEFT_ALONE if circuit.state(trio.current_time()) is State.OPEN else ""
+
+    def states(self) -> Mapping[str, str]:
+        """Return why each backend is not asked now, by its name."""
+        return {each: self.why_not(each) for each in self.live.routing.config.backends}
+
+    def ready(self) -> tuple[bool, str]:
+        """Return whether requests can be answered, and why not."""
+        states = self.states()
+        lets_in, token_problem = lets_clients_in(self.live.routing.clients)
+        problems = (
+            token_problem,
+            self.accounts.problem,
+            "the audit log cannot be written" if self.audit.is_failing else "",
+            f"an older config counts, the file cannot be used: {self.live.problem}" if self.live.problem else "",
+            *(f"{each}: {why}" for each, why in states.items() if why),
+        )
+        # One that is left alone for now is no reason to be left by clients: it tells them when to come again.
+        passing = {"", LEFT_ALONE, *(why for each in states for why in self.circuits.of(each).unwell.values())}
+        serves = any(why in passing for why in states.values())
+        return serves and lets_in, "; ".join(filter(None, problems))
+
+
+def _not_ready(directory: ModelDirectory, service: str) -> str:
+    """Return why a service is not ready and does not load; "" otherwise."""
+    found = directory.lookup(service)
+    if found is None:
+        return f"InferenceService {service} is not served here"
+    if isinstance(found, UnavailableModel) and not is_on_its_way(found.reason):
+        return f"InferenceService {service} is not ready ({found.reason})"
+    return ""
 
 
 @asynccontextmanager
@@ -136,7 +196,7 @@ async def open_router(
     """
     checker_of = _checkers(utcnow, rng)
     routing, seen = load_routing(source, checker_of)
-    metrics = RouterMetrics.on(registry, routing.config.name)
+    metrics = RouterMetrics(registry, routing.config.name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
     turns, circuits = turns or Turns(), Circuits(Terms.of(routing.config.circuit_seconds), rng)
     audit = AuditLog(write or writer_of(routing.config.audit), utcnow, 0.0 if write else PAUSE_SECONDS)
@@ -155,18 +215,14 @@ async def open_router(
         probes.reload_nowait(routing.config, frozenset())
         change = _Reload(turns, circuits, prefixes, watch, probes, accounts, audit, write)
         live = LiveConfig(source, routing, change, checker_of, seen=seen)
-        standing = Standing(live, keys, circuits, directory, audit, accounts)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
-        registry.register(
-            _gauges(live=live, standing=standing, observed=observed, turns=turns, caches=caches, accounts=accounts)
-        )
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
         calls = BackendCalls(attempts, turns, circuits, observed, watch, metrics.tried, metrics.continued, prefixes)
         listed_fields = ListedFields(
             routing=lambda: live.routing,
             dispatcher=Dispatcher(calls, circuits, metrics.continued),
-            decisions=Decisions(observed, prefixes, rng),
+            observed=observed,
             shadows=shadows,
             metrics=metrics,
             audit=audit,
@@ -175,29 +231,37 @@ async def open_router(
             conversations=conversations,
             rng=rng,
         )
+        router = Router(
+            listed_fields=listed_fields,
+            judge=judge_of(lambda: live.routing.clients, metrics.unread),
+            live=live,
+            keys=keys,
+            circuits=circuits,
+            observed=observed,
+            turns=turns,
+            directory=directory,
+            audit=audit,
+            accounts=accounts,
+        )
+        models = ModelList(listed_fields.models, int(utcnow().timestamp()))
+        router.handler = FrontDoor(hint=HINT, models=models, ready=router.ready, listed_fields=listed_fields)
+        registry.register(
+            BackendGauges(
+                router=routing.config.name,
+                config=lambda: live.routing.config,
+                healthy=lambda each: not router.why_not(each),
+                in_flight=observed.in_flight,
+                waiting=turns.waiting,
+                cache_use=caches.use,
+                config_valid=lambda: not live.problem,
+                budgets=router.budgets,
+            )
+        )
         refresh = JwksRefresh(live.token_keys, partial(fetch_jwks, transport.plain, transport.secure))
         async with trio.open_nursery() as tasks:
             for part in (refresh, watch, probes, caches, live, shadows, conversations):
                 await tasks.start(part.run)
-            yield Router(
-                handler=FrontDoor(
-                    hint=HINT,
-                    models=ModelList(listed_fields.models, int(utcnow().timestamp())),
-                    ready=standing.ready,
-                    listed_fields=listed_fields,
-                ),
-                listed_fields=listed_fields,
-                judge=judge_of(lambda: live.routing.clients, metrics.unread),
-                stamp=page_grant,
-                unread=UnreadRequests(lambda: live.routing, metrics, audit, rng),
-                ready=standing.ready,
-                states=standing.states,
-                in_flight=observed.in_flight.total,
-                in_flight_of=lambda: dict(observed.in_flight),
-                begin=partial(_begin, live, observed, turns),
-                budgets=lambda: accounts.used(live.routing.config),
-                live=live,
-            )
+            yield router
             tasks.cancel_scope.cancel(reason="the router closes")
         audit.end_nowait(live.routing.config)
 
@@ -212,27 +276,6 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
         await audit.begin(config)
         yield
         writing.cancel_scope.cancel(reason="the router closes")
-
-
-def _gauges(
-    *,
-    live: LiveConfig,
-    standing: Standing,
-    observed: Observed,
-    turns: Turns,
-    caches: CacheWatch,
-    accounts: RouterBudgets,
-) -> BackendGauges:
-    return BackendGauges(
-        router=live.routing.config.name,
-        config=lambda: live.routing.config,
-        healthy=lambda each: not standing.why_not(each),
-        in_flight=observed.in_flight,
-        waiting=turns.waiting,
-        cache_use=caches.use,
-        config_valid=lambda: not live.problem,
-        budgets=lambda: accounts.used(live.routing.config),
-    )
 
 
 @attrs.frozen(eq=False)
@@ -271,19 +314,6 @@ def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
         return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
 
     return checker_of
-
-
-def _begin(live: LiveConfig, observed: Observed, turns: Turns, name: str, takes_slot: bool) -> Callable[[], None]:
-    backend = live.routing.config.backends.get(name)
-    line = turns.slot_if_free(backend) if takes_slot and backend is not None and backend.slots else None
-    observed.in_flight[name] += 1
-
-    def end() -> None:
-        observed.in_flight[name] -= 1
-        if line is not None:
-            line.return_slot()
-
-    return end
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:

@@ -18,11 +18,21 @@ from llmkube.base.http.message import Response
 from llmkube.router.dialects.dialect import JsonObject, Translated
 from llmkube.router.dialects.responses_answers import ResponsesAnswers
 from llmkube.router.dialects.responses_client import with_history
-from llmkube.router.policy.data_limits import NO_LIMITS, NoRegionLeftError, limited, limits_of
 from llmkube.router.policy.request_facts import Principal, RequestFacts
 from llmkube.router.refusals import refused
-from llmkube.router.responses.store import ResponseStore, Stored, Turn, turns_to
-from llmkube.router.responses.stored_pages import Wanted, not_found, page_of
+from llmkube.router.responses.store import (
+    NO_LIMITS,
+    NoRegionLeftError,
+    ResponseStore,
+    Stored,
+    Turn,
+    Wanted,
+    limited,
+    limits_of,
+    not_found,
+    page_of,
+    turns_to,
+)
 
 MOST_HISTORY_BYTES: Final = 128 << 20
 """Of all requests under way: a history is read for each, however short its body is."""

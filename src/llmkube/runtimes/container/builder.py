@@ -30,8 +30,15 @@ from llmkube.runtimes.container.images import CPU, Images
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.errors import SourceError
-from llmkube.weights.formats.shape import GGUFFacts
-from llmkube.weights.source import HubRepository, ImageSource, LocalFile, Source, VolumeSource, parse_source
+from llmkube.weights.source import (
+    DEFAULT_REVISION,
+    HubRepository,
+    ImageSource,
+    LocalFile,
+    Source,
+    VolumeSource,
+    parse_source,
+)
 
 SOURCE: Final = "Model.spec.source"
 
@@ -158,7 +165,6 @@ class ContainerBuilder:
         runtime: The runtime that plans.
         service: What is asked.
         model: Of which Model.
-        facts: What the weights' header says, where it has been read.
         images: What the operator has to say about images.
         resources: What a replica requests; GPUs are counted there.
         config: The runtime's own options, decoded; None if it has none or the service gives none.
@@ -170,7 +176,6 @@ class ContainerBuilder:
     runtime: Runtime
     service: InferenceService
     model: Model
-    facts: GGUFFacts | None = None
     images: Images = Images()
     resources: Resources = Resources()
     config: Any = None
@@ -317,6 +322,29 @@ class ContainerBuilder:
             if cache_variable:
                 self.env.append(Variable(cache_variable, Placeholder.CACHE))
         return found
+
+    def add_model(self, *flags: str, cache_variable: str = "HF_HOME") -> HubRepository | None:
+        """Write the repository that the engine fetches, with its revision, or the weights that it is handed.
+
+        Args:
+            *flags: What goes before it.
+            cache_variable: As for `repository`.
+
+        Raises:
+            PlanError: As `repository` and `weights`.
+        """
+        repository = self.repository(cache_variable)
+        self.line.argv += [*flags, repository.name if repository else self.weights()]
+        if repository and repository.revision != DEFAULT_REVISION:
+            self.line.argv += ["--revision", repository.revision]
+        return repository
+
+    def add_cache_type(self, path: str, kind: str, custom: str | None) -> None:
+        """Write the type of the KV cache that the options at `path` name; `custom` wins, and `auto` says nothing."""
+        if custom:
+            self.line.add(f"{path}.kvCacheCustomDtype", "--kv-cache-dtype", custom)
+        elif kind != "auto":
+            self.line.add(f"{path}.kvCacheDtype", "--kv-cache-dtype", kind)
 
     def add_token(self, ref: SecretKeySelector | None, path: str, *names: str) -> None:
         """Hand the engine its Hugging Face token: the one that `path` refers to, else the Model's own.

@@ -8,6 +8,7 @@ import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec
+from llmkube.runtimes import llama_fields as fields
 from llmkube.runtimes.arguments import CommandLine, flag_of, flags_in
 from llmkube.runtimes.container.builder import SOURCE, ContainerBuilder, Runtime, fetches_always, is_mounted
 from llmkube.runtimes.container.container_plan import (
@@ -21,21 +22,6 @@ from llmkube.runtimes.container.container_plan import (
 )
 from llmkube.runtimes.container.gpu import split_mode, stack_of, tensor_split
 from llmkube.runtimes.container.images import CPU
-from llmkube.runtimes.llama_fields import (
-    WRITTEN_FLAGS,
-    add_answers,
-    add_flash_attention,
-    add_memory,
-    add_mode,
-    add_rope,
-    add_size,
-    add_speculation,
-    check_fields,
-    context_of,
-    further_ids,
-    layers_of,
-    vain_context,
-)
 from llmkube.runtimes.llama_flags import check_pod_args, given_by, read_as_fields, said_in, take
 from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
@@ -106,9 +92,9 @@ def plan_server(builder: ContainerBuilder) -> ContainerPlan:
     """Return the container that serves one model."""
     layers_said = _read_extra_args(builder, _DECIDED)
     _add_model(builder)
-    builder.line.argv += ["--alias", ",".join((builder.name, *further_ids(builder.name, builder.spec)))]
+    builder.line.argv += ["--alias", ",".join((builder.name, *fields.further_ids(builder.name, builder.spec)))]
     builder.honour("spec.aliases")
-    _, rest = take(builder.spec.extra_args, WRITTEN_FLAGS)
+    _, rest = take(builder.spec.extra_args, fields.WRITTEN_FLAGS)
     builder.service = attrs.evolve(builder.service, spec=attrs.evolve(builder.spec, mode=builder.mode, extra_args=rest))
     return _finish(builder, model_id=builder.name, layers_said=layers_said)
 
@@ -171,19 +157,19 @@ def _own_download(source: HubFile | HubRepository | WebFile) -> list[str]:
 
 def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> ContainerPlan:
     spec, line = builder.spec, builder.line
-    check_fields(spec)
+    fields.check_fields(spec)
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
-    context = context_of(spec, _trained_context(builder))
-    add_size(line, spec, context)
+    context = fields.context_of(spec, _trained_context(builder))
+    fields.add_size(line, spec, context)
     _add_placement(builder, layers_said=layers_said)
     if spec.flash_attention is not None:  # else the engine decides: it knows its GPU
-        add_flash_attention(line, "on" if spec.flash_attention else "off")
-    add_memory(line, spec)
-    add_rope(line, spec)
-    add_answers(line, spec)
+        fields.add_flash_attention(line, "on" if spec.flash_attention else "off")
+    fields.add_memory(line, spec)
+    fields.add_rope(line, spec)
+    fields.add_answers(line, spec)
     draft_model = _add_speculation(builder)
-    add_mode(line, spec, context, pools=_pools(builder))
+    fields.add_mode(line, spec, context, pools=_pools(builder))
     line.default("--metrics")
     # with one slot there is never more than one request in the works: three quarters of all slots is busy
     metric = ScalingMetric(_BUSY[0], target=f"{750 * spec.parallel_slots}m")
@@ -195,7 +181,7 @@ def _finish(builder: ContainerBuilder, model_id: str, *, layers_said: bool) -> C
         hpa_metric=metric,
         busy_metrics=_BUSY,
         draft_model=draft_model,
-        not_honoured=vain_context(spec, _trained_context(builder)),
+        not_honoured=fields.vain_context(spec, _trained_context(builder)),
         model_id=model_id,
         any_user=_runs_as_any_user(builder),
     )
@@ -215,9 +201,9 @@ def _add_placement(builder: ContainerBuilder, *, layers_said: bool) -> None:
     gpu, count, line = builder.model.spec.hardware.gpu, builder.resources.gpu_count, builder.line
     if not builder.resources.on_gpu:
         # a cluster may hand GPUs out by other means, such as runtimeClassName: then only the service knows of them
-        line.argv += ["--n-gpu-layers", str(layers_of(gpu) if layers_said else 0)]
+        line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu) if layers_said else 0)]
         return
-    line.argv += ["--n-gpu-layers", str(layers_of(gpu))]
+    line.argv += ["--n-gpu-layers", str(fields.layers_of(gpu))]
     builder.honour(f"{_GPU}.layers")
     if count > 1:
         sharding = gpu.sharding if gpu else None
@@ -247,7 +233,7 @@ def _add_speculation(builder: ContainerBuilder) -> str:
     if wish.draft_model:
         _check_among_files(builder, wish.draft_model)
         word = ModelFile(wish.draft_model)
-    add_speculation(builder.line, wish, word)
+    fields.add_speculation(builder.line, wish, word)
     return wish.draft_model_ref or ""
 
 
@@ -262,16 +248,12 @@ def _check_among_files(builder: ContainerBuilder, name: str) -> None:
 
 
 def _trained_context(builder: ContainerBuilder) -> int | None:
-    if builder.facts is not None:
-        return builder.facts.context_length
     gguf = builder.model.status.gguf
     return gguf.context_length if gguf else None
 
 
 def _pools(builder: ContainerBuilder) -> bool:
-    """Whether the model's header says how to pool; a status does not tell, but encoders always do."""
-    if builder.facts is not None:
-        return bool(builder.facts.pooling_type)
+    """Whether the model's header says how to pool: its status does not tell, but encoders always do."""
     gguf = builder.model.status.gguf
     return gguf is not None and any(word in gguf.architecture for word in _POOLING_IN_HEADER)
 

@@ -6,7 +6,6 @@ from llmkube.k8s.crd.serving import SGLangConfig, SGLangSpeculative
 from llmkube.runtimes.container.builder import ANY_IPV4, ContainerBuilder, Runtime, fetches_repositories
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
 from llmkube.runtimes.container.gpu import check_parallel
-from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 30000
 COMMAND: Final = ("python3", "-m", "sglang.launch_server")
@@ -53,10 +52,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     builder.refuse(_OWNED)
     config = builder.spec.sglang_config or SGLangConfig()
     line = builder.line
-    repository = builder.repository()
-    line.argv += ["--model-path", repository.name if repository else builder.weights()]
-    if repository and repository.revision != DEFAULT_REVISION:
-        line.argv += ["--revision", repository.revision]
+    builder.add_model("--model-path")
     port = builder.port(PORT)
     # it lets uvicorn open the socket; the empty host, which would be both families, it takes for an address to ask
     builder.add_listener("--host", "--port", port, anywhere=ANY_IPV4)
@@ -64,10 +60,7 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     line.default("--enable-metrics")
     _add_parallelism(builder, config)
     line.add_block(config, _PATH, _FLAGS)
-    if config.kv_cache_custom_dtype:
-        line.add(f"{_PATH}.kvCacheCustomDtype", "--kv-cache-dtype", config.kv_cache_custom_dtype)
-    elif config.kv_cache_dtype != "auto":
-        line.add(f"{_PATH}.kvCacheDtype", "--kv-cache-dtype", config.kv_cache_dtype)
+    builder.add_cache_type(_PATH, config.kv_cache_dtype, config.kv_cache_custom_dtype)
     if backend := config.attention_backend:
         line.add(f"{_PATH}.attentionBackend", "--attention-backend", _ATTENTION.get(backend, backend))
     if parser := config.tool_call_parser:

@@ -5,7 +5,6 @@ from typing import Final
 from llmkube.k8s.crd.serving import TGIConfig
 from llmkube.runtimes.container.builder import DEFAULT_PATH, ContainerBuilder, Runtime, fetches_always
 from llmkube.runtimes.container.container_plan import ContainerPlan, Probes, ScalingMetric
-from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8080
 """The image's own is 80, which a container without capabilities may not be allowed to open."""
@@ -25,10 +24,8 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     builder.refuse(_OWNED)
     config = builder.spec.tgi_config or TGIConfig()
     line = builder.line
-    repository = builder.repository("HUGGINGFACE_HUB_CACHE")  # the image sets it, and it wins over HF_HOME
-    line.argv += ["--model-id", repository.name if repository else builder.weights()]
-    if repository and repository.revision != DEFAULT_REVISION:
-        line.argv += ["--revision", repository.revision]
+    # the image sets this variable, and it wins over HF_HOME
+    builder.add_model("--model-id", cache_variable="HUGGINGFACE_HUB_CACHE")
     port = builder.port(PORT)
     builder.add_listener("--hostname", "--port", port)
     line.add_block(config, _PATH, _FLAGS)

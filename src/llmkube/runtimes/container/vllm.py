@@ -13,7 +13,6 @@ from llmkube.runtimes.container.container_plan import ContainerPlan, Group, Prob
 from llmkube.runtimes.container.gpu import check_parallel
 from llmkube.runtimes.container.group import LEADER_ADDRESS, PATH, RANK, check_group, variables
 from llmkube.runtimes.plan import Placeholder, PlanError
-from llmkube.weights.source import DEFAULT_REVISION
 
 PORT: Final = 8000
 # The module knows no --headless, which all nodes of a group but the first are started with
@@ -54,20 +53,16 @@ def plan(builder: ContainerBuilder) -> ContainerPlan:
     said, builder.service = _names_said(builder.service)
     config = builder.spec.vllm_config or VLLMConfig()
     line = builder.line
-    repository = builder.repository()
+    group = _group(builder.spec)
+    repository = builder.add_model(*(() if group else ("--model",)))
     # without --served-model-name vLLM goes by the repository's name, which clients of such a one have learned
     names = tuple(dict.fromkeys((*builder.names(), *said, *((repository.name,) if repository else ()))))
-    group = _group(builder.spec)
-    model = repository.name if repository else builder.weights()
-    line.argv += [model] if group is not None else ["--model", model]
-    if repository and repository.revision != DEFAULT_REVISION:
-        line.argv += ["--revision", repository.revision]
     port = builder.port(PORT)
     builder.add_listener("--host", "--port", port)
     line.argv += [_NAMES, *(literal(name) for name in names)]  # it answers 404 to any other name
     _add_parallelism(builder, config)
     line.add_block(config, _PATH, _FLAGS)
-    _add_cache_type(builder, config)
+    builder.add_cache_type(_PATH, config.kv_cache_dtype, config.kv_cache_custom_dtype)
     if wanted := config.quantization:
         builder.refuse_value(f"{_PATH}.quantization", wanted, _NO_QUANTIZATION)
         line.add(f"{_PATH}.quantization", "--quantization", _QUANTIZATIONS.get(wanted, wanted))
@@ -184,13 +179,6 @@ def _share_among_nodes(builder: ContainerBuilder, config: VLLMConfig, nodes: int
         else:
             builder.line.default(flag, short, value=value)
     builder.honour(_STRATEGY)
-
-
-def _add_cache_type(builder: ContainerBuilder, config: VLLMConfig) -> None:
-    if config.kv_cache_custom_dtype:
-        builder.line.add(f"{_PATH}.kvCacheCustomDtype", "--kv-cache-dtype", config.kv_cache_custom_dtype)
-    elif config.kv_cache_dtype != "auto":
-        builder.line.add(f"{_PATH}.kvCacheDtype", "--kv-cache-dtype", config.kv_cache_dtype)
 
 
 def _add_speculation(builder: ContainerBuilder, wish: VLLMSpeculative) -> None:

@@ -12,26 +12,9 @@ import attrs
 
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
+from llmkube.runtimes import llama_fields as fields
 from llmkube.runtimes.allowances import NO_ALLOWANCES, Allowances
 from llmkube.runtimes.arguments import CommandLine, flag_of, flag_words
-from llmkube.runtimes.llama_fields import (
-    ALIAS_FLAGS,
-    DRAFT_FLAGS,
-    WRITTEN_FLAGS,
-    add_answers,
-    add_flash_attention,
-    add_memory,
-    add_mode,
-    add_rope,
-    add_size,
-    add_speculation,
-    check_fields,
-    context_of,
-    draft_of,
-    further_ids,
-    layers_of,
-    vain_context,
-)
 from llmkube.runtimes.llama_flags import (
     Said,
     given_by,
@@ -107,7 +90,7 @@ VERBOSITY: Final = 4
 _LOADS: Final = frozenset({"-lm", "--load-mode", "--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"})
 """Who sets one of these decides how the file gets into memory."""
 
-_WRITTEN: Final = WRITTEN_FLAGS | DRAFT_FLAGS
+_WRITTEN: Final = fields.WRITTEN_FLAGS | fields.DRAFT_FLAGS
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.extraArgs"}
 
 
@@ -126,8 +109,8 @@ def _read(
     """Return what the objects say, read as fields, with the extra arguments and the environment; or refuse it."""
     isvc, model = read_as_fields(isvc, model)
     spec = isvc.spec
-    check_fields(spec)
-    draft_of(spec)
+    fields.check_fields(spec)
+    fields.draft_of(spec)
     return isvc, model, read_extra_args(spec.extra_args, allowances), plan_environment(spec.env, allowances)
 
 
@@ -140,8 +123,8 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
     isvc, model, said, env = _read(inputs.isvc, inputs.model, inputs.allowances)
     inputs = attrs.evolve(inputs, isvc=isvc, model=model)
     spec, header, engine = isvc.spec, inputs.header, inputs.engine
-    context = context_of(spec, header.context_length)
-    given, texts = given_by(each for each in said if each.flag not in DRAFT_FLAGS)
+    context = fields.context_of(spec, header.context_length)
+    given, texts = given_by(each for each in said if each.flag not in fields.DRAFT_FLAGS)
     line = CommandLine(given, engine, said=texts)
     names, unheard = _names(inputs.alias, spec, engine)
     decided = {"--model": Placeholder.MODEL, "--host": Placeholder.HOST, "--port": Placeholder.PORT, "--alias": names}
@@ -155,13 +138,13 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         line.argv += ["--api-key-file", Placeholder.KEYS]
     if line.knows("--cors-origins"):
         line.argv += ["--cors-origins", "localhost"]  # without it, a page of any origin may read what it answers
-    add_size(line, spec, context)
+    fields.add_size(line, spec, context)
     _add_placement(line, isvc, model)
-    add_memory(line, spec)
-    add_rope(line, spec)
-    add_answers(line, spec)
+    fields.add_memory(line, spec)
+    fields.add_rope(line, spec)
+    fields.add_answers(line, spec)
     _add_speculation(line, spec, inputs.draft)
-    add_mode(line, spec, context, pools=bool(header.pooling_type))
+    fields.add_mode(line, spec, context, pools=bool(header.pooling_type))
     _add_ours(line, engine)
     _limit_prompt_cache(line, engine, header.shape)
     line.argv += render_extra_args([each for each in said if each.flag not in _WRITTEN], engine)
@@ -171,14 +154,14 @@ def plan(inputs: PlanInputs) -> LaunchPlan:
         env=env,
         demand=demand_of(line.argv, engine),
         honoured=line.honoured | _HONOURED,
-        unheard=(*unheard, *vain_context(spec, header.context_length)),
+        unheard=(*unheard, *fields.vain_context(spec, header.context_length)),
     )
 
 
 def _add_speculation(line: CommandLine, spec: InferenceServiceSpec, draft: WeightsFile | None) -> None:
     path = str(draft.path) if draft else ""
     if spec.speculative_decoding is not None:
-        add_speculation(line, spec.speculative_decoding, path)
+        fields.add_speculation(line, spec.speculative_decoding, path)
     elif path:
         line.add("spec.extraArgs", "-md", path)
 
@@ -189,9 +172,9 @@ def _names(alias: str, spec: InferenceServiceSpec, engine: EngineInfo) -> tuple[
     Builds that read several names have a flag for how the file is loaded, which is as old. The gateway knows all names
     in any case.
     """
-    further = further_ids(alias, spec)
+    further = fields.further_ids(alias, spec)
     if further and "--load-mode" not in engine.flags:
-        said = any(flag_of(word) in ALIAS_FLAGS for word in spec.extra_args)
+        said = any(flag_of(word) in fields.ALIAS_FLAGS for word in spec.extra_args)
         return alias, (*(("spec.aliases",) if spec.aliases else ()), *(("spec.extraArgs --alias",) if said else ()))
     return ",".join((alias, *further)), ()
 
@@ -201,11 +184,11 @@ def _add_placement(line: CommandLine, isvc: InferenceService, model: Model) -> N
     on_gpu = hardware.accelerator != "cpu"
     if on_gpu:
         line.honoured.add("Model.spec.hardware.gpu.layers")
-    line.argv += ["--n-gpu-layers", str(layers_of(hardware.gpu) if on_gpu else 0)]
+    line.argv += ["--n-gpu-layers", str(fields.layers_of(hardware.gpu) if on_gpu else 0)]
     if hardware.gpu and hardware.gpu.count == 1 and on_gpu:
         line.honoured.add("Model.spec.hardware.gpu.count")  # a Mac has one
     flash = {True: "on", False: "off", None: "on" if hardware.accelerator == "metal" else "auto"}
-    add_flash_attention(line, flash[isvc.spec.flash_attention])
+    fields.add_flash_attention(line, flash[isvc.spec.flash_attention])
     if hardware.accelerator == "metal" and not line.given & _LOADS:
         _copy_weights(line)
 

@@ -10,11 +10,8 @@ from typing import Any, Final
 
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.plan import EngineInfo, Placeholder
-from llmkube.weights.estimate.demand import DEFAULT_CACHE_RAM_BYTES, Demand
+from llmkube.weights.estimate.demand import ALL_LAYERS, DEFAULT_CACHE_RAM_BYTES, Demand
 from llmkube.weights.estimate.tensor_placement import EXPERTS
-
-ALL_LAYERS: Final = 1 << 16
-"""More layers than any model has: `all` of them."""
 
 _MIB: Final = 1 << 20
 _MOST_LAYERS: Final = 512

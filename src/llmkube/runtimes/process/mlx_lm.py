@@ -20,10 +20,9 @@ from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import python_rules
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
-from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
 NAME: Final = "mlx-lm"
-ALL_LAYERS: Final = 1 << 16
 PROMPT_CACHES: Final = 2
 """KV caches that are kept for prompts to come; the server's own default is ten, of any size (mlx-lm issue 883)."""
 

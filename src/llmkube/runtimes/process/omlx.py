@@ -16,11 +16,10 @@ from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
 from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, phase_reader, rule
 from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
-from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 
 NAME: Final = OMLX
 
-ALL_LAYERS: Final = 1 << 16
 CACHES: Final = 2
 """KV caches: that of the request, and the last one's, whose buffers MLX keeps for a while."""
 

@@ -20,11 +20,10 @@ from llmkube.runtimes.process.environment import plan_environment
 from llmkube.runtimes.process.exits import python_rules
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
-from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.mlx import cache_size
 
 NAME: Final = "vllm-metal"
-ALL_LAYERS: Final = 1 << 16
 
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.aliases", "spec.mode"}
 _ENV: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"))

@@ -1,6 +1,6 @@
 """What the agent writes to the API server and reads of other agents.
 
-applier, predecessor          the newest manifest per object, repeated until it is answered; what others have left
+applier                       the newest manifest per object, repeated until it is answered; what others have left
 drift_repair                  what another client has overwritten is written again
 host_lease                    this host is alive, and whether it slept
 claims                        which host serves which service; pure

@@ -106,43 +106,15 @@ class HostNameTakenError(UserError):
     """Another machine uses this host's name."""
 
 
-@attrs.frozen
-class HostReport:
-    """What a host's Lease says beside the renewal. Its memory budget stands there once its memory was looked at."""
-
-    facts: HostFacts = HostFacts()
-    engine: str = ""
-    services: int = 0
-    reach: Reach = Reach(None)
-    machine: str = ""
-    budget_bytes: int = 0
-    credential: str = ""
-    cordon: str = ""
-
-    @property
-    def annotations(self) -> dict[str, str]:
-        """As they stand on the Lease; what is not known is left out."""
-        said = {
-            AGENT_VERSION_ANNOTATION: __version__,
-            ENGINE_ANNOTATION: self.engine,
-            MACHINE_ANNOTATION: self.machine,
-            MEMORY_TOTAL_ANNOTATION: str(self.facts.total_bytes or ""),
-            MEMORY_BUDGET_ANNOTATION: str(self.budget_bytes or ""),
-            MEMORY_FREE_ANNOTATION: str(self.facts.free_bytes or ""),
-            SERVICES_ANNOTATION: str(self.services),
-            ADDRESS_ANNOTATION: self.reach.address or "",
-            ADDRESS_REASON_ANNOTATION: self.reach.problem or self.reach.why,
-            CREDENTIAL_ANNOTATION: self.credential,
-        }
-        known = {name: value for name, value in said.items() if value}
-        return known | {CORDON_ANNOTATION: self.cordon, ACCELERATORS_ANNOTATION: ""} if self.cordon else known
-
-
 def lease_manifest(
-    settings: AgentSettings, now: datetime.datetime, annotations: Mapping[str, str] = {}
+    settings: AgentSettings, now: datetime.datetime, said: Mapping[str, str] = {}, *, cordon: str = ""
 ) -> dict[str, Any]:
-    """Return the Lease that says that this host is alive, and what it is and can hold."""
-    host = host_id(settings.host_name)
+    """Return the Lease that says that this host is alive, and what it is and can hold; empty annotations are left out.
+
+    A host that is cordoned, until `cordon`, lists no accelerator.
+    """
+    host, accelerators = host_id(settings.host_name), "" if cordon else ",".join(sorted(settings.accelerators))
+    known = {name: value for name, value in (dict(said) | {CORDON_ANNOTATION: cordon}).items() if value}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -150,7 +122,7 @@ def lease_manifest(
             "name": host,
             "namespace": settings.lease_namespace,
             "labels": {HOST_LABEL: host},
-            "annotations": {ACCELERATORS_ANNOTATION: ",".join(sorted(settings.accelerators)), **annotations},
+            "annotations": {ACCELERATORS_ANNOTATION: accelerators, **known},
         },
         "spec": {
             "holderIdentity": settings.host_name,
@@ -325,22 +297,7 @@ class HostLease:
         Raises:
             HostNameTakenError: It was another machine, and so it is alive.
         """
-        room, budget_bytes = self.memory(), 0
-        if room is None:
-            facts = self.ports.facts()
-        else:
-            facts, budget_bytes = HostFacts(room.total_bytes, room.free_bytes), room.limit_bytes
-        report = HostReport(
-            facts,
-            self._engine,
-            self.services(),
-            self.reach.value,
-            self.ports.machine,
-            budget_bytes,
-            credential=self.credential.value.value.advice,
-            cordon=self.cordon(),
-        )
-        manifest = lease_manifest(self.settings, self.ports.utcnow(), report.annotations)
+        manifest = lease_manifest(self.settings, self.ports.utcnow(), self._annotations(), cordon=self.cordon())
         while True:
             if self._version:
                 manifest["metadata"]["resourceVersion"] = self._version
@@ -352,6 +309,23 @@ class HostLease:
             if rival is not None:
                 raise self._taken(rival)
             manifest["metadata"].pop("resourceVersion", None)
+
+    def _annotations(self) -> dict[str, str]:
+        """Return what the Lease says beside the renewal: no memory budget before the memory was looked at."""
+        room, reach = self.memory(), self.reach.value
+        facts = self.ports.facts() if room is None else HostFacts(room.total_bytes, room.free_bytes)
+        return {
+            AGENT_VERSION_ANNOTATION: __version__,
+            ENGINE_ANNOTATION: self._engine,
+            MACHINE_ANNOTATION: self.ports.machine,
+            MEMORY_TOTAL_ANNOTATION: str(facts.total_bytes or ""),
+            MEMORY_BUDGET_ANNOTATION: str((room and room.limit_bytes) or ""),
+            MEMORY_FREE_ANNOTATION: str(facts.free_bytes or ""),
+            SERVICES_ANNOTATION: str(self.services()),
+            ADDRESS_ANNOTATION: reach.address or "",
+            ADDRESS_REASON_ANNOTATION: reach.problem or reach.why,
+            CREDENTIAL_ANNOTATION: self.credential.value.value.advice,
+        }
 
     async def _run_engine_look(self) -> None:
         known: dict[str, EngineInfo] = {}

@@ -6,7 +6,7 @@ The watches gather what `progress` decides on: what the kernel sees each tick, w
 import json
 import zlib
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 import trio
@@ -190,22 +190,23 @@ class Engine:
 
     async def model_names(self) -> frozenset[str]:
         """Return the names of the models that it says it serves; empty when it does not say."""
-        path = self.questions.names_path
-        body = _body(await self._get(path)) if path else b""
         try:
-            return frozenset(str(model["id"]) for model in json.loads(body)["data"])
-        except (ValueError, KeyError, TypeError):
+            return frozenset(str(model["id"]) for model in (await self._json(self.questions.names_path))["data"])
+        except (KeyError, TypeError):
             return frozenset()
 
     async def build(self) -> str:
         """Return the build that it says serves now; "" when it does not say."""
-        path = self.questions.build_path
-        body = _body(await self._get(path)) if path else b""
+        said = await self._json(self.questions.build_path)
+        build = said.get("build_info") if isinstance(said, dict) else None
+        return build[:_LONGEST_BUILD] if isinstance(build, str) else ""
+
+    async def _json(self, path: str) -> Any:
+        """Return what it answers on a path; None for no path, and for anything but a 200 with JSON."""
         try:
-            said = json.loads(body)["build_info"]
-        except (ValueError, KeyError, TypeError):
-            return ""
-        return said[:_LONGEST_BUILD] if isinstance(said, str) else ""
+            return json.loads(_body(await self._get(path))) if path else None
+        except ValueError:
+            return None
 
     async def _get(self, path: str) -> _Got:
         return await _get(self.http, self.url + path, self.credentials)

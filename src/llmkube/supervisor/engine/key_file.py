@@ -70,16 +70,17 @@ def kept_while_running(path: Path, shutdown: Shutdown) -> Iterator[None]:
         yield
     finally:
         if not shutdown.keep:
-            _remove(path)
+            remove_private(path)
 
 
 def remove_key_files(state_dir: Path, left: frozenset[str]) -> None:
     """Remove the files of all engines but those with these cookies; blocks."""
     for path in (state_dir / _FOLDER).glob("*"):
         if path.name not in left:
-            _remove(path)
+            remove_private(path)
 
 
-def _remove(path: Path) -> None:
+def remove_private(path: Path) -> None:
+    """Remove an engine's private file, if it is there."""
     with contextlib.suppress(OSError):  # the key of an engine that has ended opens nothing
         path.unlink(missing_ok=True)

@@ -220,19 +220,7 @@ def _stats_of(
         log_bytes = 0
     disk_bytes = sum(procfs.read_disk_bytes(pid) for pid in members) if loading else 0
     listening, waiting = ports
-    if (
-        before is not None
-        and before.cpu_seconds == stat.cpu_seconds
-        and before.state == stat.state
-        and before.log_bytes == log_bytes
-        and before.faults == stat.major_faults
-        and before.resident_bytes == stat.resident_bytes
-        and before.read_bytes == disk_bytes
-        and before.listening is listening
-        and before.waiting is waiting
-    ):
-        return before
-    return EngineStats(
+    now = EngineStats(
         stat.state,
         stat.cpu_seconds,
         log_bytes=log_bytes,
@@ -242,6 +230,7 @@ def _stats_of(
         listening=listening,
         waiting=waiting,
     )
+    return before if now == before else now
 
 
 def _sum(stats: Sequence[ProcessStat]) -> ProcessStat:

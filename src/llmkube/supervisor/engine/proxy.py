@@ -21,6 +21,7 @@ import structlog
 import trio
 
 from llmkube.base.private_files import write_private
+from llmkube.supervisor.engine.key_file import remove_private
 from llmkube.supervisor.engine.logfile import open_for_append, rotate
 from llmkube.supervisor.engine.process_stats import CookieScan
 from llmkube.supervisor.host import processes
@@ -72,7 +73,7 @@ def remove_config_files(state_dir: Path, left: frozenset[str]) -> None:
     """Remove the settings of all proxies but those of the engines with these cookies, half-written ones too; blocks."""
     for path in (state_dir / _FOLDER).glob("*"):
         if path.stem not in left:
-            _remove(path)
+            remove_private(path)
 
 
 @attrs.frozen
@@ -119,7 +120,7 @@ class EngineProxy:
             finally:
                 if not shutdown.keep:
                     await self._end()  # noqa: ASYNC102 - it shields itself, with a deadline
-                    _remove(self.path)
+                    remove_private(self.path)
 
     async def _keep_running(self, watches: AsyncExitStack) -> NoReturn:
         while True:
@@ -200,8 +201,3 @@ def _read(path: Path) -> str:
         return path.read_text("utf-8")
     except (OSError, ValueError):
         return ""
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # the key of an engine that has ended opens nothing
-        path.unlink(missing_ok=True)

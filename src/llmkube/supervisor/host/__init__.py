@@ -2,7 +2,7 @@
 
     sample, pressure_level               values and rules; pure
     procfs                               the one reader of /proc; each file's content as a value
-    linux, cgroups                       Linux's memory: meminfo, limits, stalls, proportional sizes
+    linux                                Linux's memory: meminfo, limits, stalls, proportional sizes
     darwin, mach                         macOS, from Mach calls and sysctl
     processes                            which process is which, what a tree of them holds; this machine's addresses
     exit_events                          how macOS tells that a process ends

@@ -179,9 +179,10 @@ async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemo
     limit = None
     with trio.move_on_after(WORKING_SET_SECONDS):  # it only asks: a driver that hangs is left behind
         limit = await trio.to_thread.run_sync(working_set_of, kernel, abandon_on_cancel=True)
-    _tell_limit(DarwinMemory(kernel, thresholds, working_set_bytes=limit))
+    memory = DarwinMemory(kernel, thresholds, working_set_bytes=limit)
+    _tell_limit(memory)
     if sys.platform != "darwin":
-        yield DarwinMemory(kernel, thresholds, working_set_bytes=limit)
+        yield memory
         return
     queue = trio.lowlevel.current_kqueue()
     levels = NOTE_MEMORYSTATUS_PRESSURE_NORMAL | NOTE_MEMORYSTATUS_PRESSURE_WARN | NOTE_MEMORYSTATUS_PRESSURE_CRITICAL
@@ -193,13 +194,14 @@ async def open_darwin_memory(thresholds: Thresholds) -> AsyncIterator[DarwinMemo
         try:
             change(select.KQ_EV_ADD | select.KQ_EV_CLEAR)
         except OSError:  # the level is then read at each sample only
-            yield DarwinMemory(kernel, thresholds, working_set_bytes=limit)
+            yield memory
             return
 
         async def told() -> None:
             await events.get_batch()
 
         try:
-            yield DarwinMemory(kernel, thresholds, told, limit)
+            memory.wait_change = told
+            yield memory
         finally:
             change(select.KQ_EV_DELETE)

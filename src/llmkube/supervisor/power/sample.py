@@ -1,8 +1,8 @@
 """What a source of power tells: means over seconds, or why it tells none. Pure."""
 
 import enum
-from collections.abc import Callable, Mapping
-from typing import Final, Never, Protocol
+from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
@@ -54,21 +54,3 @@ def without_stalled(sample: PowerSample, busy_cores: float) -> PowerSample:
         return sample
     left = {domain: watts for domain, watts in sample.watts.items() if domain not in stalled | {COMBINED}}
     return attrs.evolve(sample, watts=left)
-
-
-class PowerSource(Protocol):
-    """Something that measures what this host draws."""
-
-    @property
-    def name(self) -> str:
-        """What its figures are called after: `apple` or `rapl`."""
-        ...
-
-    @property
-    def domains(self) -> tuple[str, ...]:
-        """What it measures apart."""
-        ...
-
-    async def run(self, take: Callable[[PowerSample], None], failed: Callable[[PowerProblem], None]) -> Never:
-        """Never return: tell each sample as it ends, and each failure; go on after it."""
-        ...

@@ -18,7 +18,7 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import UserError
 from llmkube.base.waiting import wait_tick
 from llmkube.supervisor.power.powermetrics import Powermetrics, power_command
-from llmkube.supervisor.power.sample import COMBINED, PowerProblem, PowerSample, PowerSource
+from llmkube.supervisor.power.sample import COMBINED, PowerProblem, PowerSample
 
 log = structlog.get_logger(__name__)
 
@@ -133,6 +133,10 @@ def problem_of(error: Exception) -> PowerProblem:
     if isinstance(error, PermissionError):
         return PowerProblem.NOT_PERMITTED
     return PowerProblem.NOT_UNDERSTOOD if isinstance(error, ValueError) else PowerProblem.NOT_FOUND
+
+
+PowerSource = Powermetrics | Rapl
+"""Something that measures what this host draws."""
 
 
 def power_source(platform: str, uid: int, rng: random.Random, *, folder: Path = POWERCAP) -> PowerSource:

@@ -9,8 +9,15 @@
 ```
 
 Leaving any of them is the only way to end an engine, and the order of the steps is the order of the blocks.
+
+What the journal says of one engine, for the next agent: the wish that it serves, its plan, its process.
+
+What an engine on a shared daemon has left there, as it was killed, is unloaded while the next one waits for memory.
+
+Where the next one fits beside it, that one takes it over, and loads nothing.
 """
 
+import ipaddress
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
@@ -20,32 +27,186 @@ import attrs
 import structlog
 import trio
 
+from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError, innermost
 from llmkube.base.http.message import netloc
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
-from llmkube.runtimes.process.host_runtimes import holds_elsewhere, words_of
+from llmkube.runtimes.plan import UNLOAD_LEFT, LaunchPlan
+from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES, holds_elsewhere, words_of
 from llmkube.supervisor.engine import health
-from llmkube.supervisor.engine.key_file import key_path
+from llmkube.supervisor.engine.key_file import key_path, new_key
 from llmkube.supervisor.engine.logfile import next_log, old_log
 from llmkube.supervisor.engine.proxy import proxy_of
 from llmkube.supervisor.memory.ledger import Allocation
 from llmkube.supervisor.memory.refusal import Refusal
 from llmkube.supervisor.nouns.desired import Launch
-from llmkube.supervisor.nouns.journal import EngineRecord
-from llmkube.supervisor.nouns.lifecycle import Failure, ServiceView, reason_of
+from llmkube.supervisor.nouns.host_addresses import LOOPBACK
+from llmkube.supervisor.nouns.journal import EngineRecord, Entry, FileJournal
+from llmkube.supervisor.nouns.lifecycle import Exit, Failure, ServiceView, reason_of
 from llmkube.supervisor.nouns.need import need_of
 from llmkube.supervisor.nouns.ports import Child, Grace
 from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
-from llmkube.supervisor.service.engine_journal import EngineJournal, new_record
 from llmkube.supervisor.service.engine_status import LAST_LINES, EngineStatus, Outcome, failure_of, watch_model
 from llmkube.supervisor.service.events import cut_short
-from llmkube.supervisor.service.leftover import leftover_unloaded
 from llmkube.supervisor.service.loading import Loading
 from llmkube.supervisor.service.measuring import Measuring, explained
+from llmkube.supervisor.service.status_manager import StatusManager
 
 log = structlog.get_logger(__name__)
+
+PROGRAM_SECONDS: Final = 60.0
+"""For the program: it gives an unload eight seconds, and a slow disk may have to give it Python first."""
+
+AGAIN: Final = Backoff(base_seconds=10.0, cap_seconds=300.0)
+"""Between two tries while the daemon does not answer, or does not let go."""
+
+
+@asynccontextmanager
+async def leftover_unloaded(context: ServiceContext, launch: Launch, refused: trio.Event) -> AsyncIterator[None]:
+    """Have unloaded, while the body waits for memory, what a killed engine of this launch has left in a shared daemon.
+
+    Args:
+        context: What the engines of the service share.
+        launch: What is to start.
+        refused: Set once there is no memory for it.
+    """
+    if not holds_elsewhere(launch.plan.runtime):
+        yield
+        return
+
+    async def unload_once_refused() -> None:
+        await refused.wait()
+        await unload_left(context, launch)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(unload_once_refused)
+        yield
+        nursery.cancel_scope.cancel(reason="it has its memory")
+
+
+async def unload_left(context: ServiceContext, launch: Launch) -> None:
+    """Return once nothing is loaded that a killed engine of this launch has left; try again, ever later, until then.
+
+    Cancelled, it ends its program in order first: nothing is unloaded after it.
+    """
+    failures = 0
+    while True:
+        try:
+            ended = await _program(context, launch)
+        except* WorldError as group:
+            ended, why = Exit(None), str(innermost(group))
+        else:
+            why = str(ended)
+        if ended.code == 0:
+            return
+        failures += 1
+        delay = AGAIN.delay(failures, context.ports.rng)
+        said = "what a killed engine may have left in the daemon is not unloaded"
+        context.log.warning(said, reason=why, retry_seconds=round(delay, 1))
+        await trio.sleep(delay)
+
+
+async def _program(context: ServiceContext, launch: Launch) -> Exit:
+    """Run the program of the engine, told to unload alone; return how it has ended."""
+    engines = context.ports.engines
+    engine, cookie = await engines.info(launch.plan.runtime), f"{context.ports.rng.getrandbits(64):016x}"
+    command = context.command(launch, engine, cookie, host="127.0.0.1", port=0)
+    command = attrs.evolve(command, argv=(*command.argv, UNLOAD_LEFT))
+    seconds = context.settings.grace_seconds
+    async with engines.open_child(command, context.shutdown, Grace(seconds, seconds)) as child:
+        with trio.move_on_after(PROGRAM_SECONDS):
+            return await child.wait()
+        return Exit(None)
+
+
+@attrs.define(eq=False)
+class EngineJournal:
+    """One engine's entry in the journal.
+
+    Attributes:
+        manager: Of the service's status; it has the newest wish.
+        journal: On the disk.
+        launch: What the engine runs.
+        kept: What has served last, if newer plans could not start since.
+    """
+
+    manager: StatusManager
+    journal: FileJournal
+    launch: Launch
+    kept: Launch | None = None
+    _entry: Entry | None = None  # what the journal says of the process, or will say
+
+    @property
+    def knows(self) -> bool:
+        """Whether there is an entry of the process."""
+        return self._entry is not None
+
+    def expect(self, record: EngineRecord) -> None:
+        """The process runs; the journal knows of it, or does as soon as it leads."""
+        self._entry = self._entry_of(record)
+
+    async def note(self, record: EngineRecord) -> None:
+        """Write it down; WorldError when the disk does not take it."""
+        entry = self._entry_of(record)
+        await self.journal.write(entry)
+        self._entry = entry
+
+    async def noted(self, record: EngineRecord) -> bool:
+        """Write it down; whether the disk has taken it."""
+        try:
+            await self.note(record)
+        except WorldError as error:
+            self.manager.log.warning("journal entry not written", error=str(error))
+            return False
+        return True
+
+    async def keep(self) -> None:
+        """Have the next agent know that this has served, and that newer plans could not start since."""
+        if self.kept is None:
+            self.kept = self.launch
+            await self._note_again()
+
+    async def follow(self) -> None:
+        """Have the next agent know the newest wish, also where that restarts nothing: a priority, another uid."""
+        if self._entry is not None and self._entry.wish is not self.manager.facts.wish:
+            await self._note_again()
+
+    async def _note_again(self) -> None:
+        """Note what has changed about a process of which the journal knows."""
+        if self._entry is not None and self._entry.engine is not None:
+            await self.noted(self._entry.engine)
+
+    def _entry_of(self, record: EngineRecord) -> Entry:
+        return Entry(self.manager.facts.wish, self.launch, record, self.kept)
+
+
+def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
+    """Choose ports and a key for an engine that is about to start.
+
+    One that cannot ask for keys listens on the loopback address, and its clients reach a proxy that asks.
+
+    Raises:
+        WorldError: This host does not have the address.
+    """
+    settings, engines = context.settings, context.ports.engines
+    cookie, host = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.reach.value.bind
+    clients_have_keys, asks = bool(plan.keys_digest), HOST_RUNTIMES[plan.runtime].takes_keys
+    if asks and settings.insecure_lan and not clients_have_keys:
+        return EngineRecord(cookie, host, engines.free_port(host))
+    if asks and (clients_have_keys or not settings.publishes):
+        return EngineRecord(cookie, host, engines.free_port(host), api_key=new_key())
+    inside = LOOPBACK[ipaddress.ip_address(host).version]
+    return EngineRecord(
+        cookie,
+        inside,
+        engines.free_port(inside),
+        api_key=new_key(),
+        public_host=host,
+        public_port=engines.free_port(host),
+    )
+
 
 NOTE_AGAIN_SECONDS: Final = 1.0
 """Between two tries of a successor to be written into the journal."""

@@ -258,9 +258,9 @@ class Facts:
         self, failure: Failure, failures: int, delay_seconds: float, now: datetime.datetime
     ) -> "Facts":
         """The engine of the newest spec has failed while nothing else runs; one of an older spec stands in for it."""
-        reason, head = _next_attempt(failure, failures, delay_seconds, now)
         after = self.with_failure(failure, failures, delay_seconds, now)
-        return after.with_outdated(reason, f"the engine of an older spec stands in; {head}: {failure.message}")
+        view = after.view.value
+        return after.with_outdated(view.reason, f"the engine of an older spec stands in; {view.message}")
 
     def with_replace_failure(
         self, failure: Failure, failures: int, delay_seconds: float, now: datetime.datetime

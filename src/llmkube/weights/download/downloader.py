@@ -26,23 +26,9 @@ from llmkube.weights.download.transfer import RejectedVersion, Transfer, Transfe
 from llmkube.weights.errors import FetchError
 from llmkube.weights.http_responses import Validator
 from llmkube.weights.source import BucketFile, ImageSource, Remote, WebFile
+from llmkube.weights.store import index
 from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
-from llmkube.weights.store.index import (
-    Audience,
-    BlobInfo,
-    Record,
-    Unverified,
-    commit_record,
-    extend_audience,
-    find_blob,
-    find_recorded,
-    is_current,
-    key_of,
-    name_of,
-    read_record,
-    record_verified,
-)
 from llmkube.weights.store.local_files import hash_file, take_snapshot
 from llmkube.weights.store.partial import Partial, open_partial, remove_partial
 
@@ -141,16 +127,16 @@ class Downloader:
         job = DownloadJob(source, wanted, secret, policy, who, credential, namespace is None, login)
         if found is not None and record is not None and not fresh:
             await self._prove(job, record.audience, progress)
-            await self._on_disk(extend_audience, self._store, name, record, namespace, credential)
+            await self._on_disk(index.extend_audience, self._store, name, record, namespace, credential)
             return found
         if found is None or not await self._is_current(job, progress):
             found = await self._shared.join(job, partial(self._download, job), progress)
         _, record = await self._record_of(source)
         if record is not None and credential in record.audience.credentials:
-            await self._on_disk(extend_audience, self._store, name, record, namespace, credential)
+            await self._on_disk(index.extend_audience, self._store, name, record, namespace, credential)
         return found
 
-    async def _prove(self, job: DownloadJob, audience: Audience, progress: OnProgress) -> None:
+    async def _prove(self, job: DownloadJob, audience: index.Audience, progress: OnProgress) -> None:
         """Ask the source whether it gives its weights to who asks with this credential, or without one.
 
         A credential that has worked before is believed where the source cannot be reached.
@@ -174,16 +160,18 @@ class Downloader:
         meter = Meter(progress, self._dependencies.utcnow)
         seen = [await self._resolver.look(one, meter) for one in await self._resolver.resolve(job, meter)]
         _, record = await self._record_of(job.source)
-        return record is not None and is_current(record, seen)
+        return record is not None and index.is_current(record, seen)
 
-    async def _recall(self, name: str, record: Record, sha256: str | None, progress: OnProgress) -> WeightsFile | None:
+    async def _recall(
+        self, name: str, record: index.Record, sha256: str | None, progress: OnProgress
+    ) -> WeightsFile | None:
         store = self._store
-        found = await self._on_disk(find_recorded, store, record)
-        if isinstance(found, Unverified):
+        found = await self._on_disk(index.find_recorded, store, record)
+        if isinstance(found, index.Unverified):
             for piece in found.touched:
                 if not await self._still_right(store.blobs / piece.sha256, progress):
                     return None
-            found = await self._on_disk(record_verified, store, name, found.record)
+            found = await self._on_disk(index.record_verified, store, name, found.record)
         return found if found is not None and sha256 in (None, found.sha256) else None
 
     async def _still_right(self, blob: Path, progress: OnProgress) -> bool:
@@ -207,17 +195,19 @@ class Downloader:
             sizes = [one.size_bytes for one in wanted]
             known = [size for size in sizes if size is not None]
             meter.total_bytes = sum(known) if len(known) == len(sizes) else 0
-            for index, (one, part) in enumerate(zip(wanted, parts, strict=True)):
+            for number, (one, part) in enumerate(zip(wanted, parts, strict=True)):
                 if isinstance(part, Partial):
-                    later = [_missing_bytes(w, p) for w, p in zip(wanted[index + 1 :], parts[index + 1 :], strict=True)]
+                    later = [
+                        _missing_bytes(w, p) for w, p in zip(wanted[number + 1 :], parts[number + 1 :], strict=True)
+                    ]
                     await self._transfer(one, part, sum(later), meter)
                 meter.finished_bytes += part.size_bytes
             now = self._dependencies.utcnow().isoformat()
             versions = tuple(part.info.validator if isinstance(part, Partial) else Validator() for part in parts)
-            name = await self._on_disk(name_of, self._store, source)
+            name = await self._on_disk(index.name_of, self._store, source)
             public = not job.credential and all([await self._is_public(part) for part in parts])
-            audience = Audience(public=public, credentials=(job.credential,) if job.credential else ())
-            record = Record(
+            audience = index.Audience(public=public, credentials=(job.credential,) if job.credential else ())
+            record = index.Record(
                 source.redacted,
                 fetched_at=now,
                 server=job.access.server,
@@ -226,13 +216,13 @@ class Downloader:
                 choice=meter.chosen,
                 names=tuple(one.name for one in wanted if one.name),
             )
-            return await self._on_disk(commit_record, self._store, name, record, parts)
+            return await self._on_disk(index.commit_record, self._store, name, record, parts)
 
-    async def _is_public(self, part: Partial | BlobInfo) -> bool:
+    async def _is_public(self, part: Partial | index.BlobInfo) -> bool:
         """Whether a part has come now, or was in the store for every Model."""
         if isinstance(part, Partial):
             return True
-        found = await self._on_disk(find_blob, self._store, part.sha256, lambda audience: audience.public)
+        found = await self._on_disk(index.find_blob, self._store, part.sha256, lambda audience: audience.public)
         return found is not None
 
     async def _transfer(self, wanted: TransferRequest, part: Partial, later_bytes: int, meter: Meter) -> None:
@@ -247,11 +237,11 @@ class Downloader:
 
     async def _part(
         self, job: DownloadJob, wanted: TransferRequest, meter: Meter, stack: AsyncExitStack
-    ) -> Partial | BlobInfo:
+    ) -> Partial | index.BlobInfo:
         """Return the blob if the store has it, else the partial file, locked for us."""
         while True:
             if wanted.sha256 is not None:
-                piece = await self._on_disk(find_blob, self._store, wanted.sha256, job.admits)
+                piece = await self._on_disk(index.find_blob, self._store, wanted.sha256, job.admits)
                 if piece is not None:
                     return piece
             part = await self._on_disk(open_partial, self._store, wanted.key)
@@ -261,10 +251,10 @@ class Downloader:
             meter.waiting(0.0, "another download of the same file is under way")
             await trio.sleep(self._dependencies.limits.busy_seconds)
 
-    async def _record_of(self, source: Remote) -> tuple[str, Record | None]:
+    async def _record_of(self, source: Remote) -> tuple[str, index.Record | None]:
         """Return what the store knows a source by, and what it has of it."""
-        name = await self._on_disk(name_of, self._store, source)
-        return name, await self._on_disk(read_record, self._store, key_of(name))
+        name = await self._on_disk(index.name_of, self._store, source)
+        return name, await self._on_disk(index.read_record, self._store, index.key_of(name))
 
     async def _on_disk(self, do: Callable[P, T], *args: P.args, **others: P.kwargs) -> T:
         return await self._dependencies.run_sync(partial(do, *args, **others))
@@ -339,7 +329,7 @@ def _proof(source: Remote, token: str | None, access: BucketAccess, login: Regis
     return "\0\0".join(words) if any(words) else ""
 
 
-def _missing_bytes(wanted: TransferRequest, part: Partial | BlobInfo) -> int:
-    if isinstance(part, BlobInfo) or wanted.size_bytes is None:
+def _missing_bytes(wanted: TransferRequest, part: Partial | index.BlobInfo) -> int:
+    if isinstance(part, index.BlobInfo) or wanted.size_bytes is None:
         return 0
     return max(wanted.size_bytes - part.size_bytes - part.unhashed_bytes, 0)

@@ -40,8 +40,8 @@ class _Call(Generic[T]):
 class SingleFlight(Generic[T]):
     """Work by key, at most one at a time each; `open_single_flight` makes one."""
 
-    def __init__(self, calls: trio.MemorySendChannel[_Call[T]]) -> None:
-        self._calls = calls
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
         self._running: dict[Hashable, _Call[T]] = {}
 
     def active(self) -> dict[Hashable, Progress]:
@@ -57,7 +57,7 @@ class SingleFlight(Generic[T]):
         call = self._running.get(key)
         if call is None or call.scope.cancel_called:
             call = self._running[key] = _Call(key, work, trio.CancelScope(), Mailbox(Progress("resolving")))
-            self._calls.send_nowait(call)
+            self._nursery.start_soon(self._run, call)
         call.waiters += 1
         call.scope.deadline = math.inf
         version = -1
@@ -75,7 +75,17 @@ class SingleFlight(Generic[T]):
             if call.waiters == 0:
                 call.scope.deadline = trio.current_time() + LINGER_SECONDS
 
-    def forget(self, call: _Call[T]) -> None:
+    async def _run(self, call: _Call[T]) -> None:
+        with call.scope:
+            try:
+                state: _Result[T] | Exception = _Result(await call.work(call.state.put_nowait))
+            except Exception as error:  # noqa: BLE001 - not swallowed: all who wait raise it, each in a task of its own
+                state = error
+            self._forget(call)
+            call.state.put_nowait(state)
+        self._forget(call)
+
+    def _forget(self, call: _Call[T]) -> None:
         """Let the next one who asks for the same begin anew."""
         if self._running.get(call.key) is call:
             del self._running[call.key]
@@ -84,28 +94,6 @@ class SingleFlight(Generic[T]):
 @asynccontextmanager
 async def open_single_flight(result: type[T]) -> AsyncGenerator[SingleFlight[T], None]:
     """Open a place for shared work with results of one type; leaving it cancels what is still running."""
-    # Each caller has at most one order in it. A bounded one would let a caller be cancelled between the table of orders
-    # and the channel, and a task that joined in between would wait for work that never begins.
-    send, receive = trio.open_memory_channel[_Call[T]](math.inf)
-    shared = SingleFlight(send)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_serve, shared, receive)
-        yield shared
+        yield SingleFlight(nursery)
         nursery.cancel_scope.cancel(reason="the owner is done")
-
-
-async def _serve(shared: SingleFlight[T], calls: trio.MemoryReceiveChannel[_Call[T]]) -> None:
-    async with trio.open_nursery() as nursery:
-        async for call in calls:
-            nursery.start_soon(_run, shared, call)
-
-
-async def _run(shared: SingleFlight[T], call: _Call[T]) -> None:
-    with call.scope:
-        try:
-            state: _Result[T] | Exception = _Result(await call.work(call.state.put_nowait))
-        except Exception as error:  # noqa: BLE001 - not swallowed: all who wait raise it, each in a task of its own
-            state = error
-        shared.forget(call)
-        call.state.put_nowait(state)
-    shared.forget(call)

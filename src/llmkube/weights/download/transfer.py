@@ -134,8 +134,6 @@ class Transfer:
 
     async def _attempt(self) -> None:
         partial = self.partial
-        if partial.written_bytes > partial.size_bytes:  # the last attempt was cut short
-            await self.dependencies.run_sync(partial.drop_unhashed)
         # An earlier process may have got all bytes and not the hub's digest: then the hub is asked once more.
         judged = self._expected is not None or self.wanted.server != "hub"
         if partial.size_bytes and partial.size_bytes == partial.info.total_bytes and judged:

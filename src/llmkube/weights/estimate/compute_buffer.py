@@ -68,13 +68,9 @@ def blocks_of(shape: Shape) -> tuple[Block, Mapping[int, Block]]:
     outside: dict[str, tuple[int, ...]] = {}
     inside: dict[int, dict[str, tuple[int, ...]]] = {}
     for tensor in shape.tensors:
-        if not tensor.sizes:
-            continue
-        parts = tensor.name.removesuffix(".weight").split(".", 2)
-        if len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal():
-            inside.setdefault(int(parts[1]), {})[parts[2]] = tensor.sizes
-        else:
-            outside[tensor.name.removesuffix(".weight")] = tensor.sizes
+        if tensor.sizes:
+            block, name = tensor.place
+            (outside if block < 0 else inside.setdefault(block, {}))[name] = tensor.sizes
     return outside, inside
 
 

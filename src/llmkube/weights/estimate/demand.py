@@ -10,6 +10,9 @@ from llmkube.weights.formats.shape import Shape
 DEFAULT_CACHE_RAM_BYTES: Final = 8192 << 20
 """llama-server's default limit of the prompt cache."""
 
+ALL_LAYERS: Final = 1 << 16
+"""More layers than any model has: `all` of them."""
+
 
 class Place(enum.StrEnum):
     """Where bytes are; on a machine with unified memory both count against the same budget."""

@@ -152,10 +152,10 @@ def _add_weights(found: _Sum, shape: Shape, demand: Demand) -> None:
 
 def _unread_part_bytes(shape: Shape) -> int:
     """Guess at the files of a split model that were not read: blocks that are missing are like the largest seen."""
-    blocks: dict[str, int] = {}
+    blocks: dict[int, int] = {}
     for tensor in shape.tensors:
-        if tensor.name.startswith("blk."):
-            block = tensor.name.split(".")[1]
+        block, _ = tensor.place
+        if block >= 0:
             blocks[block] = blocks.get(block, 0) + tensor.size_bytes
     if len(blocks) > 1:
         missing = max(0, shape.layer_count - len(blocks) + 1)

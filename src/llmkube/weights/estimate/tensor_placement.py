@@ -61,14 +61,15 @@ def place_weights(shape: Shape, demand: Demand) -> Weights:
     for tensor in shape.tensors:
         size, name = tensor.size_bytes, tensor.name
         at += size + -size % DEFAULT_ALIGNMENT
-        if _block(name) >= running:
+        block, _ = tensor.place
+        if block >= running:
             continue
         if name == "token_embd.weight" and tied:  # the output is a copy of it
             if device_layers:
                 device += size
             elif tensor.type in types and _fits(tensor):
                 repacked += size
-        if _on_device(name, first, shape.layer_count, patterns):
+        if _on_device(name, block, first, shape.layer_count, patterns):
             device += size
         elif tensor.type in types and _is_multiplied(tensor) and _fits(tensor):
             repacked += size
@@ -86,20 +87,15 @@ def layer_on_device(at: int, layer_count: int, device_layers: int) -> bool:
     return device_layers > 0 and at >= layer_count + 1 - device_layers
 
 
-def _on_device(name: str, first: int, layer_count: int, patterns: tuple[tuple[re.Pattern[str], bool], ...]) -> bool:
+def _on_device(
+    name: str, block: int, first: int, layer_count: int, patterns: tuple[tuple[re.Pattern[str], bool], ...]
+) -> bool:
     for pattern, on_device in patterns:
         if pattern.search(name):
             return on_device
-    if (block := _block(name)) >= 0:
+    if block >= 0:
         return block >= first
     return first <= layer_count and not name.startswith(_FROM_HOST)
-
-
-def _block(name: str) -> int:
-    """Return the number of a tensor's block, or -1 if it is in none."""
-    parts = name.split(".", 2)
-    inside = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
-    return int(parts[1]) if inside else -1
 
 
 def _compiled(

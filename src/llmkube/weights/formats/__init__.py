@@ -2,7 +2,7 @@
 
 gguf                     the facts and the shape of a file
 gguf_reader              fed piece by piece, so that it works on a download too
-gguf_rules, gguf_format  what is refused; the numbers of the format
+gguf_format              the numbers of the format; what is refused
 ollama_show              the same facts from what an Ollama says of a model
 shape                    tensors and key values, for `estimate`
 """

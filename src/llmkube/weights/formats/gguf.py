@@ -1,7 +1,7 @@
 """A GGUF header says what a model needs, and reading it must be safe on any file that a user points at.
 
 `gguf_reader` reads the bytes by llama.cpp's rules; here the values become facts, by the rules that its model loader
-applies to every architecture (`gguf_rules`). A file that passes may still be refused by an engine, for what takes more
+applies to every architecture (`gguf_format`). A file that passes may still be refused by an engine, for what takes more
 than a header and rules for all:
 
 * the engine's version does not know the architecture, or the architecture wants hyperparameters of its own;
@@ -21,42 +21,17 @@ import attrs
 
 from llmkube.base.trusted_paths import open_file
 from llmkube.weights.errors import FetchError, NotGGUFError, WeightsError
-from llmkube.weights.formats.gguf_format import (
-    BOOL,
-    FILE_TYPES,
-    FLOAT32,
-    FLOAT64,
-    GUESSED,
-    INT32,
-    LAYOUTS,
-    MAX_LAYERS,
-    NEWER_TENSOR_TYPES,
-    STRING,
-    TENSOR_TYPES,
-    UINT16,
-    UINT32,
-    VALUE_NAMES,
-)
+from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.gguf_reader import MAX_TENSORS, Header, HeaderReader, Value
-from llmkube.weights.formats.gguf_rules import (
-    ARCHITECTURE,
-    FOR_SIZING,
-    GENERAL,
-    NO_TOKENIZER,
-    OF_ARCHITECTURE,
-    OF_SPLIT,
-    OF_TOKENIZER,
-    OF_TOKENS,
-    PER_LAYER,
-    REQUIRED,
-    TOKENIZER,
-    TOKENS,
-)
-from llmkube.weights.formats.shape import GGUFFacts, Shape, Tensor
+from llmkube.weights.formats.shape import GGUFFacts, Shape, vocabulary_of
 
 _PART: Final = re.compile(r"(?P<name>.+)-00001-of-(?P<count>[0-9]{5})\.gguf")
 MAX_PARTS: Final = 256
 """Files of one model that are looked at; the largest models in use have under a hundred."""
+
+_WHOLE: Final = (fmt.UINT16, fmt.UINT32, fmt.INT32)
+_PER_LAYER: Final = (fmt.UINT32, fmt.INT32, fmt.BOOL)
+_COUNTED: Final = fmt.LAYOUTS.keys() - {fmt.FLOAT32, fmt.FLOAT64}
 
 PIECE_BYTES: Final = 256 << 10
 """How much of a local file is read at a time."""
@@ -116,13 +91,7 @@ def _with_parts(path: Path, shape: Shape, count: int, opened: Callable[[Path], i
                 size_bytes=shape.size_bytes + (header.size_bytes or header.needed_bytes),
                 missing_parts=shape.missing_parts - 1,
             )
-    return attrs.evolve(shape, vocabulary_size=_vocabulary(shape.tensors) or shape.vocabulary_size)
-
-
-def _vocabulary(tensors: tuple[Tensor, ...]) -> int:
-    """Return how many tokens the embedding has a vector for."""
-    embedding = next((each for each in tensors if each.name == "token_embd.weight"), None)
-    return embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
+    return attrs.evolve(shape, vocabulary_size=vocabulary_of(shape.tensors) or shape.vocabulary_size)
 
 
 def facts_of(reader: HeaderReader) -> GGUFFacts:
@@ -134,18 +103,18 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
     header = reader.header
     assert header is not None, "the reader has been fed until it wanted nothing more"
     values = _Values(reader, header)
-    values.check(GENERAL)
+    values.check(fmt.GENERAL)
     parts = _split_count(values)
-    architecture = values.text(ARCHITECTURE)
+    architecture = values.text(fmt.ARCHITECTURE)
     if not architecture:
         raise reader.refuse("it has no general.architecture, so no engine can know what it is")
     if architecture == "clip":
         raise reader.refuse("it is a vision or audio projector, not a model: it goes with the model that it belongs to")
-    values.check({f"{architecture}.{name}": kind for name, kind in OF_ARCHITECTURE.items()})
-    _, _, layer_count = (values.required(f"{architecture}.{name}") for name in REQUIRED)
-    if not 0 < layer_count <= MAX_LAYERS:
-        raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {MAX_LAYERS}")
-    heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in PER_LAYER)
+    values.check({f"{architecture}.{name}": kind for name, kind in fmt.OF_ARCHITECTURE.items()})
+    _, _, layer_count = (values.required(f"{architecture}.{name}") for name in fmt.REQUIRED)
+    if not 0 < layer_count <= fmt.MAX_LAYERS:
+        raise reader.refuse(f"it claims {layer_count} layers; engines know 1 to {fmt.MAX_LAYERS}")
+    heads, kv_heads, _ = (values.per_layer(f"{architecture}.{name}", layer_count) for name in fmt.PER_LAYER)
     _check_tokenizer(values)
     if header.tensor_count == 0 and parts == 1:
         raise reader.refuse("it holds no tensors: it is a vocabulary or an unfinished conversion, not a model")
@@ -159,26 +128,23 @@ def facts_of(reader: HeaderReader) -> GGUFFacts:
         license=values.text("general.license"),
         quantization=quantization(values.number("general.file_type"), heaviest),
         split_count=parts,
-        newer_tensor_types=tuple(sorted(kind for kind in header.tensor_bytes if kind in NEWER_TENSOR_TYPES)),
+        newer_tensor_types=tuple(sorted(kind for kind in header.tensor_bytes if kind in fmt.NEWER_TENSOR_TYPES)),
     )
 
 
 def _shape(values: "_Values", architecture: str, parts: int) -> Shape:
     """Keep what sizing needs; these keys are not checked, and one of an unexpected type counts as absent."""
     header = values.header
-    keys = (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING)
+    keys = (*fmt.OF_ARCHITECTURE, *fmt.PER_LAYER, *fmt.FOR_SIZING)
     numbers = {key: found for key in keys if (found := values.numbers(f"{architecture}.{key}"))}
-    tokens = values.get(TOKENS)
+    tokens = values.get(fmt.TOKENS)
     read_bytes = sum(each.size_bytes for each in header.tensors)
     data_bytes = 0 if header.size_bytes is None else header.size_bytes - header.data_offset
-    return Shape(
-        architecture=architecture,
-        tensors=header.tensors,
-        numbers=numbers,
-        layer_count=numbers["block_count"][0],
-        embedding_size=numbers["embedding_length"][0],
-        vocabulary_size=_vocabulary(header.tensors) or (tokens.count if tokens and tokens.count else 0),
-        trained_context=numbers["context_length"][0],
+    return Shape.of_header(
+        architecture,
+        header.tensors,
+        numbers,
+        tokens.count if tokens and tokens.count else 0,
         size_bytes=header.needed_bytes if header.size_bytes is None else header.size_bytes,
         unread_bytes=max(0, data_bytes - read_bytes) if any(not each.size_bytes for each in header.tensors) else 0,
         missing_parts=parts - 1,
@@ -200,28 +166,28 @@ class _Values:
         for key, kind in kinds.items():
             value = self.get(key)
             if value is not None and (value.kind != kind or value.count is not None):
-                raise self.reader.refuse(f"{key} is of type {value.title} and not {VALUE_NAMES[kind]}")
+                raise self.reader.refuse(f"{key} is of type {value.title} and not {fmt.VALUE_NAMES[kind]}")
 
     def text(self, key: str) -> str | None:
         """A string that is there and not empty; engines read it as a C string."""
         value = self.get(key)
-        if value is None or value.kind != STRING or value.count is not None or value.data is None:
+        if value is None or value.kind != fmt.STRING or value.count is not None or value.data is None:
             return None
         return value.data.partition(b"\0")[0].decode("utf-8", "replace") or None
 
     def number(self, key: str) -> int | None:
         """A whole number that is there."""
         value = self.get(key)
-        if value is None or value.kind not in (UINT16, UINT32, INT32) or value.count is not None or value.data is None:
+        if value is None or value.data is None or value.count is not None or value.kind not in _WHOLE:
             return None
-        return int.from_bytes(value.data, "little", signed=value.kind == INT32)
+        return int.from_bytes(value.data, "little", signed=value.kind == fmt.INT32)
 
     def numbers(self, key: str) -> tuple[int, ...]:
         """Whole numbers or yes and no, one or as many as there are; nothing if there are none."""
         value = self.get(key)
-        if value is None or value.data is None or value.kind in (FLOAT32, FLOAT64) or value.kind not in LAYOUTS:
+        if value is None or value.data is None or value.kind not in _COUNTED:
             return ()
-        return tuple(int(number) for (number,) in LAYOUTS[value.kind].iter_unpack(value.data))
+        return tuple(int(number) for (number,) in fmt.LAYOUTS[value.kind].iter_unpack(value.data))
 
     def required(self, key: str) -> int:
         number = self.number(key)
@@ -235,32 +201,32 @@ class _Values:
         if value is None:
             return ()
         if value.count is None:
-            self.check({key: UINT32})
+            self.check({key: fmt.UINT32})
             return (self.required(key),)
-        if value.count != layer_count or value.kind not in (UINT32, INT32, BOOL) or value.data is None:
+        if value.count != layer_count or value.kind not in _PER_LAYER or value.data is None:
             raise self.reader.refuse(f"{key} is an {value.title} where {layer_count} layers want a u32 each")
-        if value.kind == BOOL:
+        if value.kind == fmt.BOOL:
             return tuple(int(byte != 0) for byte in value.data)
-        return tuple(number for (number,) in LAYOUTS[UINT32].iter_unpack(value.data))
+        return tuple(number for (number,) in fmt.LAYOUTS[fmt.UINT32].iter_unpack(value.data))
 
 
 def _check_tokenizer(values: _Values) -> None:
     """Refuse what leaves an engine without a way from text to tokens."""
     refuse = values.reader.refuse
-    if values.get(TOKENIZER) is None:
-        raise refuse(f"it has no {TOKENIZER}, so no engine can turn text into tokens")
-    if values.text(TOKENIZER) in NO_TOKENIZER:
+    if values.get(fmt.TOKENIZER) is None:
+        raise refuse(f"it has no {fmt.TOKENIZER}, so no engine can turn text into tokens")
+    if values.text(fmt.TOKENIZER) in fmt.NO_TOKENIZER:
         return
-    values.check(OF_TOKENIZER)
-    tokens = values.get(TOKENS)
-    if tokens is None or tokens.kind != STRING or tokens.count is None:
+    values.check(fmt.OF_TOKENIZER)
+    tokens = values.get(fmt.TOKENS)
+    if tokens is None or tokens.kind != fmt.STRING or tokens.count is None:
         raise refuse(
-            f"it has no {TOKENS}" if tokens is None else f"{TOKENS} is a {tokens.title} and not its vocabulary"
+            f"it has no {fmt.TOKENS}" if tokens is None else f"{fmt.TOKENS} is a {tokens.title} and not its vocabulary"
         )
-    for key, kinds in OF_TOKENS.items():
+    for key, kinds in fmt.OF_TOKENS.items():
         value = values.get(key)
         if value is not None and (value.kind not in kinds or value.count is None or value.count < tokens.count):
-            wanted = VALUE_NAMES[kinds[0]]
+            wanted = fmt.VALUE_NAMES[kinds[0]]
             raise refuse(f"{key} is of type {value.title} where each of {tokens.count} tokens wants a {wanted}")
 
 
@@ -268,8 +234,8 @@ def _split_count(values: _Values) -> int:
     """Return how many files the model has; only the first of several can be loaded, and leads to the others."""
     parts = values.number("split.count") or 1
     if parts > 1:
-        values.check(OF_SPLIT)
-        part, _ = (values.required(key) for key in OF_SPLIT)
+        values.check(fmt.OF_SPLIT)
+        part, _ = (values.required(key) for key in fmt.OF_SPLIT)
         if part:
             raise values.reader.refuse(f"it is part {part + 1} of {parts} of a split model: name the first part")
     return parts
@@ -277,6 +243,6 @@ def _split_count(values: _Values) -> int:
 
 def quantization(file_type: int | None, heaviest: int | None) -> str | None:
     """Return the name that people use (`Q4_K_M`): from the header, else the type that holds most of the bytes."""
-    if file_type is not None and (name := FILE_TYPES.get(file_type & ~GUESSED)):
+    if file_type is not None and (name := fmt.FILE_TYPES.get(file_type & ~fmt.GUESSED)):
         return name
-    return None if heaviest is None or heaviest not in TENSOR_TYPES else TENSOR_TYPES[heaviest][0]
+    return None if heaviest is None or heaviest not in fmt.TENSOR_TYPES else fmt.TENSOR_TYPES[heaviest][0]

@@ -19,24 +19,7 @@ from typing import Final
 import attrs
 
 from llmkube.weights.errors import NotGGUFError
-from llmkube.weights.formats.gguf_format import (
-    ARRAY,
-    DATA_ALIGNMENT,
-    DEFAULT_ALIGNMENT,
-    LAYOUTS,
-    LOOKALIKES,
-    MAGIC,
-    MAX_DIMENSIONS,
-    NAME_BYTES,
-    NEWER_TENSOR_TYPES,
-    STRING,
-    TENSOR_TYPES,
-    UINT32,
-    UINT64,
-    VALUE_NAMES,
-    VERSIONS,
-)
-from llmkube.weights.formats.gguf_rules import KEPT, KEPT_OF_ARCHITECTURE
+from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.shape import Tensor
 
 MAX_SHOWN: Final = 80
@@ -65,7 +48,7 @@ class Value:
     @property
     def title(self) -> str:
         """`u32`, or `array of 3 u32`."""
-        name = VALUE_NAMES[self.kind]
+        name = fmt.VALUE_NAMES[self.kind]
         return name if self.count is None else f"array of {self.count} {name}"
 
 
@@ -119,11 +102,11 @@ _START_BYTES: Final = 24
 _MAX_ELEMENTS: Final = (1 << 63) - 1
 _ALIGNMENT: Final = b"general.alignment"
 
-_U32: Final = LAYOUTS[UINT32]
-_U64: Final = LAYOUTS[UINT64]
+_U32: Final = fmt.LAYOUTS[fmt.UINT32]
+_U64: Final = fmt.LAYOUTS[fmt.UINT64]
 _STARTS: Final = struct.Struct("<4sIQQ")
 _TENSOR_TAIL: Final = struct.Struct("<IQ")
-_SHAPES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
+_SHAPES: Final = tuple(struct.Struct(f"<{count}Q") for count in range(fmt.MAX_DIMENSIONS + 1))
 
 
 Steps = Generator[Range, bytes, None]
@@ -136,7 +119,7 @@ class HeaderReader:
 
     Args:
         name: What the file is called in an error's sentence.
-        size_bytes: How long the file is, or None if that is not known.
+        size_bytes: How long the file is, or None if that is not fmt.
         limit_bytes: How far into the file the reader may ever want to look.
 
     Attributes:
@@ -245,14 +228,14 @@ class HeaderReader:
             raise self.refuse("its fixed part goes beyond the end of the file (is the download complete?)")
 
     def _check_start(self, magic: bytes, version: int | None) -> None:
-        if magic != MAGIC:
-            guess = next((guess for prefix, guess in LOOKALIKES if self._data.startswith(prefix)), None)
-            raise self.refuse(guess or f"it does not start with {MAGIC!r}")
-        if version is None or version in VERSIONS:
+        if magic != fmt.MAGIC:
+            guess = next((guess for prefix, guess in fmt.LOOKALIKES if self._data.startswith(prefix)), None)
+            raise self.refuse(guess or f"it does not start with {fmt.MAGIC!r}")
+        if version is None or version in fmt.VERSIONS:
             return
         if version & 0xFFFF == 0:
             raise self.refuse("it is big-endian: convert it for little-endian machines")
-        raise self.refuse(f"it has format version {version}; engines read versions {VERSIONS}")
+        raise self.refuse(f"it has format version {version}; engines read versions {fmt.VERSIONS}")
 
     def _read_keys(self, key_count: int) -> Steps:
         seen: set[bytes | int] = set()
@@ -275,19 +258,19 @@ class HeaderReader:
     def _read_value(self, key: bytes) -> Steps:
         """Keep or step over one value; its kind is at hand."""
         kind, count = self._number(_U32), None
-        if kind == ARRAY:
+        if kind == fmt.ARRAY:
             yield from self._have(12, shown(key))
             kind, count = self._number(_U32), self._number(_U64)
         name = key.partition(b"\0")[0]  # engines look keys up as C strings, and take the first that matches
-        kept = name in KEPT or name.partition(b".")[2] in KEPT_OF_ARCHITECTURE
-        if kind == STRING and count is None:
+        kept = name in fmt.KEPT or name.partition(b".")[2] in fmt.KEPT_OF_ARCHITECTURE
+        if kind == fmt.STRING and count is None:
             yield from self._have(8, shown(key))
             length = self._number(_U64)
-        elif kind == STRING:
+        elif kind == fmt.STRING:
             yield from self._walk(count or 0, key)
             length = 0
-        elif kind in LAYOUTS:
-            length = LAYOUTS[kind].size * (1 if count is None else count)
+        elif kind in fmt.LAYOUTS:
+            length = fmt.LAYOUTS[kind].size * (1 if count is None else count)
         else:  # an array in an array is legal on paper, but no engine reads one
             raise self.refuse(f"{shown(key)} has the unexpected type {kind}")
         if not kept:
@@ -326,8 +309,8 @@ class HeaderReader:
     def _alignment(self) -> int:
         value = self._values.get(_ALIGNMENT)
         if value is None:
-            return DEFAULT_ALIGNMENT
-        if value.kind != UINT32 or value.count is not None or value.data is None:
+            return fmt.DEFAULT_ALIGNMENT
+        if value.kind != fmt.UINT32 or value.count is not None or value.data is None:
             raise self.refuse(f"general.alignment is of type {value.title} and not u32")
         (alignment,) = _U32.unpack(value.data)
         if alignment == 0 or alignment & (alignment - 1):
@@ -347,16 +330,16 @@ class HeaderReader:
             if name in names:
                 raise self.refuse(f"it has the tensor {shown(name)} twice")
             names.add(name)
-            type_name = TENSOR_TYPES[kind][0] if kind in TENSOR_TYPES else str(kind)
+            type_name = fmt.TENSOR_TYPES[kind][0] if kind in fmt.TENSOR_TYPES else str(kind)
             tensors.append(Tensor(name.decode("utf-8", "replace"), type_name, sizes, tensor_bytes))
             by_type[kind] += tensor_bytes
-            if kind in NEWER_TENSOR_TYPES:
+            if kind in fmt.NEWER_TENSOR_TYPES:
                 expected = -1  # where the next one begins is for an engine to say that knows this type
             elif expected < 0:
                 expected = offset
             if 0 <= expected != offset:
                 raise self.refuse(f"the data of tensor {shown(name)} begins at {offset} where {expected} is expected")
-            if offset % DATA_ALIGNMENT:
+            if offset % fmt.DATA_ALIGNMENT:
                 odd = odd or name
             needed = max(needed, offset + tensor_bytes)
             if expected >= 0:
@@ -366,9 +349,11 @@ class HeaderReader:
             raise self.refuse(
                 f"its tensors need {start + needed} bytes but it has {self._size} (is the download complete?)"
             )
-        if tensor_count and (odd or start % DATA_ALIGNMENT):
+        if tensor_count and (odd or start % fmt.DATA_ALIGNMENT):
             which = f"tensor {shown(odd)}" if odd else "the first tensor"
-            raise self.refuse(f"{which} is not at a multiple of {DATA_ALIGNMENT} in the file: engines crash on that")
+            raise self.refuse(
+                f"{which} is not at a multiple of {fmt.DATA_ALIGNMENT} in the file: engines crash on that"
+            )
         self.header = Header(version, tuple(tensors), self._values, by_type, start + needed, self._size, start)
 
     def _read_tensor(self) -> Generator[Range, bytes, tuple[bytes, int, tuple[int, ...], int]]:
@@ -376,13 +361,13 @@ class HeaderReader:
         what = "the list of tensors"
         yield from self._have(8, what)
         length = self._number(_U64)
-        if length >= NAME_BYTES:
+        if length >= fmt.NAME_BYTES:
             self._check(length, what)
-            raise self.refuse(f"a tensor's name is {length} bytes long; engines keep fewer than {NAME_BYTES}")
+            raise self.refuse(f"a tensor's name is {length} bytes long; engines keep fewer than {fmt.NAME_BYTES}")
         yield from self._have(length + 4, what)
         name = self._take(length).partition(b"\0")[0]
         dimensions = self._number(_U32)
-        if dimensions > MAX_DIMENSIONS:
+        if dimensions > fmt.MAX_DIMENSIONS:
             raise self.refuse(f"tensor {shown(name)} claims {dimensions} dimensions")
         shape = _SHAPES[dimensions]
         yield from self._have(shape.size + _TENSOR_TAIL.size, what)
@@ -398,9 +383,9 @@ class HeaderReader:
             elements *= size
         if max(sizes, default=1) > _MAX_ELEMENTS or elements >= _MAX_ELEMENTS:
             raise self.refuse(f"tensor {shown(name)} claims {elements} elements")
-        if kind in NEWER_TENSOR_TYPES:
+        if kind in fmt.NEWER_TENSOR_TYPES:
             return 0
-        _, block_elements, block_bytes = TENSOR_TYPES.get(kind, ("", 0, 0))
+        _, block_elements, block_bytes = fmt.TENSOR_TYPES.get(kind, ("", 0, 0))
         if not block_elements:
             raise self.refuse(f"tensor {shown(name)} has the type {kind}, which no engine knows")
         row = sizes[0] if sizes else 1

@@ -14,14 +14,13 @@ from typing import Any, Final
 import attrs
 
 from llmkube.weights.errors import NotGGUFError
+from llmkube.weights.formats import gguf_format as fmt
 from llmkube.weights.formats.gguf import quantization
-from llmkube.weights.formats.gguf_format import MAX_LAYERS, TENSOR_TYPES
 from llmkube.weights.formats.gguf_reader import MAX_TENSORS
-from llmkube.weights.formats.gguf_rules import ARCHITECTURE, FOR_SIZING, OF_ARCHITECTURE, PER_LAYER, REQUIRED, TOKENS
 from llmkube.weights.formats.shape import GGUFFacts, Shape, Tensor
 
 _FROM: Final = re.compile(r"^FROM\s+(\S.*?sha256[-:]([0-9a-f]{64}))\s*$", re.MULTILINE)
-_BLOCKS: Final = {name: (elements, size_bytes) for name, elements, size_bytes in TENSOR_TYPES.values()}
+_BLOCKS: Final = {name: (elements, size_bytes) for name, elements, size_bytes in fmt.TENSOR_TYPES.values()}
 _GGUF_VERSION: Final = 3
 """Which version the file has is not said; it makes no difference to who does not read it."""
 
@@ -66,27 +65,23 @@ def read_show(name: str, said: Mapping[str, Any], size_bytes: int) -> KeptModel:
 
 
 def _facts(name: str, info: Mapping[str, Any], tensors: list[Any], size_bytes: int) -> GGUFFacts:
-    architecture = info.get(ARCHITECTURE)
+    architecture = info.get(fmt.ARCHITECTURE)
     if not isinstance(architecture, str) or not architecture:
-        raise NotGGUFError(f"Ollama names no {ARCHITECTURE} of {name}, so its memory cannot be promised")
-    keys = (*OF_ARCHITECTURE, *PER_LAYER, *FOR_SIZING)
+        raise NotGGUFError(f"Ollama names no {fmt.ARCHITECTURE} of {name}, so its memory cannot be promised")
+    keys = (*fmt.OF_ARCHITECTURE, *fmt.PER_LAYER, *fmt.FOR_SIZING)
     numbers = {key: found for key in keys if (found := _numbers(info.get(f"{architecture}.{key}")))}
-    missing = [key for key in REQUIRED if not numbers.get(key)]
-    if missing or not 0 < numbers["block_count"][0] <= MAX_LAYERS or len(tensors) > MAX_TENSORS:
+    missing = [key for key in fmt.REQUIRED if not numbers.get(key)]
+    if missing or not 0 < numbers["block_count"][0] <= fmt.MAX_LAYERS or len(tensors) > MAX_TENSORS:
         what = f"no {architecture}.{missing[0]}" if missing else "sizes that no engine takes"
         raise NotGGUFError(f"Ollama tells {what} of {name}, so its memory cannot be promised")
     read = tuple(_tensor(name, each) for each in tensors)
     tensor_bytes = sum(each.size_bytes for each in read)
-    tokens = info.get(TOKENS)
-    embedding = next((each for each in read if each.name == "token_embd.weight" and len(each.sizes) > 1), None)
-    shape = Shape(
-        architecture=architecture,
-        tensors=read,
-        numbers=numbers,
-        layer_count=numbers["block_count"][0],
-        embedding_size=numbers["embedding_length"][0],
-        vocabulary_size=embedding.sizes[1] if embedding else len(tokens) if isinstance(tokens, list) else 0,
-        trained_context=numbers["context_length"][0],
+    tokens = info.get(fmt.TOKENS)
+    shape = Shape.of_header(
+        architecture,
+        read,
+        numbers,
+        len(tokens) if isinstance(tokens, list) else 0,
         size_bytes=max(size_bytes, tensor_bytes),
         unread_bytes=max(0, size_bytes - tensor_bytes),
     )

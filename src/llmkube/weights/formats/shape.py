@@ -18,6 +18,20 @@ class Tensor(NamedTuple):  # not attrs: a header may have 65,536 of them, and th
     sizes: tuple[int, ...]
     size_bytes: int
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """The number of its block and its name there, without `.weight`; -1 and its whole name outside of blocks."""
+        name = self.name.removesuffix(".weight")
+        parts = name.split(".", 2)
+        inside = len(parts) == 3 and parts[0] == "blk" and len(parts[1]) < 4 and parts[1].isdecimal()
+        return (int(parts[1]), parts[2]) if inside else (-1, name)
+
+
+def vocabulary_of(tensors: tuple[Tensor, ...]) -> int:
+    """Return how many tokens the embedding has a vector for; 0 if it is not among these tensors."""
+    embedding = next((each for each in tensors if each.name == "token_embd.weight"), None)
+    return embedding.sizes[1] if embedding and len(embedding.sizes) > 1 else 0
+
 
 @attrs.frozen(cache_hash=True)
 class Shape:
@@ -48,6 +62,27 @@ class Shape:
     unread_bytes: int = 0
     missing_parts: int = 0
     format: str = "gguf"
+
+    @classmethod
+    def of_header(
+        cls,
+        architecture: str,
+        tensors: tuple[Tensor, ...],
+        numbers: Mapping[str, tuple[int, ...]],
+        tokens: int,
+        **others: Any,
+    ) -> "Shape":
+        """Return the shape that the keys of a GGUF header tell; `tokens` are those of its tokenizer."""
+        return cls(
+            architecture=architecture,
+            tensors=tensors,
+            numbers=numbers,
+            layer_count=numbers["block_count"][0],
+            embedding_size=numbers["embedding_length"][0],
+            vocabulary_size=vocabulary_of(tensors) or tokens,
+            trained_context=numbers["context_length"][0],
+            **others,
+        )
 
     def number(self, name: str, default: int = 0) -> int:
         """Return a number that holds for all layers; the largest if the file gives one for each."""

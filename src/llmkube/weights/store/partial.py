@@ -44,7 +44,6 @@ class Partial:
         size_bytes: How many bytes are there and hashed.
         info: What they are of.
         unhashed_bytes: Bytes from an earlier process that `rehash` has still to read.
-        written_bytes: How many bytes were written; never fewer than are hashed.
     """
 
     store: Store
@@ -53,7 +52,6 @@ class Partial:
     info: PartialInfo = PartialInfo()
     size_bytes: int = 0
     unhashed_bytes: int = 0
-    written_bytes: int = 0
     _digest: "hashlib._Hash" = attrs.field(factory=hashlib.sha256)
 
     @property
@@ -71,7 +69,7 @@ class Partial:
         self.size_bytes += len(data)
         self.unhashed_bytes = self.unhashed_bytes - len(data) if data else 0
         if not self.unhashed_bytes:
-            self._cut(self.size_bytes)
+            os.ftruncate(self._fd, self.size_bytes)
 
     def begin(self, note: PartialInfo) -> None:
         """Drop what is there, and expect the version that the note names."""
@@ -79,43 +77,26 @@ class Partial:
         self.size_bytes = self.unhashed_bytes = 0
         self.info = note
         self._write_note(0)
-        self._cut(0)
+        os.ftruncate(self._fd, 0)
 
-    def drop_unhashed(self) -> None:
-        """Drop what was written and not hashed any more, before more is written.
-
-        Raises:
-            FetchError: The disk fails.
-        """
-        try:
-            self._cut(self.size_bytes)
-        except OSError as exc:
-            raise cannot_write(self.store, exc) from exc
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write bytes behind what was written, all of them or none; they count once they are hashed.
-
-        Another thread may be hashing or syncing meanwhile.
+    def append(self, data: bytes | memoryview) -> None:
+        """Write and hash bytes behind what is there, all of them or none; another thread may be syncing meanwhile.
 
         Raises:
             NoSpaceError: The disk is full.
             FetchError: The disk fails.
         """
-        start, done = self.written_bytes, 0
+        start, done = self.size_bytes, 0
         view = memoryview(data)
         try:
             while done < len(view):
                 done += os.pwrite(self._fd, view[done : done + _WRITE_BYTES], start + done)
         except OSError as exc:
             with contextlib.suppress(OSError):
-                self._cut(start)
+                os.ftruncate(self._fd, start)
             raise cannot_write(self.store, exc) from exc
-        self.written_bytes = start + done
-
-    def hash(self, data: bytes | memoryview) -> None:
-        """Hash and count the next bytes of what was written."""
-        self._digest.update(data)
-        self.size_bytes += len(data)
+        self._digest.update(view)
+        self.size_bytes += done
 
     def checkpoint(self) -> None:
         """Make what is there survive a power cut; more may be appended meanwhile, which then is not promised."""
@@ -151,10 +132,6 @@ class Partial:
             pass
         finally:
             os.close(self._fd)
-
-    def _cut(self, size_bytes: int) -> None:
-        os.ftruncate(self._fd, size_bytes)
-        self.written_bytes = size_bytes
 
     def _write_note(self, synced_bytes: int) -> None:
         text = json.dumps(

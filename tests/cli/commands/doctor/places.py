@@ -4,8 +4,8 @@ from pathlib import Path
 
 from llmkube.cli.commands.doctor.findings import Verdict
 from llmkube.cli.commands.doctor.installation import Installation
-from llmkube.cli.commands.programs.background.launchctl import User
-from llmkube.programs.config.host_config import UpConfig
+from llmkube.cli.commands.programs.background.agent_jobs import User
+from llmkube.programs.config import UpConfig
 
 
 def installation(folder, *, program="up", config=None, **changes):

@@ -35,7 +35,7 @@ from llmkube.cli.target_cluster import Where
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.exchange import TransportSender
-from llmkube.programs.config.host_config import AgentConfig, UpConfig
+from llmkube.programs.config import AgentConfig, UpConfig
 from llmkube.programs.state_location import SERVER, held
 from llmkube.supervisor import rights
 
@@ -252,7 +252,7 @@ def judged(*, agent=True, **changes):
 )
 def test_one_server_is_several_lines(changes, verdicts):
     """That it answers, that it serves our kinds, what the agent may do, and what time it has."""
-    assert {each.name: each.verdict.value for each in judged(**changes)} == verdicts
+    assert {each.name or "API server": each.verdict.value for each in judged(**changes)} == verdicts
 
 
 def test_a_long_list_of_rights_is_cut_and_counted():

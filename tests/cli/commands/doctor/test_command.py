@@ -65,7 +65,7 @@ def test_an_image_without_a_pod_is_a_mistake(alone):
     assert "--image is for --from-cluster" in done.output
 
 
-WELL = passed("well", "as it is to be")
+WELL = passed("as it is to be")
 
 
 def after(seconds, outcome):
@@ -85,7 +85,7 @@ async def test_one_that_hangs_and_one_that_fails_end_no_other(autojump_clock):
         [
             Probe("hangs", after(10**9, None), 5.0),
             Probe("well", after(3, WELL)),
-            Probe("two lines", after(2, (passed("two", "a"), passed("two", "b")))),
+            Probe("two", after(2, (passed("a"), passed("b", name="other")))),
             Probe("fails", after(1, OSError(5, "Input/output error"))),
             Probe("refuses", after(1, UserError("no such thing"))),
             Probe("many", after(1, ExceptionGroup("a nursery", [ValueError("one"), OSError("two")]))),
@@ -96,7 +96,7 @@ async def test_one_that_hangs_and_one_that_fails_end_no_other(autojump_clock):
         ("hangs", "cannot be told: no answer within 5 s"),
         ("well", "as it is to be"),
         ("two", "a"),
-        ("two", "b"),
+        ("other", "b"),
         ("fails", "cannot be told: [Errno 5] Input/output error"),
         ("refuses", "cannot be told: no such thing"),
         ("many", "cannot be told: one"),

@@ -8,15 +8,18 @@ from llmkube.cli.commands.doctor import findings
 from llmkube.cli.commands.doctor.findings import as_json, as_text, exit_code, failed, passed, warned
 
 FINDINGS = (
-    passed("disk", "55.4 GiB free in /home/ada"),
+    passed("55.4 GiB free in /home/ada", name="disk"),
     warned(
-        "sleep", "this Mac falls asleep after 10 min", why="asleep it answers no request", fix="`sudo pmset -a sleep 0`"
+        "this Mac falls asleep after 10 min",
+        why="asleep it answers no request",
+        fix="`sudo pmset -a sleep 0`",
+        name="sleep",
     ),
     failed(
-        "local network",
         "the job gets errno 65 (EHOSTUNREACH) from every machine of its network: Local Network Privacy",
         why="pods may not reach its engines",
         fix="`llmkube agent install --daemon`, or allow it in System Settings, Privacy & Security, Local Network",
+        name="local network",
     ),
 )
 
@@ -67,7 +70,7 @@ def test_in_a_pipe_each_sentence_is_one_line():
 
 def test_what_a_program_printed_steers_no_terminal():
     """Control characters and line ends of others' output are shown, not obeyed."""
-    text = as_text([warned("FileVault", "it says \x1b[2Jone\ntwo", why="a", fix="b")])
+    text = as_text([warned("it says \x1b[2Jone\ntwo", why="a", fix="b", name="FileVault")])
     assert "it says \ufffd[2Jone two" in text
 
 
@@ -87,6 +90,6 @@ def test_programs_get_every_field():
 
 def test_only_a_failure_ends_a_script():
     """A warning is for people."""
-    well, doubtful, bad = passed("a", "b"), warned("a", "b", why="c", fix="d"), failed("a", "b", why="c", fix="d")
+    well, doubtful, bad = passed("b"), warned("b", why="c", fix="d"), failed("b", why="c", fix="d")
     assert exit_code([well, doubtful]) == 0
     assert exit_code([well, bad, doubtful]) == 1

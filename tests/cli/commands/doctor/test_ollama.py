@@ -1,16 +1,22 @@
 """An Ollama beside our engines: a table of what it has; one that loads, lies, dies and moves, on a virtual clock."""
 
-import math
+from functools import partial
 
 import attrs
 import pytest
 import trio
 
-from cli.commands.doctor.fake_ollama import GIB, URL, FakeOllama
-from llmkube.cli.commands.doctor import ollama
+from http_lab import MemoryListener
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.limits import Limits
+from llmkube.base.http.message import NO_HEADERS, Response
+from llmkube.base.http.server import run_server
 from llmkube.cli.commands.doctor.findings import Verdict
-from llmkube.cli.commands.doctor.ollama import Ollama, daemon_url, judge_ollama
+from llmkube.cli.commands.doctor.ollama import Ollama, daemon_url, judge_ollama, look_at
 from llmkube.programs.daemon_engine.processes import Process, Runners, kind_of, runners_in
+from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, URL, FakeDaemon
+
+GIB = 1 << 30
 
 FINE = Ollama(url=URL, version="0.17.4", listed=("a:latest",), runners=Runners((7,), (), 1), held={7: 2 * GIB})
 LIES = attrs.evolve(FINE, listed=())
@@ -73,31 +79,6 @@ def test_a_runner_belongs_to_the_server_that_is_its_parent():
     assert runners_in(processes) == Runners((3,), (4,), 1)
 
 
-def no_orphans(found):
-    return attrs.evolve(found, orphans=())
-
-
-def all_served(found):
-    return attrs.evolve(found, served=tuple(sorted((*found.served, *found.orphans))), orphans=())
-
-
-def all_orphans(found):
-    return attrs.evolve(found, served=(), orphans=tuple(sorted((*found.served, *found.orphans))))
-
-
-def no_servers(found):
-    return attrs.evolve(found, servers=0)
-
-
-@pytest.mark.parametrize("bug", [no_orphans, all_served, all_orphans, no_servers], ids=lambda bug: bug.__name__)
-def test_a_bug_in_whose_a_process_is_does_not_pass(monkeypatch, bug):
-    """Each of them breaks the test of parents."""
-    right = runners_in
-    monkeypatch.setitem(globals(), "runners_in", lambda processes: bug(right(processes)))
-    with pytest.raises(AssertionError):
-        test_a_runner_belongs_to_the_server_that_is_its_parent()
-
-
 def test_a_runner_whose_parent_cannot_be_read_is_no_orphan():
     """Its server may be another user's, whose command line is hidden: no advice may end its process."""
     runner = Process(11, 10, ("ollama", "runner"))
@@ -110,6 +91,51 @@ def test_a_runner_whose_parent_cannot_be_read_is_no_orphan():
     assert runners_in([user_manager, runner]).orphans == (11,)
 
 
+@attrs.define(eq=False)
+class Beside(FakeDaemon):
+    """An Ollama beside our engines.
+
+    Attributes:
+        moved: It listens elsewhere.
+        odd: What answers in its place.
+    """
+
+    moved: bool = False
+    odd: bytes | None = None
+
+    def put(self, name):
+        """It is loaded, for whoever has asked."""
+        self._next_pid += 1
+        self.loaded[name] = self._next_pid
+        self.held[self._next_pid] = (LIBRARY_BLOB, self.pid)
+
+    async def footprints(self, pids):
+        await trio.lowlevel.checkpoint()
+        return dict.fromkeys(pids, GIB)
+
+    async def handle(self, exchange):
+        if self.odd is not None:
+            await exchange.respond(Response(200, NO_HEADERS, self.odd))
+        else:
+            await FakeDaemon.handle(self, exchange)
+
+    async def look(self):
+        """What the probe finds here."""
+        listener = MemoryListener()
+
+        async def connect(host, port):
+            if not self.answers or self.moved:
+                await trio.lowlevel.checkpoint()
+                raise ConnectionRefusedError(111, "Connection refused")
+            return await listener.connect(host, port)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(run_server, self.handle, [listener], limits=Limits(drain_seconds=0.1)))
+            found = await look_at(HttpClient(connect), URL, self)
+            nursery.cancel_scope.cancel(reason="looked at")
+        return found
+
+
 async def told(fake):
     """The verdicts of one look, and their words."""
     findings = list(judge_ollama(await fake.look()))
@@ -118,34 +144,34 @@ async def told(fake):
 
 async def test_a_day_of_an_ollama(autojump_clock):
     """It loads, unloads, is upgraded, is killed with a model, comes back, and is ended in order."""
-    fake = FakeOllama()
-    fake.load("a:latest")
-    fake.load("b:latest")
+    fake = Beside()
+    fake.put("a:latest")
+    fake.put("b:latest")
     assert await told(fake) == (["pass"], f"0.17.4 at {URL}; 2 models loaded, 2.0 GiB: a:latest, b:latest ")
-    fake.unload("b:latest")
+    fake.drop("b:latest")
     assert (await told(fake))[0] == ["pass"]
-    fake.end_server(killed=False)
+    fake.stop()
     assert await told(fake) == ([], "")  # TERM takes its models along
-    fake.restart()
-    fake.version = "0.18.0"
+    fake.start("0.18.0")
     assert await told(fake) == (["pass"], f"0.18.0 at {URL}; 0 models loaded ")
-    fake.load("a:latest")
-    fake.end_server(killed=True)
+    fake.put("a:latest")
+    fake.stop(killed=True)
     verdicts, words = await told(fake)
     assert verdicts == ["warn"]
     assert "`kill 203`" in words
-    fake.restart()
-    fake.load("a:latest")
+    fake.start()
+    fake.put("a:latest")
     assert (await told(fake))[0] == ["warn", "pass"]  # the orphan stays beside the model that was loaded anew
-    fake.orphans.clear()
+    del fake.held[203]
     assert (await told(fake))[0] == ["pass"]
 
 
 async def test_an_unload_that_was_said_and_not_done_is_told(autojump_clock):
     """The process is there at the second look, too."""
-    fake = FakeOllama()
-    fake.load("a:latest")
-    fake.unload("a:latest", lies=True)
+    fake = Beside()
+    fake.put("a:latest")
+    fake.lies = True
+    fake.drop("a:latest")
     verdicts, words = await told(fake)
     assert verdicts == ["warn"]
     assert "lists 0 models, and 1 process of it holds 1.0 GiB (pid 201)" in words
@@ -153,16 +179,16 @@ async def test_an_unload_that_was_said_and_not_done_is_told(autojump_clock):
 
 async def test_a_process_that_is_about_to_end_is_no_lie(autojump_clock):
     """A process ends a moment after its model is not listed any more."""
-    fake = FakeOllama(lag_seconds=1.0)
-    fake.load("a:latest")
-    fake.unload("a:latest")
+    fake = Beside(lag_seconds=1.0)
+    fake.put("a:latest")
+    fake.drop("a:latest")
     assert (await told(fake))[0] == ["pass"]
 
 
 async def test_a_server_that_does_not_answer_where_it_is_asked_is_told(autojump_clock):
     """Its port was changed, or it hangs: its processes show that it is there."""
-    fake = FakeOllama(answers=False)
-    fake.load("a:latest")
+    fake = Beside(moved=True)
+    fake.put("a:latest")
     verdicts, words = await told(fake)
     assert verdicts == ["warn"]
     assert f"does not answer at {URL}" in words
@@ -172,13 +198,13 @@ async def test_a_server_that_does_not_answer_where_it_is_asked_is_told(autojump_
 @pytest.mark.parametrize("odd", [b"", b"Ollama is running", b"[]", b'{"version": 1}', b'{"version": "1"}', b"\xff"])
 async def test_what_answers_otherwise_is_no_ollama(autojump_clock, odd):
     """Another program may have its port; it is not an error of ours."""
-    fake = FakeOllama(alive=False, odd=odd)
+    fake = Beside(hidden=True, odd=odd)
     assert await told(fake) == ([], "")
 
 
 async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
     """Its line comes all the same, within what a probe may take."""
-    fake = FakeOllama(hangs=True)
+    fake = Beside(hangs=True)
     with trio.fail_after(8):
         assert (await told(fake))[0] == ["warn"]
 
@@ -200,56 +226,3 @@ async def test_a_server_that_hangs_costs_two_questions(autojump_clock):
 def test_it_is_asked_where_its_own_variable_says(said, url):
     """As its client reads it; a wildcard is where it listens, and not where it is asked."""
     assert daemon_url({"OLLAMA_HOST": said}) == url
-
-
-def hasty(monkeypatch):
-    """One look decides."""
-    monkeypatch.setattr(ollama, "AGAIN_SECONDS", 0.0)
-
-
-def deaf(monkeypatch):
-    """No answer is read."""
-
-    async def nothing(http, url):
-        await trio.lowlevel.checkpoint()
-        return {}
-
-    monkeypatch.setattr(ollama, "_ask", nothing)
-
-
-def blind(monkeypatch):
-    """No process is seen."""
-    monkeypatch.setattr(FakeOllama, "processes", lambda self: ())
-
-
-def credulous(monkeypatch):
-    """What the server lists is all that there is."""
-    right = ollama.Ollama
-
-    def believing(**found):
-        return right(**{**found, "runners": type(found["runners"])(found["runners"].served[: len(found["listed"])])})
-
-    monkeypatch.setattr(ollama, "Ollama", believing)
-
-
-def patient(monkeypatch):
-    """A server that hangs is waited for."""
-    monkeypatch.setattr(ollama, "_ASK_SECONDS", math.inf)
-
-
-@pytest.mark.parametrize(
-    ("bug", "timeline"),
-    [
-        (hasty, test_a_process_that_is_about_to_end_is_no_lie),
-        (deaf, test_a_day_of_an_ollama),
-        (blind, test_a_day_of_an_ollama),
-        (blind, test_a_server_that_does_not_answer_where_it_is_asked_is_told),
-        (credulous, test_an_unload_that_was_said_and_not_done_is_told),
-        (patient, test_a_server_that_hangs_costs_two_questions),
-    ],
-)
-async def test_a_bug_breaks_a_timeline(autojump_clock, monkeypatch, bug, timeline):
-    """Each deliberate bug is seen by the timeline that it is for."""
-    bug(monkeypatch)
-    with pytest.raises((AssertionError, trio.TooSlowError)):
-        await timeline(autojump_clock)

@@ -28,7 +28,7 @@ from llmkube.cli.commands.doctor.programs import (
 )
 from llmkube.cli.commands.programs.background.launchctl import JobState
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts
-from llmkube.programs.config.host_config import AgentConfig, UpConfig
+from llmkube.programs.config import AgentConfig, UpConfig
 from llmkube.supervisor.host.processes import start_of
 from llmkube.supervisor.nouns.journal import FileJournal
 from supervisor.nouns.entries import ENGINE, entry

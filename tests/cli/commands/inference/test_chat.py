@@ -1,6 +1,7 @@
 """Which key a command shows, and what it says when it has none."""
 
 import base64
+import json
 
 import pytest
 from click.testing import CliRunner
@@ -9,12 +10,13 @@ from cli.cli_objects import service
 from cli.memory_cluster import open_cluster_client
 from llmkube.cli.commands.inference import chat
 from llmkube.cli.commands.inference.chat import find_key, read_key_file
+from llmkube.cli.commands.inference.conversation import ContextFullError, Delta, Way
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Cluster
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.errors import ForbiddenError
+from llmkube.k8s.errors import ForbiddenError, TransportError
 from llmkube.programs.failures import CommandError, in_one_sentence
 
 FIRST = "CanaryFirst1"
@@ -119,3 +121,115 @@ def test_a_key_is_no_argument():
     assert chat.FLAG in CliRunner().invoke(cli, ["chat", "--help"]).output
     done = CliRunner().invoke(cli, ["chat", "demo", "--api-key", FIRST])
     assert done.exit_code == 2
+
+
+def test_bytes_are_no_question():
+    """A pipe of something else than text is a usage error in one sentence, before anything is asked."""
+    done = CliRunner().invoke(cli, ["chat", "demo", "-"], input=b"\xff\xfe")
+    assert done.exit_code == 2
+    assert "standard input is not UTF-8 text" in done.output
+
+
+WAY = Way("127.0.0.1", 8080, "default/demo", "the gateway")
+
+
+def converse(monkeypatch, answer, *lines, find_way=lambda _talk: WAY):
+    """Hold a conversation of these lines; return what was printed."""
+    typed = iter(lines)
+
+    def ask(_prompt):
+        line = next(typed, EOFError())
+        if isinstance(line, Exception):
+            raise line
+        return line
+
+    monkeypatch.setattr(chat._Talk, "_find_way", find_way)
+    monkeypatch.setattr(chat, "_answer", answer)
+    monkeypatch.setattr(chat, "_prompt", lambda _given: None)
+    monkeypatch.setattr("builtins.input", ask)
+    done = CliRunner().invoke(cli, ["chat", "demo"])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (TransportError("cannot reach the API server"), "Error: cannot reach the API server"),
+        (KeyboardInterrupt(), "(stopped)"),
+        (BaseExceptionGroup("a nursery's", [KeyboardInterrupt()]), "(stopped)"),
+    ],
+)
+def test_a_way_that_is_not_found_ends_no_conversation(monkeypatch, trouble, words):
+    """An API server that is away, or Ctrl-C while it is asked, costs one answer: the next question has the next one."""
+    ways = iter([WAY, trouble, WAY])
+
+    def find_way(_talk):
+        way = next(ways)
+        if isinstance(way, BaseException):
+            raise way
+        return way
+
+    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+        printer(Delta("I am here."))
+        return "stop"
+
+    done = converse(monkeypatch, answer, "lost?", "there?", find_way=find_way)
+    assert words in done.stderr
+    assert done.stdout == "I am here.\n"
+
+
+def questions_in(body):
+    return [each["content"] for each in json.loads(body)["messages"] if each["role"] == "user"]
+
+
+def test_a_full_context_leaves_out_what_was_said_first(monkeypatch):
+    """The conversation goes on with the newest that fits, and says what it has forgotten."""
+    sent = []
+
+    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+        sent.append(questions_in(body))
+        if len(sent[-1]) > 3:
+            raise ContextFullError("full")
+        printer(Delta("Yes."))
+        return "stop"
+
+    done = converse(monkeypatch, answer, "a", "b", "c", "d", "e")
+    assert sent == [["a"], ["a", "b"], ["a", "b", "c"], ["a", "b", "c", "d"], ["c", "d"], ["c", "d", "e"]]
+    said = "(the context is full: the first 2 questions and their answers were left out, and are forgotten)"
+    assert done.stderr.count(said) == 1
+    assert done.stdout == "Yes.\n" * 5
+
+
+def test_a_question_that_alone_is_too_long_is_told(monkeypatch):
+    """Nothing is left to forget: the error stands, and the next question is asked."""
+
+    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+        if "long" in questions_in(body)[-1]:
+            raise ContextFullError("this is more than the model's context holds")
+        printer(Delta("Yes."))
+        return "stop"
+
+    done = converse(monkeypatch, answer, "a", "long", "b")
+    assert "Error: this is more than the model's context holds" in done.stderr
+    assert done.stdout == "Yes.\nYes.\n"
+
+
+def test_words_for_the_program_reach_no_model(monkeypatch):
+    """/help and a mistyped command list what there is, /bye leaves, and two slashes send one."""
+    sent = []
+
+    async def answer(_where, way, body, printer):  # noqa: ASYNC124 - stands in for one that asks
+        sent.extend(questions_in(body)[-1:])
+        return "stop"
+
+    done = converse(monkeypatch, answer, "/help", "/hlep", "//etc", "/etc/hosts is what?", "/bye", "never asked")
+    assert sent == ["/etc", "/etc/hosts is what?"]
+    assert done.stderr.count("  /new   forget what was said") == 2
+    assert "There is no /hlep; nothing was sent." in done.stderr
+
+
+def test_a_line_that_is_no_text_ends_no_conversation(monkeypatch):
+    """A key that the terminal sends in another encoding costs that line alone."""
+    done = converse(monkeypatch, None, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"))
+    assert "was not sent" in done.stderr

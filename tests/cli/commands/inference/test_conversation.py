@@ -4,14 +4,33 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
-from http_lab import MemoryListener
+from cli.cli_objects import condition, service
+from cli.memory_cluster import open_cluster_client
+from http_lab import MemoryListener, cut
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 from llmkube.cli.commands.inference import conversation
-from llmkube.cli.commands.inference.conversation import Conversation, Sampling, stream_answer, to_pod
-from llmkube.cli.commands.inference.service_route import Way
+from llmkube.cli.commands.inference.conversation import (
+    MAX_EVENT_BYTES,
+    Conversation,
+    Delta,
+    EventReader,
+    Sampling,
+    StreamError,
+    Way,
+    error_text,
+    find_way,
+    gateway_way,
+    parse_event,
+    stream_answer,
+    to_pod,
+)
+from llmkube.cli.target_cluster import Cluster
+from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.errors import ForbiddenError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, in_one_sentence
@@ -195,3 +214,161 @@ async def test_who_may_not_forward_ports_needs_the_pod_s_network(monkeypatch):
     with pytest.raises(CommandError, match="verbs get and create on pods/portforward in namespace default") as refused:
         await to_pod(None, POD)("127.0.0.1", port)
     assert f"127.0.0.1:{port} is in the cluster's own network" in refused.value.message
+
+
+def piece(host, address, *, ready):
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"chat.{host}",
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "chat", "inference.llmkube.dev/host": host},
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [address], "conditions": {"ready": ready}}],
+        "ports": [{"name": "http", "port": 51234, "protocol": "TCP"}],
+    }
+
+
+async def way_to(found, *pieces):
+    with in_one_sentence():  # the cluster's nurseries raise groups
+        async with open_cluster_client() as client:
+            for each in pieces:
+                await client.apply(EndpointSlice, each, field_manager="test")
+            return await find_way(Cluster(client, "default"), found)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://127.0.0.1:8080/v1/chat/completions", "http://127.0.0.1:8080"),
+        ("http://[::1]:9000/v1/chat/completions", "http://[::1]:9000"),
+        ("http://chat.default.svc.cluster.local:8080/v1/chat/completions", None),
+        ("http://10.0.0.5:8080/v1", None),
+        ("https://127.0.0.1:8080/v1", None),
+        ("http://127.0.0.1:99999/v1", None),
+        ("", None),
+    ],
+)
+def test_a_gateway_is_known_by_its_address(endpoint, url):
+    """Only a plain URL on this machine is the gateway of `llmkube up`; a cluster's names are not."""
+    way = gateway_way(service(endpoint=endpoint))
+    assert (way.url if way else None) == url
+
+
+async def test_a_ready_engine_is_reached_directly():
+    """In a cluster the request goes to the address of an engine that answers."""
+    pieces = (piece("a", "10.0.0.4", ready=False), piece("b", "10.0.0.5", ready=True))
+    assert await way_to(service(), *pieces) == Way("10.0.0.5", 51234, "chat", "the engine on b")
+
+
+async def test_a_pod_is_known_by_its_name():
+    """What a slice says of the pod behind an address is part of the way: it leads through the API server."""
+    slice_ = piece("node-1", "10.0.0.5", ready=True)
+    slice_["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "chat-0", "namespace": "default"}
+    way = await way_to(service(selector="app=chat"), slice_)
+    assert (way.host, way.port, way.pod) == ("10.0.0.5", 51234, Key("default", "chat-0"))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (
+            service(readyReplicas=1),
+            "its agent has published no address; start that agent with --host-ip",
+        ),
+        (
+            service(readyReplicas=1, selector="app=chat"),
+            "is served by pods, and no EndpointSlice says at which address; `kubectl get pods -n default -l app=chat`",
+        ),
+        (
+            service("chat", condition("Loaded", False, "Loading"), phase="Creating"),
+            r"does not answer yet \(Creating: a Model called chat\)",
+        ),
+    ],
+)
+async def test_without_a_way_the_reason_is_told(found, words):
+    """What is missing is named, and what to do about it."""
+    with pytest.raises(CommandError, match=words):
+        await way_to(found)
+
+
+async def test_a_stopped_service_is_no_mystery():
+    """A service that nobody wants to run is told as that, with the command that starts it."""
+    found = service(endpoint="http://127.0.0.1:8080/v1")
+    stopped = attrs.evolve(found, spec=attrs.evolve(found.spec, replicas=0))
+    with pytest.raises(CommandError, match="is stopped; `llmkube scale chat 1` starts it"):
+        await way_to(stopped)
+    suspended = attrs.evolve(found, spec=attrs.evolve(found.spec, suspend=True))
+    with pytest.raises(CommandError, match=r"set spec\.suspend to false"):
+        await way_to(suspended)
+
+
+def event(**delta):
+    return b"data: " + json.dumps({"choices": [{"delta": delta}]}, ensure_ascii=False).encode() + b"\n\n"
+
+
+STREAM = (
+    b": a comment\r\n\r\n"
+    + event(role="assistant", content=None)
+    + event(content="Grüß ")
+    + b"id: 7\nevent: message\n"
+    + event(content="Gott, 世界")
+    + b'data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\n'
+    + b'data: {"choices": [], "usage": {"total_tokens": 3}}\n\n'
+    + b"data: [DONE]\n\n"
+)
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12))
+def test_pieces_may_end_anywhere(positions):
+    """Cut at any byte, also within a character, the stream reads the same."""
+    reader = EventReader()
+    deltas = [delta for piece in cut(STREAM, positions) for delta in reader.feed(piece)]
+    assert "".join(delta.text for delta in deltas) == "Grüß Gott, 世界"
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
+    assert reader.done
+
+
+def test_thoughts_are_told_apart():
+    """What a model thinks is not part of its answer."""
+    assert EventReader().feed(event(reasoning_content="hm")) == [Delta(reasoning="hm")]
+
+
+@pytest.mark.parametrize(
+    ("piece", "words"),
+    [
+        (b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
+        (b'error: {"code": 500, "message": "slot lost"}\n\n', "slot lost"),
+        (b"data: <html>\n\n", "not JSON"),
+        (b'data: {"hello": 1}\n\n', "not a chat completion"),
+        (b"data: []\n\n", "not a chat completion"),
+        (b"x" * (MAX_EVENT_BYTES + 1), "longer than"),
+    ],
+)
+def test_errors_within_a_stream_are_raised(piece, words):
+    """An engine that fails half-way, or something that is no engine, ends the answer with its own words."""
+    with pytest.raises(StreamError, match=words):
+        EventReader().feed(piece)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"error": {"message": "no"}}', "no"),
+        ('{"error": "no"}', "no"),
+        ('{"message": "no"}', "no"),
+        ("no", "no"),
+        ("[]", "[]"),
+    ],
+)
+def test_every_shape_of_error_has_a_sentence(text, words):
+    """OpenAI's shape, older ones and plain text all give the sentence within."""
+    assert error_text(text) == words
+
+
+def test_strange_deltas_are_empty():
+    """A delta of another type adds nothing and breaks nothing."""
+    assert parse_event('{"choices": [{"delta": {"content": 7}}]}') == Delta()
+    assert parse_event('{"choices": [{"delta": "x"}]}') == Delta()

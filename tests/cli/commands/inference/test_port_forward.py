@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from cli.cli_objects import service
-from cli.commands.inference.test_service_route import piece
+from cli.commands.inference.test_conversation import piece
 from cli.memory_cluster import open_cluster_client
 from k8s.auth.test_transport import Authority
 from k8s.test_port_forward import Kubelet, cluster, echo_server, serving
@@ -16,27 +16,25 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.listen import open_listeners
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
+from llmkube.cli.commands.inference.conversation import Way
 from llmkube.cli.commands.inference.port_forward import (
     DIAL_SECONDS,
     WAIT_SECONDS,
-    Destination,
     Ports,
     PortsType,
     carry,
-    destination_of,
     dial_engine,
     open_engines,
     run_one_model,
     run_tunnel,
 )
-from llmkube.cli.commands.inference.service_route import Way
 from llmkube.cli.view.locations import Engine
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.errors import ForbiddenError, TransportError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
 
-HERE = Destination("10.0.0.5", 51234)
+HERE = Engine("mac", "10.0.0.5", 51234, ready=True)
 
 
 async def here():
@@ -177,14 +175,14 @@ async def test_the_engine_is_followed(autojump_clock, capsys):
         apply = partial(client.apply, EndpointSlice, field_manager="test")
         await apply(piece("a", "10.0.0.4", ready=True))
         async with open_engines(client, Key("default", "chat"), "a") as current:
-            assert await current.find() == Destination("10.0.0.4", 51234)
+            assert str(await current.find()) == "10.0.0.4:51234"
             await apply(piece("a", "10.0.0.4", ready=False))
             await trio.testing.wait_all_tasks_blocked()
             with trio.move_on_after(5) as waiting:
                 await current.find()
             assert waiting.cancelled_caught
             await apply(piece("b", "10.0.0.5", ready=True))
-            assert await current.find() == Destination("10.0.0.5", 51234)
+            assert str(await current.find()) == "10.0.0.5:51234"
     assert capsys.readouterr().err == "the engine is now at 10.0.0.5:51234\n"
 
 
@@ -195,10 +193,10 @@ async def test_of_several_replicas_the_chosen_one_is_followed():
         for host, address in (("a", "10.0.0.4"), ("b", "10.0.0.5")):
             await apply(piece(host, address, ready=True))
         async with open_engines(client, Key("default", "chat"), "b") as current:
-            assert (await current.find()).host == "10.0.0.5"
+            assert (await current.find()).host == "b"
             await apply(piece("b", "10.0.0.5", ready=False))
             await trio.testing.wait_all_tasks_blocked()
-            assert (await current.find()).host == "10.0.0.4"
+            assert (await current.find()).host == "a"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +281,7 @@ def test_a_pod_is_named_by_its_name(run, monkeypatch):
 async def test_a_pod_is_reached_through_the_api_server():
     """A connection to the local port comes out at the pod's port, by the WebSocket that the API server passes on."""
     ca, question, answer = Authority(), bytes(range(256)) * 1000, b""
-    destination = destination_of("default", Engine("", "10.244.0.7", 8080, ready=True, pod="chat-0"))
+    destination = Engine("", "10.244.0.7", 8080, ready=True, pod=Key("default", "chat-0"))
     listeners = await open_listeners("127.0.0.1", 0, field="LOCAL")
 
     async def find():

@@ -23,7 +23,6 @@ from llmkube.supervisor.nouns.journal import Entry, dump, entry_path
 from llmkube.weights.store.blobs import WeightsFile, open_store
 from llmkube.weights.store.index import Record, commit_record, key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
-from weights.hostile import append
 
 DEMO = (Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf").read_bytes()
 HF = "hf://org/repo/file.gguf@main"
@@ -33,7 +32,7 @@ WEB = "https://files.example/m.gguf"
 def fill(store, identity, source, data):
     partial = open_partial(store, key_of(identity))
     partial.begin(PartialInfo())
-    append(partial, data)
+    partial.append(data)
     partial.checkpoint()
     try:
         commit_record(store, identity, Record(source, fetched_at="2026-01-01T00:00:00+00:00"), [partial])
@@ -49,7 +48,7 @@ def store(tmp_path):
     fill(store, WEB, WEB, DEMO + b"more")
     left = open_partial(store, key_of("x"))
     left.begin(PartialInfo())
-    append(left, b"half")
+    left.append(b"half")
     left.close()
     return store
 

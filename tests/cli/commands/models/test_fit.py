@@ -8,9 +8,8 @@ from click.testing import CliRunner
 from llmkube.cli.commands.models import fit as fit_module
 from llmkube.cli.commands.models.fit import described, judge
 from llmkube.cli.main import cli
-from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.memory.budget import host_budget
-from llmkube.weights.estimate.demand import Demand
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes
 from mlx_folder import folder
 from model_shapes import decoder, golden_shape

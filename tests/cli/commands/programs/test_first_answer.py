@@ -17,7 +17,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import ExitCode
 from llmkube.programs.informer import open_follow
-from llmkube.programs.one_machine.run import Place, Running
+from llmkube.programs.one_machine import Place, Running
 from llmkube.programs.server_side_apply import Applier
 
 PLACE = Place(

@@ -10,9 +10,9 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.host_identity import (
-    Grant,
     agent_command,
     check_name_is_free,
+    decided,
     kubeconfig_of,
     portable,
 )
@@ -127,7 +127,7 @@ ADMIN = {
 }
 
 
-def decided(folder, **said):
+def granted(folder, **said):
     path = folder / "admin"
     path.write_text(json.dumps(ADMIN))
     whole = {
@@ -142,16 +142,16 @@ def decided(folder, **said):
         "allow_from": (),
         "overwrite": False,
     }
-    return Grant(**(whole | said)).decided("box", folder)[1]
+    return decided(whole | said, "box", folder)[1]
 
 
 def test_what_is_not_said_is_the_context_s(tmp_path):
     """Server and namespace are, unless the command line names others; -A is no namespace."""
-    record = decided(tmp_path)
+    record = granted(tmp_path)
     assert (record.server, record.namespace) == ("https://inner:6443", "ml")
-    record = decided(tmp_path, server="https://outer", namespace="other")
+    record = granted(tmp_path, server="https://outer", namespace="other")
     assert (record.server, record.namespace) == ("https://outer", "other")
-    assert decided(tmp_path, all_namespaces=True).namespace == ""
+    assert granted(tmp_path, all_namespaces=True).namespace == ""
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_what_is_not_said_is_the_context_s(tmp_path):
 def test_what_does_not_fit_together_is_refused(tmp_path, said, words):
     """The sentence names the flags."""
     with pytest.raises(UserError, match=words):
-        decided(tmp_path, **said)
+        granted(tmp_path, **said)

@@ -6,7 +6,7 @@ import pytest
 
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.router.serve import source_of
-from llmkube.programs.config.router_config import RouterConfig
+from llmkube.programs.config import RouterConfig
 
 ROUTER = """
 apiVersion: inference.llmkube.dev/v1alpha1

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from llmkube.cli.commands.services.source_name import looks_like_source, name_for
+from llmkube.cli.object_names import looks_like_source, name_for
 
 
 @pytest.mark.parametrize(

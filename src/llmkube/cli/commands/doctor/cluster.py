@@ -27,7 +27,7 @@ from llmkube.k8s.crd.meta import GROUP, VERSION
 from llmkube.k8s.errors import ApiError, TransportError
 from llmkube.k8s.exchange import TransportSender
 from llmkube.k8s.rbac import Permission
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.config import AgentConfig
 from llmkube.supervisor import rights
 from llmkube.supervisor.network import LocalNetwork
 
@@ -127,21 +127,19 @@ async def api_server(here: Installation, where: Where, utcnow: Callable[[], date
 def not_asked(home: str) -> Finding:
     """A cluster that the user has not named is not asked; `home` is the context of kubectl's own file. Pure."""
     if home:
-        return passed("API server", f'not asked: no cluster was named; --context "{home}" is the current one')
-    return passed("API server", "no cluster is named, and `llmkube up` does not run")
+        return passed(f'not asked: no cluster was named; --context "{home}" is the current one')
+    return passed("no cluster is named, and `llmkube up` does not run")
 
 
 def unanswered(place: str, problem: str, code: int = 0) -> Finding:
     """The API server, `place`, did not do what was asked: `code` is the HTTP status, if there is one. Pure."""
     if code == httpx.codes.UNAUTHORIZED:
         return failed(
-            "API server",
             f"{place} does not know these credentials",
             why="no service is seen, and no status is written",
             fix="renew them: `llmkube agent join`, or your cluster's login; --context chooses another",
         )
     return failed(
-        "API server",
         f"{place}: {problem}",
         why="no service is seen, and no status is written",
         fix="is it running, and is the network between here and there? --kubeconfig and --context choose another",
@@ -157,25 +155,25 @@ def judge_answer(place: str, answer: Answer, rights_fix: str, *, agent: bool) ->
         rights_fix: The command that prints the roles; empty for the one of `llmkube up`, which has none.
         agent: Whether an agent of this machine works with these credentials.
     """
-    yield passed("API server", f"{place}, {answer.version}")
+    yield passed(f"{place}, {answer.version}")
     if not answer.installed:
         yield failed(
-            "kinds",
             "it does not serve Models and InferenceServices",
             why="there is nothing to serve",
             fix="`llmkube crds | kubectl apply --server-side -f -`",
+            name="kinds",
         )
     if answer.lacking:
         more = len(answer.lacking) - _SHOWN
         who, verdict = ("the agent", failed) if agent else ("an agent with these credentials", warned)
         yield verdict(
-            "rights",
             f"{who} may not {'; '.join(answer.lacking[:_SHOWN])}{f'; and {more} more' if more > 0 else ''}",
             why="what it may not do does not happen, and services wait for it",
             fix=rights_fix,
+            name="rights",
         )
     elif rights_fix:
-        yield passed("rights", "they are enough for all that an agent does")
+        yield passed("they are enough for all that an agent does", name="rights")
     if answer.skew is not None:
         yield _clock(answer.skew)
 
@@ -183,13 +181,13 @@ def judge_answer(place: str, answer: Answer, rights_fix: str, *, agent: bool) ->
 def _clock(skew: datetime.timedelta) -> Finding:
     seconds = abs(skew).total_seconds()
     if abs(skew) < SKEW_WARNS:
-        return passed("clock", "as the API server's")
+        return passed("as the API server's", name="clock")
     verdict = failed if abs(skew) >= SKEW_FAILS else warned
     return verdict(
-        "clock",
         f"{seconds:.0f} s {'behind' if skew > datetime.timedelta() else 'ahead of'} the API server's",
         why="tokens and certificates count as ended or not yet begun, and ages in every table are wrong",
         fix="macOS: `sudo sntp -sS time.apple.com`; Linux: `sudo timedatectl set-ntp true`",
+        name="clock",
     )
 
 
@@ -213,20 +211,17 @@ def judge_lan_access(found: str, *, job: bool, daemon: bool) -> Finding:
         job: Whether a job of launchd is to find it.
         daemon: Whether that is a daemon.
     """
-    name = "local network"
     if found == REFUSED:
         return failed(
-            name,
             "the job gets errno 65 (EHOSTUNREACH) from every machine of its network: Local Network Privacy",
             why="pods may not reach its engines, although the internet and the cluster can be reached",
             fix="`llmkube agent install --daemon`, or allow it in System Settings, Privacy & Security, Local Network",
         )
     if found == REACHED:
-        return passed(name, "the job reaches a machine of its network")
+        return passed("the job reaches a machine of its network")
     if daemon or not job:
-        return passed(name, "daemons are exempt from Local Network Privacy" if daemon else "no job that needs it")
+        return passed("daemons are exempt from Local Network Privacy" if daemon else "no job that needs it")
     return warned(
-        name,
         "the job has not found a machine of its network to try",
         why="macOS may keep a login's job from its own network (Local Network Privacy), and only the job can tell",
         fix="`llmkube agent restart` has it try again; `llmkube agent install --daemon` is exempt",
@@ -249,9 +244,8 @@ def judge_advertised(address: str, *, given: bool) -> Finding:
     """There is an address at which pods can reach this host, `given` by a flag or found. Pure."""
     if address:
         how = "by --host-ip" if given else "as it talks to the API server"
-        return passed("address", f"pods are told {address}, {how}; --from-cluster tries it")
+        return passed(f"pods are told {address}, {how}; --from-cluster tries it")
     return failed(
-        "address",
         "this host has no address that pods could reach",
         why="engines are published at none",
         fix="`llmkube agent install --host-ip ADDRESS`, an address of this machine on the nodes' network",

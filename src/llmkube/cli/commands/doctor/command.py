@@ -40,7 +40,7 @@ class Probe:
     """One look.
 
     Attributes:
-        name: What it looks at, for the line that tells of its failure.
+        name: What it looks at, for its lines that have no other name.
         look: Looks, and says how that is.
         seconds: What it may take.
     """
@@ -156,22 +156,26 @@ async def run_probes(probes: Sequence[Probe]) -> tuple[Finding, ...]:
             try:
                 found[index] = await probe.look()
             except _EXPECTED as exc:
-                found[index] = _unknown(probe.name, str(exc) or type(exc).__name__)
+                found[index] = _unknown(str(exc) or type(exc).__name__)
             except ExceptionGroup as group:
                 expected, bugs = group.split(_EXPECTED)
                 if bugs is not None or expected is None:
                     raise
-                found[index] = _unknown(probe.name, str(innermost(expected)))
+                found[index] = _unknown(str(innermost(expected)))
             return
-        found[index] = _unknown(probe.name, f"no answer within {probe.seconds:g} s")
+        found[index] = _unknown(f"no answer within {probe.seconds:g} s")
 
     async with trio.open_nursery() as nursery:
         for index, probe in enumerate(probes):
             nursery.start_soon(run, index, probe)
-    ordered = (found[index] for index in range(len(probes)))
-    return tuple(line for each in ordered for line in ((each,) if isinstance(each, Finding) else each))
+    lines: list[Finding] = []
+    for index, probe in enumerate(probes):
+        told = found[index]
+        told = (told,) if isinstance(told, Finding) else told
+        lines += [attrs.evolve(each, name=each.name or probe.name) for each in told]
+    return tuple(lines)
 
 
-def _unknown(name: str, problem: str) -> Finding:
+def _unknown(problem: str) -> Finding:
     """What could not be looked at is told, and is no failure of what it looks at."""
-    return warned(name, f"cannot be told: {problem}", why="it may be well or not", fix="repeat; --json has all lines")
+    return warned(f"cannot be told: {problem}", why="it may be well or not", fix="repeat; --json has all lines")

@@ -13,8 +13,7 @@ import click
 
 from llmkube import __version__
 from llmkube.cli.view.output import line_width, printable
-from llmkube.programs.failures import ExitCode
-from llmkube.programs.program_name import runnable
+from llmkube.programs.failures import ExitCode, runnable
 
 
 class Verdict(enum.Enum):
@@ -33,33 +32,33 @@ class Finding:
     """What one look has come to.
 
     Attributes:
-        name: What was looked at.
+        name: What was looked at; empty for what its probe is called.
         verdict: How that is.
         found: What is.
         why: Why it matters; empty when it is well.
         fix: The command, or the step, that mends it; empty when it is well.
     """
 
-    name: str
     verdict: Verdict
     found: str
+    name: str = attrs.field(default="", kw_only=True)
     why: str = attrs.field(default="", kw_only=True)
     fix: str = attrs.field(default="", kw_only=True)
 
 
-def passed(name: str, found: str) -> Finding:
+def passed(found: str, *, name: str = "") -> Finding:
     """Return a finding that all is well."""
-    return Finding(name, Verdict.PASS, found)
+    return Finding(Verdict.PASS, found, name=name)
 
 
-def warned(name: str, found: str, *, why: str, fix: str) -> Finding:
+def warned(found: str, *, why: str, fix: str, name: str = "") -> Finding:
     """Return a finding of what works now, and may not tomorrow."""
-    return Finding(name, Verdict.WARN, found, why=why, fix=fix)
+    return Finding(Verdict.WARN, found, why=why, fix=fix, name=name)
 
 
-def failed(name: str, found: str, *, why: str, fix: str) -> Finding:
+def failed(found: str, *, why: str, fix: str, name: str = "") -> Finding:
     """Return a finding of what keeps models from being served."""
-    return Finding(name, Verdict.FAIL, found, why=why, fix=fix)
+    return Finding(Verdict.FAIL, found, why=why, fix=fix, name=name)
 
 
 def exit_code(findings: Iterable[Finding]) -> ExitCode:

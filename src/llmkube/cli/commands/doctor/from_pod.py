@@ -164,22 +164,19 @@ async def try_from_pod(client: Client, namespace: str, image: str, address: str)
 
 def judge_tried(job: Key, address: str, tried: Tried) -> Finding:
     """A pod reached this host at the address that it advertises. Pure."""
-    name = "from a pod"
     if tried.problem:
         return failed(
-            name,
             f"Job {job}: {tried.problem}",
             why="whether pods reach this host is not known",
             fix="mend that, and repeat; --image names another image, --namespace another place",
         )
     if tried.result != REACHED:
         return failed(
-            name,
             f"{address} cannot be reached: {tried.result}",
             why="services that run here answer no pod, and no client through the cluster",
             fix="open this host's firewall for the nodes, or advertise another address: --host-ip",
         )
-    return passed(name, f"a pod reached {address}")
+    return passed(f"a pod reached {address}")
 
 
 @asynccontextmanager

@@ -15,14 +15,12 @@ import trio
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent
-from llmkube.cli.commands.programs.background.agent_jobs import agent_job_files
-from llmkube.cli.commands.programs.background.launchctl import User, current_user, launchctl_program
-from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL
+from llmkube.cli.commands.programs.background.agent_jobs import UP_LABEL, User, agent_job_files
+from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program
 from llmkube.cli.commands.programs.background.systemd import unit_path
 from llmkube.cli.commands.programs.up import up
 from llmkube.k8s.resource import Key
-from llmkube.programs.config.host_config import AgentConfig, UpConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import AgentConfig, UpConfig, load
 from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir, up_on
 from llmkube.supervisor.nouns.journal import Entry, FileJournal
 

@@ -20,10 +20,9 @@ from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.machine import judge_system
-from llmkube.cli.commands.programs.background.agent_jobs import agent_log
-from llmkube.cli.commands.programs.background.launchd_job import SYSTEM_PATH, guarded_folder
+from llmkube.cli.commands.programs.background.agent_jobs import SYSTEM_PATH, agent_log, guarded_folder
 from llmkube.cli.commands.programs.background.log_file import last_lines
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.config import AgentConfig
 from llmkube.programs.host_settings import memory_settings
 from llmkube.supervisor.host.mach import LibSystem, decode_integer
 from llmkube.supervisor.host.this_machine import GpuLimit, gpu_limit_of
@@ -75,33 +74,29 @@ async def gpu_limit(here: Installation) -> Finding:
 
 def judge_gpu_limit(total_bytes: int, limit: GpuLimit, budget_bytes: int) -> Finding:
     """The GPU holds what models may take together, `budget_bytes`, and leaves the system enough. Pure."""
-    name = "GPU limit"
     wanted = f"`sudo sysctl iogpu.wired_limit_mb={budget_bytes // MIB}`"
     if limit.limit_bytes is None:
-        return passed(name, "none is known")
+        return passed("none is known")
     said = f"{format_bytes(limit.limit_bytes)} of {format_bytes(total_bytes)} by {limit.source}"
     if limit.limit_bytes > total_bytes * (1 - SYSTEMS_SHARE):
         return failed(
-            name,
             said,
             why="macOS is left with too little: it stops answering when a model fills that",
             fix=f"{wanted}, or 0 for its own limit; it lasts until the next start",
         )
     if limit.guessed:
         return warned(
-            name,
             said,
             why="Metal tells its limit to no program of this session (ssh, tmux), so the share is a cautious one",
             fix=f"look in a terminal of the login, or set it: {wanted}; it lasts until the next start",
         )
     if limit.limit_bytes < budget_bytes:
         return warned(
-            name,
             said,
             why=f"models may take {format_bytes(budget_bytes)} together, and one on the GPU not all of it",
             fix=f"{wanted}; it lasts until the next start",
         )
-    return passed(name, said)
+    return passed(said)
 
 
 async def power(here: Installation) -> tuple[Finding, Finding]:
@@ -129,42 +124,40 @@ def judge_sleep(minutes: int | None, *, kept_awake: bool) -> Finding:
     """
     if minutes is None:
         return warned(
-            "sleep",
             "pmset does not say when this Mac sleeps",
             why="asleep it answers no request",
             fix="`pmset -g` shows it",
         )
     if minutes and not kept_awake:
         return warned(
-            "sleep",
             f"this Mac falls asleep after {minutes} min",
             why="asleep it answers no request, and its host is taken for dead",
             fix="`sudo pmset -a sleep 0`, or only while engines run: `llmkube agent install --keep-awake`",
         )
-    return passed("sleep", "it does not sleep while an engine runs" if minutes else "it never sleeps")
+    return passed("it does not sleep while an engine runs" if minutes else "it never sleeps")
 
 
 def judge_power(*, on_battery: bool, low_power: bool, restarts: int | None) -> Finding:
     """A Mac that serves others comes back after a power cut; whether it `restarts` may not be known. Pure."""
     if on_battery:
         return warned(
-            "power",
             "this Mac runs on its battery",
             why="with a closed lid it sleeps whatever the settings say, and it computes slower",
             fix="connect it to mains",
+            name="power",
         )
     if low_power:
         return warned(
-            "power", "low power mode is on", why="engines compute slower", fix="`sudo pmset -a lowpowermode 0`"
+            "low power mode is on", why="engines compute slower", fix="`sudo pmset -a lowpowermode 0`", name="power"
         )
     if restarts == 0:
         return warned(
-            "power",
             "it stays off after a power cut",
             why="no model is served until a person presses its button",
             fix="`sudo pmset -a autorestart 1`",
+            name="power",
         )
-    return passed("power", "on mains; it starts when power is back" if restarts else "on mains")
+    return passed("on mains; it starts when power is back" if restarts else "on mains", name="power")
 
 
 async def file_vault() -> Finding:
@@ -174,9 +167,8 @@ async def file_vault() -> Finding:
     if found is None:
         raise NotUnderstoodError(f"fdesetup says {text[:100]!r}")
     if found[1] == "Off":
-        return passed("FileVault", "it is off: this Mac starts by itself")
+        return passed("it is off: this Mac starts by itself")
     return warned(
-        "FileVault",
         "it is on",
         why="after a power cut or an update nothing runs, not even a daemon, until a person types the password",
         fix="for a planned restart: `sudo fdesetup authrestart`; to need no password: `sudo fdesetup disable`",
@@ -191,7 +183,7 @@ async def firewall(here: Installation) -> Finding:
     if found is None:
         raise NotUnderstoodError(f"socketfilterfw says {state[:100]!r}")
     if found[1] == "0":
-        return passed("firewall", "macOS's application firewall is off")
+        return passed("macOS's application firewall is off")
     everything = await _says(FIREWALL, "--getblockall")
     rule = (await _says(FIREWALL, "--getappblocked", program)).lower()
     permitted = False if "is blocked" in rule else True if "permitted" in rule else None
@@ -207,26 +199,22 @@ def judge_firewall(program: str, permitted: bool | None, *, blocks_all: bool) ->
         permitted: Whether that one is let in; None when the firewall has no rule for it.
         blocks_all: Whether it lets no program in.
     """
-    name, allow = "firewall", f'`sudo {FIREWALL} --add "{program}" --unblockapp "{program}"`'
+    allow = f'`sudo {FIREWALL} --add "{program}" --unblockapp "{program}"`'
     if blocks_all:
         return failed(
-            name,
             "it blocks all incoming connections",
             why="no pod reaches an engine of this Mac",
             fix=f"`sudo {FIREWALL} --setblockall off`",
         )
     if permitted is False:
-        return failed(
-            name, f"it keeps connections from {program}", why="no pod reaches an engine of this Mac", fix=allow
-        )
+        return failed(f"it keeps connections from {program}", why="no pod reaches an engine of this Mac", fix=allow)
     if permitted is None:
         return warned(
-            name,
             f"it is on, and has no rule for {program}",
             why="macOS asks on the screen when the first client comes; a daemon cannot show the question",
             fix=allow,
         )
-    return passed(name, f"it is on, and lets {program} in")
+    return passed(f"it is on, and lets {program} in")
 
 
 async def guarded_folders(here: Installation) -> Finding:
@@ -253,10 +241,9 @@ def judge_guarded_folders(places: Sequence[str], program: str, denied: str = "")
         denied: What the job's log says of it; empty when it says nothing.
     """
     if not places:
-        return passed("Full Disk Access", "not needed: nothing of ours is in a folder that macOS guards")
+        return passed("not needed: nothing of ours is in a folder that macOS guards")
     verdict, where = failed if denied else warned, ", ".join(places)
     return verdict(
-        "Full Disk Access",
         denied or where,
         why="macOS keeps these folders from jobs of launchd, although a terminal may read them"
         + (f": {where}" if denied else ""),

@@ -56,11 +56,10 @@ def judge_system(
         translated: Whether this Python is one for Intel, which macOS translates.
         wants_metal: Whether the settings have it serve Models for Metal, and none for its processor.
     """
-    name, seen = "system", f"{system} {release}, {machine}"
+    seen = f"{system} {release}, {machine}"
     programs = f"LLMKube {__version__}, Python {python}"
     if mac and translated:
         return failed(
-            name,
             f"{seen}; Python {python} is one for Intel",
             why="macOS translates it, and its engines: they reach no GPU",
             fix="install a Python for Apple silicon (/opt/homebrew/bin/python3), and LLMKube with that",
@@ -68,19 +67,17 @@ def judge_system(
     if mac and not apple_silicon:
         verdict = failed if wants_metal else warned
         return verdict(
-            name,
             f"{seen}: a Mac with an Intel processor",
             why="engines run on its processor alone: llama.cpp's Metal wants Apple's own chip",
             fix="`llmkube agent install --accelerator cpu`" if wants_metal else "nothing, if that is fast enough",
         )
     if mac and tuple(map(int, re.findall(r"\d+", release)[:2])) < (13, 3):
         return failed(
-            name,
             f"{seen}; {programs}",
             why="the bundled engine needs macOS 13.3",
             fix="update macOS, or name an engine of your own: --llama-server PATH",
         )
-    return passed(name, f"{seen}; {programs}")
+    return passed(f"{seen}; {programs}")
 
 
 async def memory(here: Installation) -> Finding:
@@ -118,14 +115,12 @@ def judge_memory(
         shortage: What makes memory short now; empty when it is not.
         promised: The largest `memoryBudget` of a Model that this host has run, in bytes by its name.
     """
-    name = "memory"
     most = int(budget.total_bytes * (1 - critical_share))
     said = f"models may take {budget}"
     available = f"{said}; {format_bytes(available_bytes)} are available now"
     above = {model: size for model, size in promised.items() if size > budget.total_bytes}
     if budget.limit_bytes > most:
         return failed(
-            name,
             said,
             why=f"above {format_bytes(most)} memory is critically short, and engines are ended for it",
             fix="set a smaller memory_fraction in config.toml (0 goes by this host's size), and restart",
@@ -133,7 +128,6 @@ def judge_memory(
     if above:
         model, size = max(above.items(), key=lambda item: item[1])
         return failed(
-            name,
             f"Model {model} has a memoryBudget of {format_bytes(size)}; this host has "
             f"{format_bytes(budget.total_bytes)}",
             why="what is promised above the host's memory is not there",
@@ -141,12 +135,11 @@ def judge_memory(
         )
     if shortage:
         return warned(
-            name,
             available,
             why=f"no engine is started while memory is short: {shortage}",
             fix="end other programs; `llmkube ps` shows what engines take",
         )
-    return passed(name, available)
+    return passed(available)
 
 
 async def disk(here: Installation) -> Finding:
@@ -159,13 +152,13 @@ async def disk(here: Installation) -> Finding:
 
 def judge_disk(folder: Path, free: int) -> Finding:
     """There is room for a model where models are kept; `free` is in bytes. Pure."""
-    name, said = "disk", f"{format_bytes(free)} free in {folder}"
+    said = f"{format_bytes(free)} free in {folder}"
     fix = "`llmkube cache prune`, or another folder: --model-store"
     if free < DISK_FAILS_BYTES:
-        return failed(name, said, why="there is no room for a model, and soon none for logs and the journal", fix=fix)
+        return failed(said, why="there is no room for a model, and soon none for logs and the journal", fix=fix)
     if free < DISK_WARNS_BYTES:
-        return warned(name, said, why="the next model may not fit", fix=fix)
-    return passed(name, said)
+        return warned(said, why="the next model may not fit", fix=fix)
+    return passed(said)
 
 
 async def linux_power() -> Finding:
@@ -178,5 +171,5 @@ async def linux_power() -> Finding:
 def judge_linux_power(plugged: bool | None) -> Finding:
     """A machine with a battery is on mains; without one `plugged` is None. Pure."""
     if plugged is False:
-        return warned("power", "on battery", why="it sleeps sooner, and computes slower", fix="connect it to mains")
-    return passed("power", "on mains" if plugged else "no battery")
+        return warned("on battery", why="it sleeps sooner, and computes slower", fix="connect it to mains")
+    return passed("on mains" if plugged else "no battery")

@@ -77,7 +77,6 @@ def judge_omlx(fact: Omlx) -> Iterator[Finding]:
     models = "1 model" if fact.loaded == 1 else f"{fact.loaded} models"
     if fact.loaded == 0 and fact.held_bytes > EMPTY_BYTES:
         yield warned(
-            NAME,
             f"it says at {fact.url} that no model is loaded, and its process holds {format_bytes(fact.held_bytes)} "
             f"(pid {fact.pid})",
             why="memory of models that are said to be unloaded is not back, and ours get no memory that is taken",
@@ -86,7 +85,7 @@ def judge_omlx(fact: Omlx) -> Iterator[Finding]:
         return
     said = f", {format_bytes(fact.said_bytes)} by its own word" if fact.said_bytes else ""
     held = "" if fact.pid is None else f"; its process holds {format_bytes(fact.held_bytes)}"
-    yield passed(NAME, f"it runs at {fact.url}; {models} loaded{said}{held}")
+    yield passed(f"it runs at {fact.url}; {models} loaded{said}{held}")
 
 
 async def _look_once(http: HttpClient, port: int, table: ProcessTable) -> Omlx:

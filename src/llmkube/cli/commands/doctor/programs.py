@@ -16,13 +16,12 @@ from llmkube.base.units import format_bytes
 from llmkube.cli.commands.doctor.findings import Finding, failed, passed, warned
 from llmkube.cli.commands.doctor.installation import Installation
 from llmkube.cli.commands.doctor.mac import newest_jetsam
-from llmkube.cli.commands.programs.background.agent_jobs import START_LIMIT
+from llmkube.cli.commands.programs.background.agent_jobs import AGENT_LABEL, START_LIMIT, UP_LABEL
 from llmkube.cli.commands.programs.background.agent_status import probed_health
 from llmkube.cli.commands.programs.background.launchctl import EXIT_SECONDS, JobState, Launchd, caller
-from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, UP_LABEL
 from llmkube.cli.commands.programs.background.start_limit import FailedStarts, read_failed_starts
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.config import AgentConfig
 from llmkube.programs.host_settings import find_llama_server, further_programs
 from llmkube.programs.program import LOOPBACK
 from llmkube.supervisor.engine.launcher import LocalEngines
@@ -45,14 +44,14 @@ def settings(here: Installation) -> Finding:
     """Return what runs, and with which settings. Pure."""
     if here.problem:
         return failed(
-            "settings",
             here.problem,
             why=f"no program of ours starts with them ({here.folder})",
             fix="mend what it names; docs/config.md has every setting",
+            name="settings",
         )
     if here.pid is not None:
-        return passed("running", f"llmkube {here.program} (pid {here.pid}) on {here.folder}")
-    return passed("running", f"nothing of ours on {here.folder}")
+        return passed(f"llmkube {here.program} (pid {here.pid}) on {here.folder}", name="running")
+    return passed(f"nothing of ours on {here.folder}", name="running")
 
 
 async def engine(here: Installation) -> Finding:
@@ -61,7 +60,6 @@ async def engine(here: Installation) -> Finding:
         further_programs(here.config)
     except UserError as exc:
         return failed(
-            "engine",
             str(exc),
             why="no program of ours starts with that setting",
             fix="name a program that is there, or leave the setting out",
@@ -73,7 +71,6 @@ async def engine(here: Installation) -> Finding:
         info = await LocalEngines(asked).info()
     except LLMKubeError as exc:
         return failed(
-            "engine",
             str(exc),
             why="no model is served without one",
             fix="`pip install --upgrade xllamacpp`, or `brew install llama.cpp`; --llama-server names another",
@@ -89,12 +86,11 @@ def judge_engine(program: str, version: str, devices: Sequence[str] | None) -> F
     """The engine lists a GPU, where it was asked for its `devices`. Pure."""
     if devices is not None and not devices:
         return warned(
-            "engine",
             f"{program}, {version}: it lists no GPU here",
             why="this host serves Models for Metal, which want one; Metal shows none to ssh and tmux",
             fix=f"look in a terminal of the login: `{program} --list-devices`",
         )
-    return passed("engine", f"{program}, {version}{'; ' if devices else ''}{', '.join(devices or ())}")
+    return passed(f"{program}, {version}{'; ' if devices else ''}{', '.join(devices or ())}")
 
 
 def listed_devices(text: str) -> tuple[str, ...]:
@@ -122,42 +118,38 @@ def judge_launchd_job(here: Installation, state: JobState | None, healthy: bool,
         healthy: Whether the program answers at its port.
         failures: Failed starts in a row.
     """
-    name, what, holds = "launchd", here.program, here.pid is not None
+    what, holds = here.program, here.pid is not None
     restart = "`llmkube agent start`" if what == "agent" else "`llmkube up install`"
     ended = f", ended last with {state.last_exit}" if state and state.last_exit else ""
     if failures.count >= START_LIMIT and not holds:
         return failed(
-            name,
             f"the {what} has failed to start {failures.count} times, and does not try again",
             why=failures.problem or "its log says why",
             fix=f"mend that; then: {restart}",
         )
     if state is None:
-        return warned(name, f"{here.job} is not loaded", why=f"llmkube {what} does not begin by itself", fix=restart)
+        return warned(f"{here.job} is not loaded", why=f"llmkube {what} does not begin by itself", fix=restart)
     logs = f"`llmkube {what} logs --tail 20` says why"
     if not holds and state.runs >= _MANY_STARTS and state.last_exit not in {"", "0"}:
         return failed(
-            name,
             f"a crash loop: the {what} was started {state.runs} times{ended}",
             why=failures.problem or "launchd starts it again and again, and shows it as loaded; it serves nothing",
             fix=f"{logs}; mend that, then: {restart}",
         )
     if not holds and state.pid is None:
         return warned(
-            name,
             f"the {what} is loaded and does not run: {state.runs} starts{ended}",
             why=failures.problem or "it serves nothing",
             fix=f"{logs}; then: {restart}",
         )
     if not healthy:
         return warned(
-            name,
             f"the {what} runs (pid {state.pid}) and does not answer at /healthz",
             why="it has just been started, or it hangs",
             fix=f"{logs}; then: {restart}",
         )
     kind = "a daemon" if here.daemon else "a job of the login"
-    return passed(name, f"the {what} runs as {kind}: {state.runs} starts{ended}")
+    return passed(f"the {what} runs as {kind}: {state.runs} starts{ended}")
 
 
 async def systemd_unit(here: Installation) -> Finding:
@@ -170,10 +162,9 @@ async def systemd_unit(here: Installation) -> Finding:
 def judge_systemd_unit(state: str) -> Finding:
     """The unit of `llmkube up` is active, in systemd's words. Pure."""
     if state in _WORKING_STATES:
-        return passed("systemd", f"{UNIT} is {state}")
+        return passed(f"{UNIT} is {state}")
     verdict = failed if state == "failed" else warned
     return verdict(
-        "systemd",
         f"{UNIT} is {state}",
         why="llmkube up does not run",
         fix=f"`llmkube up logs --tail 20` says why; then: `systemctl --user restart {UNIT}`",
@@ -183,7 +174,7 @@ def judge_systemd_unit(state: str) -> Finding:
 async def no_job() -> Finding:
     """The user asked for none."""
     await trio.lowlevel.checkpoint()
-    return passed("background", "nothing of ours starts by itself; `llmkube up install` or `agent install` has it so")
+    return passed("nothing of ours starts by itself; `llmkube up install` or `agent install` has it so")
 
 
 async def ports(here: Installation) -> Sequence[Finding]:
@@ -194,7 +185,6 @@ async def ports(here: Installation) -> Sequence[Finding]:
             if number == _health_port(here) and not await probed_health(number):
                 found.append(
                     failed(
-                        "ports",
                         f"llmkube {here.program} runs, and nothing answers at {number}",
                         why="it hangs, or was started with another port",
                         fix=f"`llmkube {here.program} logs --tail 20` says why",
@@ -208,14 +198,13 @@ async def ports(here: Installation) -> Sequence[Finding]:
             holder = await trio.to_thread.run_sync(_holder_of, number, abandon_on_cancel=True)
             found.append(
                 failed(
-                    "ports",
                     f"{number} is taken{f' by {holder}' if holder else ''}",
                     why=f"llmkube {here.program} does not start without it",
                     fix=f"end that program (`lsof -nP -iTCP:{number} -sTCP:LISTEN`), or choose another: {flag}",
                 )
             )
     numbers = ", ".join(str(number) for _, number in wanted) or "none"
-    return found or [passed("ports", f"{numbers}: free or ours, for llmkube {here.program}")]
+    return found or [passed(f"{numbers}: free or ours, for llmkube {here.program}")]
 
 
 async def listeners(here: Installation) -> Sequence[Finding]:
@@ -223,13 +212,12 @@ async def listeners(here: Installation) -> Sequence[Finding]:
     found = await trio.to_thread.run_sync(lambda: list(_without_key(here)), abandon_on_cancel=True)
     if here.config.insecure_lan:
         everyone = failed(
-            "keys",
             "--insecure-lan: every request is let in at published engines, from any address",
             why="who reaches this machine uses its models, and reads other users' prompts in shared caches",
             fix="take insecure_lan out of config.toml and of the job, name networks with --allow-from, and restart",
         )
         found = [everyone, *found]
-    return found or [passed("keys", "no engine listens without a key beyond this machine")]
+    return found or [passed("no engine listens without a key beyond this machine")]
 
 
 async def last_ends(here: Installation) -> Sequence[Finding]:
@@ -252,12 +240,10 @@ def judge_last_ends(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, large
         jetsam: The newest report of macOS on ended programs, of the last days; empty without one.
         largest_process: The largest process by that report.
     """
-    name = "last end"
     less = "give models less: memory_fraction in config.toml, a smaller contextSize; `llmkube fit` says what one needs"
     if jetsam:
         largest = f"; the largest process was {largest_process}" if largest_process else ""
         yield warned(
-            name,
             f"macOS ended programs for want of memory: {jetsam}{largest}",
             why="an engine that is ended loses its requests",
             fix=less,
@@ -266,14 +252,13 @@ def judge_last_ends(lost: Sequence[Entry], *, rebooted: bool, jetsam: str, large
         size = _needs(lost[0])
         how = "with this machine" if rebooted else "without a word of ours"
         yield warned(
-            name,
             f"{len(lost)} engine{'s' if len(lost) > 1 else ''} ended {how}; the largest was {lost[0].key}"
             f"{f' ({format_bytes(size)})' if size else ''}",
             why="a restart, a power cut, a kill, or want of memory",
             fix=f"`llmkube up` or `llmkube agent start` goes on with them. If it was memory: {less}",
         )
     if not jetsam and not lost:
-        yield passed(name, "no engine has ended without our saying so")
+        yield passed("no engine has ended without our saying so")
 
 
 def lost_engines(entries: Iterable[Entry]) -> Sequence[Entry]:
@@ -319,7 +304,6 @@ def _without_key(here: Installation) -> Iterator[Finding]:
 
 def _open_engine(what: str, place: tuple[str, int], fix: str) -> Finding:
     return failed(
-        "keys",
         f"{what} listens at {place[0]}:{place[1]} without a key",
         why="who reaches this machine uses it",
         fix=fix,

@@ -23,19 +23,20 @@ from llmkube.base.http.client import open_http_client
 from llmkube.cli.commands.inference.conversation import (
     ContextFullError,
     Conversation,
+    Delta,
     Sampling,
+    Way,
     connect_in_time,
+    find_way,
+    gateway_way,
     stream_answer,
     to_pod,
 )
-from llmkube.cli.commands.inference.service_route import Way, find_way, gateway_way
-from llmkube.cli.commands.inference.sse import Delta
-from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import cluster_options
+from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, open_cluster, run_against
-from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.output import printable
+from llmkube.cli.view.progress_line import open_console
 from llmkube.k8s.builtins import Secret
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.errors import ForbiddenError, NotFoundError

@@ -1,9 +1,15 @@
-"""One conversation with one model: what was said so far, and the next answer as it comes."""
+"""The way to a served model, and one conversation with it: what was said so far, and the next answer as it comes.
+
+Of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) what OpenAI-compatible servers
+use is read: `data` lines and, from llama.cpp, `error` lines; comments and other fields are passed over.
+"""
 
 import contextlib
+import ipaddress
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -13,13 +19,207 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
-from llmkube.cli.commands.inference.service_route import Way
-from llmkube.cli.commands.inference.sse import Delta, EventReader, StreamError, error_text
+from llmkube.cli.target_cluster import Cluster
+from llmkube.cli.view.describe import summary
+from llmkube.cli.view.locations import Engine, find_engines
 from llmkube.k8s.client import Client
-from llmkube.k8s.errors import ForbiddenError, root_words
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.errors import ForbiddenError, NotFoundError, root_words
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
+from llmkube.k8s.wire.service_health import pods_of
 from llmkube.programs.failures import CommandError
+
+
+@attrs.frozen
+class Way:
+    """Where to send a request, and what to call the model there.
+
+    Attributes:
+        host: An address.
+        port: A TCP port.
+        model_id: What the request's `model` says.
+        name: The way in words.
+        api_key: What to show there; "" for nothing.
+        pod: The pod that has the address; it is reached through the API server, wherever its network is.
+    """
+
+    host: str
+    port: int
+    model_id: str
+    name: str
+    api_key: str = attrs.field(default="", repr=False)
+    pod: Key | None = None
+
+    @property
+    def url(self) -> str:
+        """The base of all URLs."""
+        return f"http://{netloc((self.host, self.port))}"
+
+
+def gateway_way(service: InferenceService) -> Way | None:
+    """Return the way through the gateway of `llmkube up`, or None if the service's endpoint is none on this machine.
+
+    `up` writes its gateway's address into `status.endpoint`; a cluster writes the name of a Service there.
+    """
+    parts = urlsplit(service.status.endpoint)
+    try:
+        if parts.scheme != "http" or parts.hostname is None or not ipaddress.ip_address(parts.hostname).is_loopback:
+            return None
+        port = parts.port or 80
+    except ValueError:  # a name, or no port at all
+        return None
+    return Way(parts.hostname, port, str(service.key), f"the gateway at {parts.netloc}")
+
+
+def direct_way(service: InferenceService, engine: Engine) -> Way:
+    """Return the way to one engine: straight to a host's address, through the API server to a pod."""
+    where = f"the engine on {engine.host or 'a node'}"
+    return Way(engine.address, engine.port, service.key.name, where, pod=engine.pod)
+
+
+async def find_way(cluster: Cluster, service: InferenceService) -> Way:
+    """Return how to reach a service now.
+
+    Raises:
+        CommandError: There is no way now; the sentence says why and what to do.
+    """
+    if service.spec.suspend or service.spec.replicas == 0:
+        way_out = "set spec.suspend to false" if service.spec.suspend else f"`llmkube scale {service.key.name} 1`"
+        raise CommandError(f"InferenceService {service.key} is stopped; {way_out} starts it")
+    through_gateway = gateway_way(service)
+    if through_gateway is not None:
+        return through_gateway
+    engines = await find_engines(cluster, service.key.namespace, service.key.name)
+    ready = [engine for engine in engines if engine.ready]
+    if ready:
+        return direct_way(service, ready[0])
+    if service.status.ready_replicas and not engines and (selector := pods_of(service)):
+        raise CommandError(
+            f"InferenceService {service.key} is served by pods, and no EndpointSlice says at which address; "
+            f"`kubectl get pods -n {service.key.namespace} -l {selector}` shows them"
+        )
+    if service.status.ready_replicas and not engines:
+        raise CommandError(
+            f"InferenceService {service.key} is served, but its agent has published no address; "
+            "start that agent with --host-ip and an address that this machine reaches"
+        )
+    raise CommandError(await not_ready(cluster, service))
+
+
+async def not_ready(cluster: Cluster, service: InferenceService) -> str:
+    """Say that a service is not ready, why, and how to wait for it."""
+    try:
+        model = await cluster.client.get(Model, Key(service.key.namespace, service.spec.model_ref))
+    except NotFoundError:
+        model = None
+    return (
+        f"InferenceService {service.key} does not answer yet ({summary(service, model)}); "
+        f"`llmkube status {service.key.name} --watch` shows how far it is"
+    )
+
+
+MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
+DONE: Final = "[DONE]"
+
+
+class StreamError(Exception):
+    """What came is no stream of chat completions, or the engine says in it that it has failed."""
+
+
+@attrs.frozen
+class Delta:
+    """What one event adds to an answer."""
+
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+
+
+@attrs.define(eq=False)
+class EventReader:
+    """Cut a stream into the data of its events, wherever the pieces happen to end.
+
+    Attributes:
+        done: The stream has said that it is complete.
+    """
+
+    done: bool = False
+    _rest: bytearray = attrs.field(factory=bytearray)
+    _data: list[str] = attrs.field(factory=list)
+
+    def feed(self, piece: bytes) -> list[Delta]:
+        """Take in the next bytes and return what they complete.
+
+        Raises:
+            StreamError: An event cannot be read, is an error, or is too long.
+        """
+        self._rest += piece
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise StreamError(f"one line of the answer is longer than {MAX_EVENT_BYTES} bytes")
+        *lines, rest = self._rest.split(b"\n")
+        self._rest = bytearray(rest)
+        found = []
+        for raw in lines:
+            line = raw.rstrip(b"\r").decode("utf-8", "replace")
+            if line:
+                self._take(line)
+            elif self._data:
+                text = "\n".join(self._data)
+                self._data.clear()
+                if text.strip() == DONE:
+                    self.done = True
+                else:
+                    found.append(parse_event(text))
+        return found
+
+    def _take(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "error":
+            raise StreamError(error_text(value))
+
+
+def parse_event(text: str) -> Delta:
+    """Read one event of a streamed chat completion.
+
+    Raises:
+        StreamError: It is an error, or not a chat completion.
+    """
+    try:
+        event = json.loads(text)
+    except (ValueError, RecursionError):
+        raise StreamError(f"the engine sent something that is not JSON: {text[:120]!r}") from None
+    if isinstance(event, dict) and event.get("error"):
+        raise StreamError(error_text(text))
+    choices = event.get("choices") if isinstance(event, dict) else None
+    if not isinstance(choices, list):
+        raise StreamError(f"the engine sent something that is not a chat completion: {text[:120]!r}")
+    choice = choices[0] if choices and isinstance(choices[0], dict) else {}  # usage comes in an event without choices
+    delta = choice.get("delta")
+    delta = delta if isinstance(delta, dict) else {}
+    return Delta(_text(delta, "content"), _text(delta, "reasoning_content"), _text(choice, "finish_reason"))
+
+
+def error_text(text: str) -> str:
+    """Return the sentence in an error object, or the beginning of what came instead."""
+    try:
+        error = json.loads(text)
+    except (ValueError, RecursionError):
+        return text[:200]
+    if isinstance(error, dict):
+        error = error.get("error", error)
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or text[:200])
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = found.get(name)
+    return value if isinstance(value, str) else ""
+
 
 CONNECT_SECONDS: Final = 10.0
 STRAIGHT_SECONDS: Final = 3.0

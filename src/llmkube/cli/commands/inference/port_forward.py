@@ -20,14 +20,12 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.dial import dial
 from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.listen import open_listeners
-from llmkube.base.http.message import netloc
 from llmkube.base.http.server import run_server
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.inference.service_route import Way, gateway_way, not_ready
-from llmkube.cli.complete import services
+from llmkube.cli.commands.inference.conversation import Way, gateway_way, not_ready
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import cluster_options
+from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.locations import Engine, engines_in, find_engines, slice_selector
@@ -54,20 +52,6 @@ WAIT_SECONDS: Final = 30.0
 """How long a new connection is held while the engine restarts."""
 
 _GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
-
-
-@attrs.frozen
-class Destination:
-    """Where connections go: an address, or a pod, which is reached through the API server."""
-
-    host: str
-    port: int
-    pod: Key | None = None
-
-    def __str__(self) -> str:
-        if self.pod is not None:
-            return f"port {self.port} of pod {self.pod}"
-        return netloc((self.host, self.port))
 
 
 @attrs.frozen
@@ -137,45 +121,37 @@ async def _forward(name: str, ports: Ports, cluster: Cluster) -> Never:
         click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {key} behind {gateway.name}"))
         await run_one_model(listeners, service, gateway, CurrentGateway(cluster.client, key, gateway).find)
     async with open_engines(cluster.client, key, ready[0].host) as current:
-        where = destination_of(key.namespace, ready[0])
-        click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {where} ({key} on {ready[0].host or 'a node'})"))
+        click.echo(flowing(f"Forwarding {LOOPBACK}:{taken} -> {ready[0]} ({key} on {ready[0].host or 'a node'})"))
         await run_tunnel(listeners, current.find, _tell, dial=partial(dial_engine, cluster.client))
 
 
-async def dial_engine(client: Client, destination: Destination) -> trio.abc.Stream:
+async def dial_engine(client: Client, destination: Engine) -> trio.abc.Stream:
     """Open a connection to an engine: to a pod's through the API server, to a host's straight."""
     if destination.pod is None:
         return await dial_directly(destination)
     return await connect_to_pod(client, destination.pod, destination.port)
 
 
-def destination_of(namespace: str, engine: Engine) -> Destination:
-    """Return where connections to an engine go."""
-    return Destination(engine.address, engine.port, Key(namespace, engine.pod) if engine.pod else None)
-
-
 @attrs.define(eq=False)
 class CurrentEngine:
     """Where a service answers now, by its slices, on one host rather than on others; a move is printed once."""
 
-    namespace: str
     host: str
     slices: Cache[EndpointSlice] = attrs.field(factory=Cache)
     changed: Mailbox[None] = attrs.field(factory=lambda: Mailbox(None))
     _last: Engine | None = None
 
-    async def find(self) -> Destination:
+    async def find(self) -> Engine:
         """Return where it answers, waiting while it does not."""
         while True:
             version = self.changed.version
             ready = [engine for engine in engines_in(self.slices.values()) if engine.ready]
             ready.sort(key=lambda engine: engine.host != self.host)
             if ready:
-                destination = destination_of(self.namespace, ready[0])
                 if self._last not in {None, ready[0]}:
-                    _tell(f"the engine is now at {destination}")
+                    _tell(f"the engine is now at {ready[0]}")
                 self._last = ready[0]
-                return destination
+                return ready[0]
             await self.changed.wait_newer(version)
 
 
@@ -197,7 +173,7 @@ class CurrentGateway:
 @asynccontextmanager
 async def open_engines(client: Client, key: Key, host: str) -> AsyncIterator[CurrentEngine]:
     """Follow a service's slices; they are in when the block begins."""
-    current = CurrentEngine(key.namespace, host)
+    current = CurrentEngine(host)
 
     def notify(_key: Key) -> None:
         current.changed.put_nowait(None)
@@ -224,20 +200,20 @@ def _tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-FindDestination = Callable[[], Awaitable[Destination]]
+FindEngine = Callable[[], Awaitable[Engine]]
 """Waits until there is one; asked anew for each connection."""
 
-Dial = Callable[[Destination], Awaitable[trio.abc.Stream]]
+Dial = Callable[[Engine], Awaitable[trio.abc.Stream]]
 
 
-async def dial_directly(destination: Destination) -> trio.abc.Stream:
+async def dial_directly(destination: Engine) -> trio.abc.Stream:
     """Open a connection from this machine to an address; raises OSError."""
-    return await dial(destination.host, destination.port)
+    return await dial(destination.address, destination.port)
 
 
 async def run_tunnel(
     listeners: Sequence[trio.SocketListener],
-    find: FindDestination,
+    find: FindEngine,
     tell: Callable[[str], None],
     *,
     dial: Dial = dial_directly,
@@ -264,9 +240,7 @@ async def run_tunnel(
     raise AssertionError("serve_listeners never ends")
 
 
-async def carry(
-    near: trio.abc.HalfCloseableStream, find: FindDestination, tell: Callable[[str], None], dial: Dial
-) -> None:
+async def carry(near: trio.abc.HalfCloseableStream, find: FindEngine, tell: Callable[[str], None], dial: Dial) -> None:
     """Join one connection with a new one to the destination; return when both directions have ended."""
     async with near:
         far = await _connect(find, tell, dial)
@@ -277,7 +251,7 @@ async def carry(
             nursery.start_soon(partial(_pump, far, near, nursery.cancel_scope, tell))
 
 
-async def _connect(find: FindDestination, tell: Callable[[str], None], dial: Dial) -> trio.abc.Stream | None:
+async def _connect(find: FindEngine, tell: Callable[[str], None], dial: Dial) -> trio.abc.Stream | None:
     with trio.move_on_after(WAIT_SECONDS) as waiting:
         destination = await find()
     if waiting.cancelled_caught:

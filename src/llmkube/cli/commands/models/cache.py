@@ -21,14 +21,12 @@ from llmkube.cli.commands.models.inspect import described
 from llmkube.cli.options import output_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Origin, find_config
 from llmkube.cli.view import formats, output
-from llmkube.cli.view.consoles import open_console
-from llmkube.cli.view.progress_line import Display, open_display
+from llmkube.cli.view.progress_line import Display, open_console, open_display
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.client import open_client
 from llmkube.k8s.crd.model import Model
-from llmkube.programs.config.host_config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import CONTEXT, HF_TOKEN_FILE, HUB_ENDPOINT, KUBECONFIG, MODEL_STORE, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import HELP, command, settings_options
 from llmkube.programs.program import open_service_nursery
@@ -45,8 +43,7 @@ from llmkube.weights.download.progress import Progress
 from llmkube.weights.errors import SourceError
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.ollama_model import OllamaModel
-from llmkube.weights.picked_files import given_to_engine, pick
-from llmkube.weights.source import Builtin, LocalFile, Remote, Source, parse_source
+from llmkube.weights.source import Builtin, LocalFile, Remote, Source, given_to_engine, parse_source, pick
 from llmkube.weights.store.blobs import Store, WeightsFile, open_store
 from llmkube.weights.store.cache import Cached, Pruned, find_cached, incomplete_bytes, list_cached, prune
 from llmkube.weights.store.index import key_of, name_of

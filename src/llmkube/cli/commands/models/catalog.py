@@ -2,13 +2,13 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
 from llmkube.base.units import format_bytes
-from llmkube.cli.catalog.entries import CHECKED, Architecture, Entry, entries, find, similar
+from llmkube.cli.catalog.entries import CHECKED, Entry, architectures, entries, find, similar
 from llmkube.cli.commands.models.fit import demand_for
 from llmkube.cli.commands.services.deploy import CATALOG_CONTEXT
 from llmkube.cli.options import output_option
@@ -29,19 +29,6 @@ the catalog was fetched when the list was made."""
 
 _BYTES = {"Q4_K": 144 / 256, "Q6_K": 210 / 256, "Q8_0": 34 / 32, "MXFP4": 17 / 32}
 """Of one element, by ggml's block sizes."""
-
-_NORMS = {
-    "gpt-oss": ("post_attention_norm",),
-    "qwen35": ("post_attention_norm",),
-    "gemma3": ("ffn_norm", "post_attention_norm", "post_ffw_norm"),
-}
-"""What a block has beside the norm before its attention."""
-
-_SSM_STATE = 128  # of qwen3.5's recurrent layers, as are the three below
-_SSM_INNER = 4096
-_SSM_RANK = 32
-_SSM_GROUPS = 16
-_FULL_ATTENTION_EVERY = 4
 
 
 @click.group("catalog", context_settings=HELP)
@@ -97,7 +84,7 @@ def memory_bytes(entry: Entry, context: int) -> int:
 
 def context_of(entry: Entry) -> int:
     """Return the tokens of context that a deployment from the catalog gets."""
-    return min(CATALOG_CONTEXT, entry.architecture.context)
+    return min(CATALOG_CONTEXT, entry.context)
 
 
 def described(entry: Entry, budget: Budget | None) -> list[str]:
@@ -108,7 +95,7 @@ def described(entry: Entry, budget: Budget | None) -> list[str]:
         ("checked", f"{CHECKED[entry.checked]}; no file of the catalog was fetched when the list was made"),
         ("file", f"{entry.quantization}, {format_bytes(entry.size_bytes)}"),
         ("licence", entry.licence),
-        ("trained", f"{entry.architecture.context} tokens of context"),
+        ("trained", f"{entry.context} tokens of context"),
         ("other names", ", ".join(entry.aliases) or output.NOTHING),
     ]
     lines = [f"{entry.name}: {entry.title}", *(f"  {label:<12} {text}" for label, text in rows), ""]
@@ -131,13 +118,13 @@ def as_data(entry: Entry) -> dict[str, Any]:
         "mode": entry.mode or "chat",
         "licence": entry.licence,
         "sizeBytes": entry.size_bytes,
-        "trainedContext": entry.architecture.context,
+        "trainedContext": entry.context,
         "memoryBytes": {str(context): memory_bytes(entry, context) for context in _contexts(entry)},
     }
 
 
 def _contexts(entry: Entry) -> list[int]:
-    trained = entry.architecture.context
+    trained = entry.context
     return [*(each for each in CONTEXTS if each < trained), trained]
 
 
@@ -152,7 +139,7 @@ def _row(entry: Entry, budget: Budget | None) -> tuple[str, ...]:
         entry.name,
         format_bytes(entry.size_bytes),
         entry.quantization,
-        str(entry.architecture.context),
+        str(entry.context),
         format_bytes(size),
         _fits(size, budget),
         entry.pin,
@@ -170,10 +157,16 @@ def _budget() -> Budget | None:
 
 def shape_of(entry: Entry) -> Shape:
     """Return the shape of a model."""
-    it = entry.architecture
-    sizes = dict(_outside(it))
-    for at in range(it.layers):
-        sizes |= {f"blk.{at}.{name}": size for name, size in _block(it, at)}
+    it, plan = entry.architecture, architectures()[entry.architecture["name"]]
+    known = sizes_of(it)
+    listed: dict[str, list[Any]] = {"token_embd.weight": ["width", "vocabulary"], "output_norm.weight": ["width"]}
+    if not it.get("tied"):
+        listed["output.weight"] = ["width", "vocabulary"]
+    for at in range(it["layers"]):
+        attends = "recurrent" not in plan or (at + 1) % plan["numbers"]["full_attention_interval"] == 0
+        block = plan["block" if attends else "recurrent"]
+        listed |= {f"blk.{at}.{name}": size for name, size in block.items()}
+    sizes = {name: tuple(int(known.get(each, each)) for each in size) for name, size in listed.items()}
     vectors = {name: size for name, size in sizes.items() if len(size) == 1}
     types = {name: _type_of(entry, name) for name in sizes if name not in vectors}
     wanted = {name: math.prod(sizes[name]) * _BYTES[kind] for name, kind in types.items()}
@@ -185,16 +178,32 @@ def shape_of(entry: Entry) -> Shape:
         else Tensor(name, types[name], size, int(wanted[name] * share))
         for name, size in sizes.items()
     )
+    numbers = {name: known.get(of, of) for name, of in plan["numbers"].items()}
     return Shape(
-        architecture=it.name,
+        architecture=it["name"],
         tensors=tensors,
-        numbers={name: (value,) for name, value in _numbers(it).items() if value},
-        layer_count=it.layers,
-        embedding_size=it.width,
-        vocabulary_size=it.vocabulary,
-        trained_context=it.context,
+        numbers={name: (value,) for name, value in numbers.items() if value},
+        layer_count=it["layers"],
+        embedding_size=it["width"],
+        vocabulary_size=it["vocabulary"],
+        trained_context=entry.context,
         size_bytes=entry.size_bytes,
     )
+
+
+def sizes_of(it: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of an architecture, and those that follow from them, by the names of `architectures.yaml`."""
+    queries, kept = it["heads"] * it["headLength"], it["kvHeads"] * it["headLength"]
+    given = {"window": 0, "experts": 0, "expertsUsed": 0, "expertInner": 0, **it}
+    return given | {
+        "queries": queries,
+        "kept": kept,
+        "mixed": queries + 2 * kept,
+        "doubleQueries": 2 * queries,
+        "doubleInner": 2 * it["inner"],
+        "allInner": given["expertInner"] * given["experts"],
+        "allWidths": it["width"] * given["experts"],
+    }
 
 
 def _type_of(entry: Entry, name: str) -> str:
@@ -203,111 +212,13 @@ def _type_of(entry: Entry, name: str) -> str:
         return "MXFP4" if "_exps" in name else "Q8_0"
     if entry.quantization != "Q4_K_M":
         return entry.quantization
-    if name == "output.weight" or (it.tied and name == "token_embd.weight"):
+    if name == "output.weight" or (it.get("tied") and name == "token_embd.weight"):
         return "Q6_K"
     if "attn_v." in name or "ffn_down" in name or "attn_qkv." in name:
-        return "Q6_K" if _has_more_bits(int(name.split(".")[1]), it.layers) else "Q4_K"
+        return "Q6_K" if _has_more_bits(int(name.split(".")[1]), it["layers"]) else "Q4_K"
     return "Q4_K"
 
 
 def _has_more_bits(at: int, layers: int) -> bool:
     eighth = layers // 8
     return at < eighth or at >= 7 * layers // 8 or (at - eighth) % 3 == 2
-
-
-def _numbers(it: Architecture) -> dict[str, int]:
-    common = {
-        "context_length": it.context,
-        "embedding_length": it.width,
-        "block_count": it.layers,
-        "feed_forward_length": it.inner,
-        "attention.head_count": it.heads,
-        "attention.head_count_kv": it.kv_heads,
-        "attention.key_length": it.head_length,
-        "attention.value_length": it.head_length,
-        "attention.sliding_window": it.window,
-        "expert_count": it.experts,
-        "expert_used_count": it.experts_used,
-        "expert_feed_forward_length": it.expert_inner,
-    }
-    if it.name != "qwen35":
-        return common
-    return common | {
-        "full_attention_interval": _FULL_ATTENTION_EVERY,
-        "ssm.conv_kernel": 4,
-        "ssm.inner_size": _SSM_INNER,
-        "ssm.state_size": _SSM_STATE,
-        "ssm.time_step_rank": _SSM_RANK,
-        "ssm.group_count": _SSM_GROUPS,
-    }
-
-
-def _outside(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "token_embd.weight", (it.width, it.vocabulary)
-    yield "output_norm.weight", (it.width,)
-    if not it.tied:
-        yield "output.weight", (it.width, it.vocabulary)
-
-
-def _block(it: Architecture, at: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "attn_norm.weight", (it.width,)
-    for name in _NORMS.get(it.name, ("ffn_norm",)):
-        yield f"{name}.weight", (it.width,)
-    if it.name == "qwen35" and (at + 1) % _FULL_ATTENTION_EVERY:
-        yield from _recurrent(it)
-    else:
-        yield from _attention(it)
-    yield from _experts(it) if it.experts else _feed_forward(it)
-
-
-def _attention(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    queries, kept = it.heads * it.head_length, it.kv_heads * it.head_length
-    if it.name == "phi3":
-        yield "attn_qkv.weight", (it.width, queries + 2 * kept)
-    else:
-        yield "attn_q.weight", (it.width, queries * (2 if it.name == "qwen35" else 1))  # with a gate
-        yield "attn_k.weight", (it.width, kept)
-        yield "attn_v.weight", (it.width, kept)
-    yield "attn_output.weight", (queries, it.width)
-    if it.name in {"qwen2", "gpt-oss"}:
-        for part, size in (("q", queries), ("k", kept), ("v", kept)):
-            yield f"attn_{part}.bias", (size,)
-    if it.name == "gpt-oss":
-        yield "attn_output.bias", (it.width,)
-        yield "attn_sinks.weight", (it.heads,)
-    if it.name in {"qwen3", "qwen3moe", "qwen35", "gemma3"}:
-        yield "attn_q_norm.weight", (it.head_length,)
-        yield "attn_k_norm.weight", (it.head_length,)
-
-
-def _recurrent(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    mixed = _SSM_INNER + 2 * _SSM_GROUPS * _SSM_STATE
-    yield "attn_qkv.weight", (it.width, mixed)
-    yield "attn_gate.weight", (it.width, _SSM_INNER)
-    yield "ssm_conv1d.weight", (4, mixed)
-    yield "ssm_dt.bias", (_SSM_RANK,)
-    yield "ssm_a", (_SSM_RANK,)
-    yield "ssm_norm.weight", (_SSM_STATE,)
-    yield "ssm_out.weight", (_SSM_INNER, it.width)
-    yield "ssm_alpha.weight", (it.width, _SSM_RANK)
-    yield "ssm_beta.weight", (it.width, _SSM_RANK)
-
-
-def _feed_forward(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if it.name == "phi3":  # gate and values in one
-        yield "ffn_up.weight", (it.width, 2 * it.inner)
-    else:
-        yield "ffn_gate.weight", (it.width, it.inner)
-        yield "ffn_up.weight", (it.width, it.inner)
-    yield "ffn_down.weight", (it.inner, it.width)
-
-
-def _experts(it: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    yield "ffn_gate_inp.weight", (it.width, it.experts)
-    yield "ffn_gate_exps.weight", (it.width, it.expert_inner, it.experts)
-    yield "ffn_up_exps.weight", (it.width, it.expert_inner, it.experts)
-    yield "ffn_down_exps.weight", (it.expert_inner, it.width, it.experts)
-    if it.name == "gpt-oss":
-        yield "ffn_gate_inp.bias", (it.experts,)
-        for part, size in (("gate", it.expert_inner), ("up", it.expert_inner), ("down", it.width)):
-            yield f"ffn_{part}_exps.bias", (size * it.experts,)

@@ -17,11 +17,10 @@ from llmkube.cli.options import output_option
 from llmkube.cli.view import formats, output
 from llmkube.programs.options import command
 from llmkube.runtimes.llama_fields import DEFAULT_CONTEXT
-from llmkube.runtimes.process.memory_demand import ALL_LAYERS
 from llmkube.supervisor.host.this_machine import sample_here
 from llmkube.supervisor.memory.budget import Budget, host_budget
 from llmkube.supervisor.network import host_facts
-from llmkube.weights.estimate.demand import Demand, Estimate
+from llmkube.weights.estimate.demand import ALL_LAYERS, Demand, Estimate
 from llmkube.weights.estimate.mlx import is_mlx_folder, read_folder
 from llmkube.weights.estimate.sizing import default_cache_ram_bytes, estimate, largest_context
 from llmkube.weights.formats.shape import Shape

@@ -17,8 +17,7 @@ from llmkube.cli.options import output_option
 from llmkube.cli.view import formats
 from llmkube.cli.view.output import printable, shown_source
 from llmkube.k8s.fields import camel
-from llmkube.programs.config.host_config import AgentConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import command
 from llmkube.supervisor.credentials import read_token_file

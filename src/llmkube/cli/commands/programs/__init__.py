@@ -2,7 +2,7 @@
 
     agent, controller, apiserver, up  one command each
     first_answer                      `up --ask`: a question, answered as soon as the model serves
-    join, join_grant, join_token      an account for a host: what it is granted, and a token that stands for that
+    join                              an account for a host, and a token that stands for what it is granted
     host_identity                     what the host keeps of it
     background                        `up start`, `up install`: without a terminal, and at login
 

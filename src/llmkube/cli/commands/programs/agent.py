@@ -19,21 +19,22 @@ from llmkube.base.errors import UserError
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import run_probes
-from llmkube.cli.commands.programs.background.interpreter import changes, own_interpreter, recorded_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_peers, note_lan_access, read_neighbors
 from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, run_own_log
 from llmkube.cli.commands.programs.background.start_limit import (
+    changes,
     counted_start,
     forget_once_it_goes_well,
+    own_interpreter,
     read_failed_starts,
+    recorded_interpreter,
 )
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.target_cluster import find_config
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.k8s.client import open_client
 from llmkube.k8s.label_selectors import Selector, parse_selector
-from llmkube.programs.config.host_config import AgentConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.host_name import address_towards, check_own_address, lasting_host_name
 from llmkube.programs.host_settings import find_llama_server, host_settings
 from llmkube.programs.ollama_library import ollama_here
@@ -60,8 +61,7 @@ from llmkube.supervisor.nouns.host_credential import note_path
 from llmkube.supervisor.nouns.join_record import record_path, token_paths
 from llmkube.supervisor.nouns.settings import AgentSettings
 from llmkube.supervisor.power.meter import PowerMeter
-from llmkube.supervisor.power.sample import PowerSource
-from llmkube.supervisor.power.sources import power_source
+from llmkube.supervisor.power.sources import PowerSource, power_source
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from llmkube.base.log import configure_logging
 from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.programs.api_server import open_server
-from llmkube.programs.config.tables import ApiServerConfig, load
+from llmkube.programs.config import ApiServerConfig, load
 from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import Stop, raise_descriptor_limit, run_until_signal
 from llmkube.programs.state_dir import held_state_dir

@@ -20,7 +20,7 @@ from llmkube.controller.informer import ControllerHealth
 from llmkube.controller.operator import run_controller
 from llmkube.controller.settings import Allowance, ControllerSettings, WorkloadSettings
 from llmkube.k8s.client import open_client
-from llmkube.programs.config.tables import PER_SERVICE, ControllerConfig, load
+from llmkube.programs.config import PER_SERVICE, ControllerConfig, load
 from llmkube.programs.host_name import default_host_name
 from llmkube.programs.options import command, settings_options
 from llmkube.programs.program import Stop, open_optional_port, open_service_nursery, run_until_signal, settle_heap

@@ -25,10 +25,9 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State, service_health
-from llmkube.programs.failures import ExitCode
+from llmkube.programs.failures import ExitCode, program_name
 from llmkube.programs.informer import Followed
-from llmkube.programs.one_machine.run import Place, Running
-from llmkube.programs.program_name import program_name
+from llmkube.programs.one_machine import Place, Running
 from llmkube.programs.server_side_apply import Applied
 
 _EXAMPLE_QUESTION = "What is LLMKube?"

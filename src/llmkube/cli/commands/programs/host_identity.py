@@ -298,39 +298,29 @@ def grant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@attrs.frozen(kw_only=True)
-class Grant:
-    """What an administrator says on the command line."""
+def decided(grant: Mapping[str, Any], host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
+    """Return the cluster and what a host shall have there; what does not fit together is said before it is asked.
 
-    kubeconfig: Path | None
-    context: str | None
-    server: str | None
-    networks: tuple[str, ...]
-    namespace: str | None
-    all_namespaces: bool
-    secrets: tuple[str, ...]
-    lease_namespace: str
-    allow_from: tuple[str, ...]
-    overwrite: bool
+    Args:
+        grant: What an administrator says by `grant_options`.
+        host: The name of the host.
+        folder: The state directory.
 
-    def decided(self, host: str, folder: Path) -> tuple[ClusterConfig, JoinRecord]:
-        """Return the cluster and what a host shall have there; what does not fit together is said before it is asked.
-
-        Raises:
-            UserError: Something does not.
-        """
-        if self.namespace and self.all_namespaces:
-            raise UserError("-n and -A exclude each other")
-        if not self.networks:
-            raise UserError("--network: name the network in which this host's engines may be, such as 192.168.1.20/32")
-        cluster, _ = find_config(self.kubeconfig, self.context, folder)
-        record = JoinRecord(
-            host=host,
-            server=self.server or cluster.server,
-            namespace="" if self.all_namespaces else self.namespace or cluster.namespace or "default",
-            lease_namespace=self.lease_namespace,
-            networks=tuple(map(checked_network, self.networks)),
-            secrets=self.secrets,
-        )
-        manifests_of(record)
-        return cluster, record
+    Raises:
+        UserError: Something does not.
+    """
+    if grant["namespace"] and grant["all_namespaces"]:
+        raise UserError("-n and -A exclude each other")
+    if not grant["networks"]:
+        raise UserError("--network: name the network in which this host's engines may be, such as 192.168.1.20/32")
+    cluster, _ = find_config(grant["kubeconfig"], grant["context"], folder)
+    record = JoinRecord(
+        host=host,
+        server=grant["server"] or cluster.server,
+        namespace="" if grant["all_namespaces"] else grant["namespace"] or cluster.namespace or "default",
+        lease_namespace=grant["lease_namespace"],
+        networks=tuple(map(checked_network, grant["networks"])),
+        secrets=grant["secrets"],
+    )
+    manifests_of(record)
+    return cluster, record

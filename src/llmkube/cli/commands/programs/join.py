@@ -1,7 +1,12 @@
 """`llmkube agent join` and `join-token`: give one host an identity of its own in a cluster."""
 
+import base64
+import binascii
 import contextlib
 import datetime
+import ipaddress
+import json
+import re
 import secrets as random_secrets
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,30 +19,23 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.programs.host_identity import (
-    Grant,
     Identity,
     account_of,
     agent_command,
+    authority_of,
     check_name_is_free,
+    decided,
     establish,
     grant_options,
     portable,
 )
-from llmkube.cli.commands.programs.join_token import (
-    JOIN_SECONDS,
-    MAX_CHARS,
-    JoinToken,
-    decode_join_token,
-    encode_join_token,
-    ended_error,
-)
 from llmkube.cli.config_edit import Addition, plan_addition
 from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
-from llmkube.k8s.auth.config import BearerToken, ClusterConfig
+from llmkube.k8s.auth.config import BearerToken, ClusterConfig, InlinePem, TlsSettings, is_token
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
-from llmkube.k8s.wire.names import host_id
+from llmkube.k8s.wire.names import host_id, is_object_name
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import lasting_host_name
 from llmkube.programs.options import command
@@ -45,8 +43,132 @@ from llmkube.programs.state_location import check_state_dir, holder_of, local_st
 from llmkube.supervisor.cluster.node_monitor import networks_of
 from llmkube.supervisor.host_token import TOKEN_SECONDS, read_token, request_token
 from llmkube.supervisor.network import machine_of
-from llmkube.supervisor.nouns.join_record import JoinRecord
+from llmkube.supervisor.nouns.join_record import JoinRecord, record_of
 from llmkube.weights.address_policy import parse_networks
+
+PREFIX: Final = "llmkube-join-v1."
+
+JOIN_SECONDS: Final = 3600
+"""How long the token in it is to live; the API server may give it another life."""
+
+MAX_CHARS: Final = 1 << 18
+"""A certificate authority has a few KiB, a token too."""
+
+_ANY_VERSION: Final = re.compile(r"llmkube-join-v[0-9]+\.")
+
+
+class JoinTokenError(UserError):
+    """A join token cannot be used; the sentence never quotes it."""
+
+
+@attrs.frozen(kw_only=True)
+class JoinToken:
+    """What an administrator hands to a host.
+
+    Attributes:
+        identity: What was granted, and a token that lives for an hour.
+        allow_from: Networks (CIDR) that shall reach its engines without a key.
+    """
+
+    identity: Identity
+    allow_from: tuple[str, ...] = ()
+
+
+def encode_join_token(token: JoinToken) -> str:
+    """Return the line."""
+    identity = token.identity
+    said = {
+        "record": attrs.asdict(identity.record),
+        "ca": base64.b64encode(authority_of(identity.tls)).decode(),
+        "serverName": identity.tls.server_name,
+        "insecure": identity.tls.insecure,
+        "token": identity.token,
+        "allowFrom": list(token.allow_from),
+    }
+    body = json.dumps(said, separators=(",", ":")).encode()
+    return PREFIX + base64.urlsafe_b64encode(body).rstrip(b"=").decode()
+
+
+def decode_join_token(text: str, now: datetime.datetime) -> JoinToken:
+    """Read the line.
+
+    Args:
+        text: What the file held; white space around it does not count.
+        now: The wall clock; the API server has the last word on a token's end.
+
+    Raises:
+        JoinTokenError: It is none, one of another version, or one that has ended.
+    """
+    line = text.strip()
+    if not line.startswith(PREFIX):
+        if _ANY_VERSION.match(line):
+            made = line.partition(".")[0]
+            raise JoinTokenError(
+                f"--token-file: this join token is of another version ({made}), and this llmkube reads {PREFIX[:-1]}; "
+                "use the same version of llmkube on both sides"
+            )
+        raise JoinTokenError(
+            f"--token-file: there is no join token in it; one begins with {PREFIX}, and `llmkube agent join-token` "
+            "prints it"
+        )
+    try:
+        body = line.removeprefix(PREFIX)
+        data = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+        found = _token_of(json.loads(data))
+    except (binascii.Error, ValueError, TypeError, KeyError, RecursionError):
+        # what stands in it is a secret, so the cause is not chained
+        raise JoinTokenError(
+            "--token-file: this join token is damaged or not complete; copy the whole line again"
+        ) from None
+    ended = read_token(found.identity.token)
+    assert ended is not None, "_token_of() has read it"
+    if now.timestamp() >= ended.expires_at:
+        raise ended_error(found.identity.record, ended.expires_at)
+    return found
+
+
+def ended_error(record: JoinRecord, expires_at: float | None = None) -> JoinTokenError:
+    """Return what to say of a token that counts no longer."""
+    when = (
+        "" if expires_at is None else f" {datetime.datetime.fromtimestamp(expires_at, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    )
+    how = f"at{when}" if when else "or its account is gone"
+    return JoinTokenError(
+        f"--token-file: this join token has ended {how}; an administrator makes another one: "
+        f"llmkube agent join-token --name {record.host} …"
+    )
+
+
+def _token_of(said: Any) -> JoinToken:
+    """Read what was encoded; ValueError, TypeError or KeyError for anything else."""
+    record, token, ca = record_of(said["record"]), said["token"], base64.b64decode(said["ca"], validate=True)
+    server_name, insecure = said["serverName"], said["insecure"]
+    allow_from = tuple([str(ipaddress.ip_network(str(each))) for each in said["allowFrom"]])
+    if not (server_name == "" or is_token(server_name)) or not (isinstance(insecure, bool) and is_token(token)):
+        raise TypeError("not what was encoded")
+    own = read_token(token)
+    if own is None or (own.namespace, own.account) != (record.lease_namespace, account_of(record.host)):
+        raise ValueError("a token of another account")
+    _check_record(record)
+    tls = TlsSettings(ca=InlinePem(ca) if ca else None, server_name=server_name, insecure=insecure)
+    return JoinToken(identity=Identity(record=record, tls=tls, token=token), allow_from=allow_from)
+
+
+def _check_record(record: JoinRecord) -> None:
+    """Refuse what no administrator grants: it would stand in a command that the host's owner pastes into a shell.
+
+    Raises:
+        ValueError: It is no host, namespace, Secret, network or URL.
+    """
+    secrets = [each for each in record.secrets if each != "*"]
+    names = [record.lease_namespace, *([record.namespace] if record.namespace else ()), *secrets]
+    if record.host != host_id(record.host) or not all(map(is_object_name, names)):
+        raise ValueError("names that nothing has")
+    for network in record.networks:
+        ipaddress.ip_network(network)
+    if not (record.server.startswith(("https://", "http://")) and is_token(record.server)):
+        raise ValueError("no URL")
+
 
 T = TypeVar("T")
 
@@ -95,12 +217,11 @@ def join(
         machine = None if grant["overwrite"] else _machine(folder)
         identity = trio.run(_exchanged, token, grant["server"], machine)
     else:
-        given = Grant(**grant)
         folder = _made(state_dir)
         _plan_access(folder, allow_from)
-        cluster, record = given.decided(name or host_id(lasting_host_name(folder)), folder)
+        cluster, record = decided(grant, name or host_id(lasting_host_name(folder)), folder)
         tls = portable(cluster.tls, cluster.context)
-        machine = None if given.overwrite else _machine(folder)
+        machine = None if grant["overwrite"] else _machine(folder)
         own, of_nodes = _run(_granted, cluster, record, machine, TOKEN_SECONDS)
         allow_from += of_nodes
         identity = Identity(record=record, tls=tls, token=own)
@@ -116,11 +237,10 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     An administrator of the cluster runs it: it makes what `llmkube agent join` makes, the policies, the host's account
     and its roles, and prints one line for `llmkube agent join --token-file` on the host. The line is a secret.
     """
-    given = Grant(**grant)
-    allow_from = _checked_networks(given.allow_from)
-    cluster, record = given.decided(name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
+    allow_from = _checked_networks(grant["allow_from"])
+    cluster, record = decided(grant, name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
     tls = portable(cluster.tls, cluster.context)
-    token, of_nodes = _run(_granted, cluster, record, None if given.overwrite else "", JOIN_SECONDS)
+    token, of_nodes = _run(_granted, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
     allow_from += of_nodes
     identity = Identity(record=record, tls=tls, token=token)
     click.echo(encode_join_token(JoinToken(identity=identity, allow_from=allow_from)))

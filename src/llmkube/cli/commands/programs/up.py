@@ -15,14 +15,13 @@ from llmkube.cli.commands.programs.first_answer import Outcome, next_steps, prep
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.view import output
-from llmkube.cli.view.consoles import open_console
-from llmkube.programs.config.host_config import UpConfig
-from llmkube.programs.config.tables import load
+from llmkube.cli.view.progress_line import open_console
+from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import check_own_address
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.lan_gateway import listen_settings
-from llmkube.programs.one_machine.run import UpPlan, run_up
+from llmkube.programs.one_machine import UpPlan, run_up
 from llmkube.programs.options import HELP, NumberRange, guarded, paths, settings_options
 from llmkube.programs.program import raise_descriptor_limit
 from llmkube.programs.state_dir import held_state_dir, temporary_state_dir

@@ -1,13 +1,28 @@
-"""`llmkube router`: a router alone, and what belongs to one without a cluster."""
+"""`llmkube router`: a router alone, and `explain`: the decision about one request, made here as a router makes it."""
 
-from typing import Any
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
 
+import attrs
 import click
 
-from llmkube.cli.commands.router.explain import explain_request
-from llmkube.programs.config.router_config import RouterConfig
-from llmkube.programs.config.tables import load
-from llmkube.programs.options import HELP, guarded, settings_options
+from llmkube.base import json_text
+from llmkube.base.errors import UserError
+from llmkube.cli.commands.router.routing_file import RoutingFile, load_routing
+from llmkube.cli.options import output_option
+from llmkube.cli.view import formats
+from llmkube.cli.view.output import printable
+from llmkube.programs.config import RouterConfig, load
+from llmkube.programs.options import HELP, command, guarded, settings_options
+from llmkube.router.config.compile_router import ResolvedService
+from llmkube.router.config.routing_config import RoutingConfig, Rule
+from llmkube.router.policy.decision import Decision, decide, lacks, unmet, usable
+from llmkube.router.policy.permits import Permits, permits_for
+from llmkube.router.policy.request_facts import Principal, RequestFacts, facts_of
+
+_KEYS_FOLDER: Final = "/etc/llmkube/keys"
 
 
 @click.group("router", context_settings=HELP, invoke_without_command=True)
@@ -30,4 +45,231 @@ def router(ctx: click.Context, /, filename: str | None, **flags: Any) -> None:
     serve_router(filename, load("router", RouterConfig, flags))
 
 
-router.add_command(explain_request)
+@attrs.frozen(kw_only=True)
+class Explanation:
+    """Why a request goes where it goes.
+
+    Attributes:
+        facts: What the router knows of the request, a line for each.
+        rules: Each rule, with what became of it.
+        left_out: Each backend that is not tried and gets no copy, with the reason.
+    """
+
+    facts: tuple[str, ...]
+    rules: Mapping[str, str]
+    left_out: Mapping[str, str]
+
+
+def explain(
+    config: RoutingConfig,
+    facts: RequestFacts,
+    permits: Permits,
+    decision: Decision,
+    first_byte_seconds: Mapping[str, float],
+) -> Explanation:
+    """Explain a decision of `decide` from what it was made of."""
+    rules = {rule.name: why for rule, why in _walk(config, facts, permits, decision, first_byte_seconds)}
+    used = {permit.backend.name for permit in (*decision.order, *decision.shadows)}
+    left_out = {
+        name: permits.refused.get(name) or _unused(name, decision, permits, first_byte_seconds)
+        for name in config.backends
+        if name not in used
+    }
+    return Explanation(facts=tuple(_told(facts)), rules=rules, left_out=left_out)
+
+
+def _told(facts: RequestFacts) -> Iterator[str]:
+    yield f"model {facts.model or 'none'}"
+    for label, values in (("class", facts.classes), ("region", facts.regions), ("needs", facts.capabilities)):
+        yield f"{label} {', '.join(sorted(values)) or 'none'}"
+    yield f"complexity {facts.complexity or 'none'}"
+    yield f"team {facts.principal.team or 'none'}"
+
+
+def _walk(
+    config: RoutingConfig,
+    facts: RequestFacts,
+    permits: Permits,
+    decision: Decision,
+    first_byte_seconds: Mapping[str, float],
+) -> Iterator[tuple[Rule, str]]:
+    decided = not permits.model_allowed
+    for rule in config.rules:
+        if decided:
+            yield rule, "was not asked"
+            continue
+        missed = unmet(rule.match, facts)
+        if rule is decision.rule:
+            decided = True
+            yield rule, "decides" if decision.order else "decides, and refuses: it fails closed"
+        elif missed:
+            yield rule, f"does not match: {missed}"
+        elif usable(rule, permits, first_byte_seconds):
+            yield rule, "matches, and is passed over: what it only tries out never answers"
+        else:
+            yield rule, "matches, and is passed over: none of its backends may be used"
+
+
+def _unused(name: str, decision: Decision, permits: Permits, first_byte_seconds: Mapping[str, float]) -> str:
+    """Return why a backend that the request may reach is not tried."""
+    rule = decision.rule
+    if rule is None:
+        return "may be reached, and nothing sends this request there"
+    if name not in rule.backends:
+        return f"may be reached, and rule {rule.name} does not name it"
+    lacking = lacks(rule.match, permits.allowed[name], first_byte_seconds)
+    if lacking:
+        return f"may be reached, and does not have what rule {rule.name} asks of a backend: {lacking}"
+    return f"may be reached, and is only tried out by rule {rule.name}"
+
+
+@command("explain", router)
+@click.option(
+    "-f", "--filename", "name", required=True, metavar="FILE", help="A ModelRouter, or a compiled config, or -."
+)
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header of the request; repeatable."
+)
+@click.option("--model", default=None, metavar="MODEL", help="The model that the request names.")
+@click.option("--body", default=None, metavar="FILE", help="The request's JSON body; --model wins over the one in it.")
+@click.option("--team", default="", metavar="TEAM", help="Who asks, as a key or a token would say.")
+@click.option(
+    "--measured", multiple=True, metavar="BACKEND=SECONDS", help="A measured time to the first byte; repeatable."
+)
+@click.option("--load", "loads", multiple=True, metavar="BACKEND=COUNT", help="Requests in flight; repeatable.")
+@click.option(
+    "--pick",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="The draw of strategy weighted.",
+)
+@output_option("json", "yaml")
+def explain_request(
+    *,
+    name: str,
+    headers: tuple[str, ...],
+    model: str | None,
+    body: str | None,
+    team: str,
+    measured: tuple[str, ...],
+    loads: tuple[str, ...],
+    pick: float,
+    form: str,
+) -> None:
+    """Say which rule decides about a request, which backends are tried, in which order, and why not the others.
+
+    Nothing is sent. Each InferenceService is taken to be there and to answer.
+    """
+    file = load_routing(name, _taken_to_answer, keys_folder=_KEYS_FOLDER)
+    config = file.config
+    for option, given in (("--measured", measured), ("--load", loads)):
+        _check_names(option, given, config.backends)
+    request = _body(body)
+    if model is not None:
+        request = {**(request or {}), "model": model}
+    facts = facts_of(config, _head_lines(headers), request, Principal(team=team))
+    permits = permits_for(config, facts)
+    first_byte = dict(_numbers("--measured", measured))
+    load = {backend: int(count) for backend, count in _numbers("--load", loads)}
+    decision = decide(config, facts, permits, first_byte_seconds=first_byte, pick=pick, load=load)
+    explanation = explain(config, facts, permits, decision, first_byte)
+    if form:
+        click.echo(formats.dump(_as_data(decision, explanation, file), form))
+    else:
+        click.echo(printable("\n".join(_report(decision, explanation, file))))
+
+
+def _taken_to_answer(namespace: str, service: str) -> ResolvedService:
+    return ResolvedService(base_url=f"http://{service}.{namespace}.svc.cluster.local:8080/v1")
+
+
+# -- what was given ---------------------------------------------------------------------------------------------------
+
+
+def _head_lines(given: tuple[str, ...]) -> dict[str, str]:
+    lines: dict[str, str] = {}
+    for number, each in enumerate(given, 1):
+        name, colon, value = each.partition(":")
+        if not colon or not name.strip():  # may be a key: it is not repeated
+            raise UserError(f"number {number} has no name and colon; write 'NAME: VALUE'", field="--header")
+        key = name.strip().lower()
+        lines[key] = f"{lines[key]}, {value.strip()}" if key in lines else value.strip()
+    return lines
+
+
+def _body(name: str | None) -> Mapping[str, Any] | None:
+    if name is None:
+        return None
+    try:
+        value = json_text.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+    except OSError as exc:
+        raise UserError(f"{name} cannot be read ({exc.strerror})", field="--body") from exc
+    except (ValueError, RecursionError) as exc:
+        raise UserError(f"{name} is no JSON ({exc}); give the body of a request", field="--body") from exc
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name} is no JSON object; give the body of a request", field="--body")
+    return value
+
+
+def _numbers(option: str, given: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    for each in given:
+        name, _, number = each.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1
+        if not 0 <= value < float("inf"):
+            raise UserError(f"{each!r} has no number from 0 on; write BACKEND=NUMBER", field=option)
+        yield name, value
+
+
+def _check_names(option: str, given: tuple[str, ...], backends: Mapping[str, Any]) -> None:
+    for each in given:
+        name = each.partition("=")[0]
+        if name not in backends:
+            raise UserError(f"{name!r} is no backend; name one of {', '.join(backends)}", field=option)
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def _report(decision: Decision, explanation: Explanation, file: RoutingFile) -> Iterator[str]:
+    yield f"Router {file.config.name}"
+    yield "Request"
+    yield from (f"  {fact}" for fact in explanation.facts)
+    yield "Rules"
+    yield from (f"  {place}. {name}: {why}" for place, (name, why) in enumerate(explanation.rules.items(), 1))
+    if not explanation.rules:
+        yield "  none"
+    if decision.order:
+        yield f"Decided by {decision.why}"
+    else:
+        yield f"Refused ({decision.reason}): {decision.why}"
+    for place, permit in enumerate(decision.order, 1):
+        backend = permit.backend
+        waits = f"{decision.first_byte_seconds[backend.name]:g} s for the first byte"
+        yield f"  {place}. {backend.name} ({'local' if backend.local else 'cloud'}): {backend.base_url}, {waits}"
+    yield from (f"  a copy goes to {permit.backend.name}" for permit in decision.shadows)
+    if explanation.left_out:
+        yield "Left out"
+        yield from (f"  {name}: {why}" for name, why in explanation.left_out.items())
+    yield from (f"Warning: {warning}" for warning in file.warnings)
+    yield from (f"Without effect: {path}" for path in file.not_honoured)
+
+
+def _as_data(decision: Decision, explanation: Explanation, file: RoutingFile) -> dict[str, Any]:
+    return {
+        "router": file.config.name,
+        "request": list(explanation.facts),
+        "rules": [{"name": name, "outcome": why} for name, why in explanation.rules.items()],
+        "rule": decision.rule.name if decision.rule else None,
+        "why": decision.why,
+        "reason": decision.reason or None,
+        "order": [permit.backend.name for permit in decision.order],
+        "shadows": [permit.backend.name for permit in decision.shadows],
+        "firstByteSeconds": dict(decision.first_byte_seconds),
+        "leftOut": dict(explanation.left_out),
+        "warnings": list(file.warnings),
+        "notHonoured": list(file.not_honoured),
+    }

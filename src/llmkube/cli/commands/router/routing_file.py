@@ -1,9 +1,9 @@
-"""Reads what a router runs by from a file: a ModelRouter in YAML or JSON, or the config that one was compiled to."""
+"""The file that `router` and `router explain` are given: a ModelRouter, or a compiled config."""
 
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -17,6 +17,8 @@ from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.config.written_form import decode_config
 
 _KIND = ModelRouter.RESOURCE
+_NAMESPACE: Final = "default"
+"""Of a ModelRouter that names none."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,16 +36,13 @@ class RoutingFile:
     not_honoured: tuple[str, ...] = ()
 
 
-def load_routing(
-    name: str, resolve: Callable[[str, str], ResolvedService | None], *, keys_folder: str, namespace: str
-) -> RoutingFile:
+def load_routing(name: str, resolve: Callable[[str, str], ResolvedService | None], *, keys_folder: str) -> RoutingFile:
     """Read a file with one ModelRouter, alone or among other objects, or with a compiled config.
 
     Args:
         name: The file, or `-`.
         resolve: Returns where an InferenceService answers, by namespace and name.
         keys_folder: Where keys lie.
-        namespace: Of a ModelRouter that names none.
 
     Raises:
         UserError: It cannot be read, or not be run by; all problems at once.
@@ -55,10 +54,10 @@ def load_routing(
     routers = [body for body in bodies if (body["apiVersion"], body["kind"]) == (_KIND.api_version, _KIND.kind)]
     if len(routers) != 1:
         raise UserError(f"{name}: it has {len(routers)} ModelRouters; give a file with one")
-    metadata = {"namespace": namespace, **routers[0]["metadata"]}
-    router = decode(ModelRouter, {**routers[0], "metadata": metadata})
+    metadata = {"namespace": _NAMESPACE, **routers[0]["metadata"]}
+    found = decode(ModelRouter, {**routers[0], "metadata": metadata})
     compiled = compile_router(
-        router, lambda service: resolve(router.metadata.namespace, service), keys_folder=keys_folder
+        found, lambda service: resolve(found.metadata.namespace, service), keys_folder=keys_folder
     )
     if compiled.config is None:
         raise UserError("\n".join(f"{name}: {error}" for error in compiled.errors))

@@ -21,7 +21,7 @@ from llmkube.base.loop_watchdog import open_loop_watchdog
 from llmkube.base.probes import LIMITS as PROBE_LIMITS
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.router.routing_file import load_routing
-from llmkube.programs.config.router_config import RouterConfig
+from llmkube.programs.config import RouterConfig
 from llmkube.programs.program import (
     LOOPBACK,
     Port,
@@ -34,15 +34,14 @@ from llmkube.programs.program import (
 )
 from llmkube.router.auth.key_files import stamp_of
 from llmkube.router.config.compile_router import ResolvedService
-from llmkube.router.config.local_address import stays_here
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.config.routing_config import RoutingConfig, stays_here
+from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.admin import admin_handler, admin_judge
 from llmkube.router.proxy.live_config import LiveConfig, Source
 from llmkube.router.proxy.router import LIMITS, open_router
 
 _BUDGETS: Final = "router-budgets"
 _KEYS_DIR: Final = "router-keys"
-_NAMESPACE: Final = "default"
 EVERY_ADDRESS: Final = "::"
 
 log = structlog.get_logger()
@@ -87,8 +86,8 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
                 sockets.listen(front.listeners),
                 limits=LIMITS,
                 judge=router.judge,
-                stamp=router.stamp,
-                unread=router.unread,
+                stamp=page_grant,
+                unread=router.listed_fields.unread,
             )
 
 
@@ -133,7 +132,7 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
         return services.get(f"{namespace}/{name}") or services.get(name)
 
     def read() -> RoutingConfig:
-        file = load_routing(filename, resolve, keys_folder=str(keys_dir), namespace=_NAMESPACE)
+        file = load_routing(filename, resolve, keys_folder=str(keys_dir))
         for each in (*file.warnings, *(f"{path} has no effect" for path in file.not_honoured)):
             if each not in said:
                 log.warning(each)

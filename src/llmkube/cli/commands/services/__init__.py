@@ -2,7 +2,6 @@
 
 arrival          the wait until a service is ready, and what Ctrl-C says
 field_flags      flags made from the fields of the CRDs
-source_name      what a service of a source is called
 tail, pod_logs   lines of a log file; what pods write, through the API server
 footprint        the engine of a service on this machine, and its memory
 """

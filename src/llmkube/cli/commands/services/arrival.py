@@ -11,20 +11,18 @@ import trio
 from llmkube.base.times import utcnow
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.advice import explain
-from llmkube.cli.view.consoles import open_console
 from llmkube.cli.view.describe import next_retry
 from llmkube.cli.view.live_view import watch_quietly
 from llmkube.cli.view.output import printable
-from llmkube.cli.view.progress_line import open_display
+from llmkube.cli.view.progress_line import open_console, open_display
 from llmkube.cli.view.readiness import Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import Health, service_health
-from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.failures import CommandError, ExitCode, program_name
 from llmkube.programs.informer import open_follow
 from llmkube.programs.program import open_service_nursery
-from llmkube.programs.program_name import program_name
 
 
 @attrs.define(eq=False)

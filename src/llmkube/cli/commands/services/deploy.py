@@ -18,8 +18,7 @@ from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
 from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
-from llmkube.cli.complete import catalog_or_services, models
-from llmkube.cli.options import cluster_options
+from llmkube.cli.options import catalog_or_services, cluster_options, models
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
 from llmkube.cli.view.describe import without_effect
@@ -257,7 +256,7 @@ def _catalog_fields(entry: Entry) -> dict[FieldFlag, Any]:
     wanted = {
         "spec.sha256": entry.sha256,
         "spec.mode": entry.mode,
-        "spec.contextSize": min(CATALOG_CONTEXT, entry.architecture.context),
+        "spec.contextSize": min(CATALOG_CONTEXT, entry.context),
     }
     return {field: wanted[field.path] for field in FLAGS if wanted.get(field.path)}
 

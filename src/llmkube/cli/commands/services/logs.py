@@ -16,17 +16,15 @@ from llmkube.base.errors import WorldError
 from llmkube.base.full_disk import is_full
 from llmkube.cli.commands.services.pod_logs import PodLogs, Wanted
 from llmkube.cli.commands.services.tail import copy_log
-from llmkube.cli.complete import services
 from llmkube.cli.object_names import existing_service
-from llmkube.cli.options import cluster_options
+from llmkube.cli.options import cluster_options, services
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.locations import find_engines, reporting_hosts
 from llmkube.cli.view.output import printable
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import host_id
 from llmkube.k8s.wire.service_health import pods_of
-from llmkube.programs.config.host_config import AgentConfig, UpConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import AgentConfig, UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_name import host_name_in
 from llmkube.programs.options import command

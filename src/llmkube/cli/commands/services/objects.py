@@ -13,10 +13,9 @@ from llmkube.base.errors import WorldError
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.footprint import find_memory
-from llmkube.cli.complete import services, targets
 from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
 from llmkube.cli.object_names import Target, existing, existing_service, or_not_found, parse_target
-from llmkube.cli.options import cluster_options, output_option, watch_option
+from llmkube.cli.options import cluster_options, output_option, services, targets, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
 from llmkube.cli.view.describe import Scene, describe_model, describe_service, summary

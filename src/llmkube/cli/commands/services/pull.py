@@ -13,9 +13,8 @@ from llmkube.cli.commands.models.cache import preload
 from llmkube.cli.commands.models.catalog import the_entry
 from llmkube.cli.commands.services.arrival import told_on_interrupt
 from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source, blank, choose_accelerator
-from llmkube.cli.commands.services.source_name import looks_like_source, name_for
-from llmkube.cli.complete import files
-from llmkube.cli.options import cluster_options
+from llmkube.cli.object_names import looks_like_source, name_for
+from llmkube.cli.options import cluster_options, files
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view.locations import Host, find_hosts
 from llmkube.cli.view.output import flowing, printable

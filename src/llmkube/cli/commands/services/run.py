@@ -10,9 +10,8 @@ from llmkube.cli.commands.inference.chat import chat
 from llmkube.cli.commands.models.catalog import the_entry
 from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.deploy import absolute_source, deploy
-from llmkube.cli.commands.services.source_name import looks_like_source, name_for
-from llmkube.cli.complete import catalog_or_services
-from llmkube.cli.options import cluster_options
+from llmkube.cli.object_names import looks_like_source, name_for
+from llmkube.cli.options import catalog_or_services, cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.output import shown_source
 from llmkube.k8s.crd.inferenceservice import InferenceService

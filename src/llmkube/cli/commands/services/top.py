@@ -18,7 +18,7 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import HttpError
-from llmkube.base.http.message import Headers, netloc
+from llmkube.base.http.message import Headers
 from llmkube.base.mailbox import Mailbox
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
@@ -138,12 +138,14 @@ class _Place:
     """One engine of a service, and how it is asked."""
 
     key: Key
-    host: str
-    netloc: str = ""
-    pod: Key | None = None
-    port: int = 0
+    engine: Engine
     api_key: str = attrs.field(default="", repr=False)
     pid: int = 0
+
+    @property
+    def host(self) -> str:
+        """Where it runs: a host, or a pod."""
+        return self.engine.host or (self.engine.pod.name if self.engine.pod is not None else "")
 
 
 @attrs.define(eq=False)
@@ -188,31 +190,27 @@ class _Look:
         return f"{services}\n\n{output.table(HOST_COLUMNS, map(_host_row, self._hosts), width=width)}"
 
     def _places(self, service: InferenceService, engines: Sequence[Engine]) -> list[_Place]:
-        key, namespace = service.key, service.key.namespace
-        found = [
-            _Place(key, each.host or each.pod, each.netloc, Key(namespace, each.pod) if each.pod else None, each.port)
-            for each in engines
-            if each.ready
-        ]
+        key = service.key
+        found = [_Place(key, each) for each in engines if each.ready]
         record = local_engine(self.folders, key)
         if record is None:
             return found
         own = host_id(host_name_in(self.folders[0]) or "")
-        here = netloc((record.host, record.port))
-        mine = _Place(key, own or "this machine", here, api_key=record.api_key, pid=record.pid)
+        here = Engine(own or "this machine", record.host, record.port, ready=True)
+        mine = _Place(key, here, api_key=record.api_key, pid=record.pid)
         return [mine, *(each for each in found if each.host != own)]
 
     async def _ask(self, place: _Place, seen: dict[_Place, tuple[Pace, int]]) -> None:
         used = await trio.to_thread.run_sync(bytes_of, place.pid) if place.pid else 0
         pace = Pace()
         connect: Connect = dial
-        if place.pod is not None:
-            connect = partial(_to_pod, self.cluster, place.pod, place.port)
+        if place.engine.pod is not None:
+            connect = partial(_to_pod, self.cluster, place.engine.pod)
         headers = Headers.of({"Authorization": f"Bearer {place.api_key}"} if place.api_key else {})
         with trio.move_on_after(ENGINE_SECONDS):
             try:
                 async with open_http_client(connect) as http:
-                    answer = await http.request("GET", f"http://{place.netloc}/metrics", headers=headers)
+                    answer = await http.request("GET", f"http://{place.engine.netloc}/metrics", headers=headers)
                 if answer.status == 200:
                     now = read_work(answer.body.decode("utf-8", "replace"), trio.current_time())
                     pace = pace_of(self._work.get(place), now)
@@ -234,7 +232,7 @@ class _Look:
         )
 
 
-async def _to_pod(cluster: Cluster, pod: Key, port: int, _host: str, _port: int) -> trio.abc.Stream:
+async def _to_pod(cluster: Cluster, pod: Key, _host: str, port: int) -> trio.abc.Stream:
     return await connect_to_pod(cluster.client, pod, port)
 
 

@@ -5,10 +5,9 @@ from pathlib import Path
 import attrs
 import trio
 
-from llmkube.cli.commands.programs.background.agent_jobs import agent_job
-from llmkube.cli.commands.programs.background.launchctl import Answer, User
-from llmkube.cli.commands.programs.background.launchd_job import Kept
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.cli.commands.programs.background.agent_jobs import Kept, User, agent_job
+from llmkube.cli.commands.programs.background.launchctl import Answer
+from llmkube.programs.config import AgentConfig
 
 ADA = User(uid=501, name="ada", home=Path("/Users/ada"))
 STATE = Path("/Users/ada/Library/Application Support/llmkube")

@@ -1,6 +1,8 @@
 """The agent's job: what its settings make of it, and what stays of the one before."""
 
 import plistlib
+import subprocess
+import sys
 from pathlib import Path
 
 import attrs
@@ -8,9 +10,14 @@ import pytest
 
 from cli.commands.programs.background.launchd_model import job
 from llmkube.base.settings import resolve
-from llmkube.cli.commands.programs.background.agent_jobs import exit_seconds_of, given_settings, kept_flags
-from llmkube.cli.commands.programs.background.launchd_job import plist_text
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.cli.commands.programs.background.agent_jobs import (
+    exit_seconds_of,
+    given_settings,
+    guarded_folder,
+    kept_flags,
+    plist_text,
+)
+from llmkube.programs.config import AgentConfig
 from llmkube.supervisor.agent import stop_seconds
 from llmkube.supervisor.nouns.settings import AgentSettings
 
@@ -100,3 +107,59 @@ def test_launchd_waits_longer_than_the_agent_takes_at_most():
     settings = AgentSettings("m", Path("/s"), Path("/s"), "x", metal=True, drain_seconds=config.drain_seconds)
     assert stop_seconds(settings) > stop_seconds(attrs.evolve(settings, metal=False))
     assert exit_seconds_of(config) > stop_seconds(settings) + 5
+
+
+TYPES = {  # launchd.plist(5)
+    "Label": str,
+    "ProgramArguments": list,
+    "EnvironmentVariables": dict,
+    "WorkingDirectory": str,
+    "RunAtLoad": bool,
+    "KeepAlive": dict,
+    "ThrottleInterval": int,
+    "ExitTimeOut": int,
+    "ProcessType": str,
+    "AbandonProcessGroup": bool,
+    "StandardOutPath": str,
+    "StandardErrorPath": str,
+    "UserName": str,
+}
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_the_keys_are_launchd_s_and_their_values_of_its_types(daemon):
+    """A key that launchd does not know, or a value of another type, it would ignore in silence."""
+    content = plistlib.loads(plist_text(job(daemon=daemon)))
+    for key, value in content.items():
+        assert type(value) is TYPES[key], key
+    assert ("UserName" in content) is daemon
+    assert content["KeepAlive"] == {"SuccessfulExit": False, "Crashed": True}
+    assert content["ProcessType"] == "Interactive"
+    assert content["ThrottleInterval"] >= 10
+    assert content["EnvironmentVariables"]["HOME"] == "/Users/ada"
+    assert all(isinstance(each, str) for each in content["ProgramArguments"])
+    assert content["ProgramArguments"][0].startswith("/")
+    assert content["StandardErrorPath"] == "/Users/ada/Library/Logs/llmkube/metal-agent.log"
+
+
+def test_where_the_files_are():
+    """An agent of a login, and a daemon of the machine."""
+    assert job().file == Path("/Users/ada/Library/LaunchAgents/com.llmkube.metal-agent.plist")
+    assert job(daemon=True).file == Path("/Library/LaunchDaemons/com.llmkube.metal-agent.plist")
+
+
+def test_folders_that_macos_keeps_from_jobs():
+    """A terminal may read them, and a job of launchd may not."""
+    home = Path("/Users/ada")
+    assert guarded_folder(home / "Documents" / "llmkube" / ".venv", home) == home / "Documents"
+    assert guarded_folder(Path("/Volumes/big/models"), home) == Path("/Volumes")
+    assert guarded_folder(home / "llmkube", home) is None
+
+
+def test_the_template_in_the_tree_is_what_install_writes():
+    """`launchd/` shows a reader each step: its file is the installer's, with ada in it."""
+    root = Path(__file__).parents[5]
+    written = subprocess.run(
+        [sys.executable, root / "tests" / "mac" / "launchd_template.py"], check=True, capture_output=True
+    ).stdout
+    assert (root / "launchd" / "com.llmkube.metal-agent.plist").read_bytes() == written

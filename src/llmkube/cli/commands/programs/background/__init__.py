@@ -4,11 +4,9 @@ up_commands     `llmkube up start`, `stop`, `status`, `logs`, `install`, `uninst
 systemd         the unit of the user's service manager; pure, and the calls of systemctl
 agent_commands  `llmkube agent install`, `uninstall`, `start`, `restart`, `logs`
 agent_status    `llmkube agent status`, also `--watch`; `cordon`, `uncordon`; what a program answers at its port
-agent_jobs      what the agent's job says, from settings and an older job; pure
-launchd_job     a job as its property list; pure
+agent_jobs      jobs as property lists; what the agent's says, from settings and an older job; pure
 launchctl       load, look, unload: each waits until it is so; in which domain a user's jobs are
 log_file        what such a program has written; the log that launchd never opens again
-start_limit     failed starts in a row, counted on disk
-interpreter     the Python that a job was installed with, and whether it is still that one
+start_limit     failed starts in a row, counted on disk; the Python that a job was installed with
 lan_access      whether macOS lets the job talk to machines of its own network
 """

@@ -13,11 +13,16 @@ import trio
 from llmkube.base.errors import UserError
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.programs.background.agent_jobs import (
+    AGENT_LABEL,
+    Job,
+    Kept,
+    User,
     agent_job,
     agent_job_files,
     agent_log,
     exit_seconds_of,
     given_settings,
+    guarded_folder,
     kept_flags,
 )
 from llmkube.cli.commands.programs.background.agent_status import (
@@ -28,12 +33,10 @@ from llmkube.cli.commands.programs.background.agent_status import (
     probed_health,
     state_dir_option,
 )
-from llmkube.cli.commands.programs.background.interpreter import record_interpreter
 from llmkube.cli.commands.programs.background.lan_access import lan_access_path
 from llmkube.cli.commands.programs.background.launchctl import (
     JobState,
     Launchd,
-    User,
     ask_for_root,
     current_user,
     is_daemon,
@@ -42,13 +45,11 @@ from llmkube.cli.commands.programs.background.launchctl import (
     remove_plist,
     write_plist,
 )
-from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, guarded_folder
 from llmkube.cli.commands.programs.background.log_file import GUIDE_LINK, last_lines, point_at, print_log
-from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts
+from llmkube.cli.commands.programs.background.start_limit import forget_failed_starts, record_interpreter
 from llmkube.cli.config_edit import plan_settings
 from llmkube.cli.target_cluster import find_config
-from llmkube.programs.config.host_config import AgentConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.options import NumberRange, command, settings_options

@@ -1,7 +1,9 @@
-"""The agent as a job of launchd: what `llmkube agent install` writes, from settings and what an older job had; pure."""
+"""Jobs of launchd as property lists, and the agent's: what `llmkube agent install` writes; pure (launchd.plist(5))."""
 
 import os
+import plistlib
 import sys
+import xml.parsers.expat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -9,15 +11,189 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.settings import settings_of
-from llmkube.cli.commands.programs.background.launchctl import User
-from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL, Job, Kept, kept_from
-from llmkube.programs.config.host_config import AgentConfig
+from llmkube.programs.config import AgentConfig
+
+AGENT_LABEL: Final = "com.llmkube.metal-agent"
+UP_LABEL: Final = "com.llmkube.up"
+
+DAEMONS: Final = Path("/Library/LaunchDaemons")
+
+HOMEBREW: Final = "/opt/homebrew/bin:/opt/homebrew/sbin:/usr/local/bin"
+SYSTEM_PATH: Final = "/usr/bin:/bin:/usr/sbin:/sbin"
+THROTTLE_SECONDS: Final = 15
+"""Between two starts; launchd's own least is 10."""
+
+_WATCHED: Final = ("Desktop", "Documents", "Downloads")
+"""Folders of a home that macOS keeps from programs until their user allows them."""
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """One program that launchd keeps running.
+
+    Attributes:
+        label: Its name in launchd.
+        argv: The program, absolute, and its arguments.
+        home: The home of the user as whom it runs, and where it starts.
+        user: That user.
+        log: The file that both outputs are appended to.
+        exit_seconds: How long it may take to end after TERM before launchd kills it; launchd's own is 5.
+        environ: Variables besides those that each of our jobs has.
+        daemon: Whether it runs from boot on, without a login, and in no session.
+    """
+
+    label: str
+    argv: Sequence[str]
+    home: Path
+    user: str
+    log: Path
+    exit_seconds: int
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    daemon: bool = False
+
+    @property
+    def file(self) -> Path:
+        """Where launchd looks for it."""
+        folder = DAEMONS if self.daemon else self.home / "Library" / "LaunchAgents"
+        return folder / f"{self.label}.plist"
+
+
+def plist_of(job: Job) -> dict[str, Any]:
+    """Return the property list.
+
+    * `KeepAlive`: it is started again unless it ended with 0. The keys are alternatives: `Crashed` alone would not
+      start it again after a SIGKILL (macOS 26.4).
+    * `ProcessType`: without it launchd slows its input and output, and that of every engine that it starts, for life.
+    * `AbandonProcessGroup`: engines are to outlive an agent that ends, and the next one adopts them.
+    * No `SoftResourceLimits` (in a daemon it sets the limit of the whole machine), no `Nice`.
+    """
+    own = {
+        "PATH": f"{HOMEBREW}:{SYSTEM_PATH}",
+        "HOME": str(job.home),  # a daemon has none of the three
+        "USER": job.user,
+        "LOGNAME": job.user,
+    }
+    content: dict[str, Any] = {
+        "Label": job.label,
+        "ProgramArguments": list(job.argv),
+        "EnvironmentVariables": {
+            **job.environ,
+            **own,
+            **({"PATH": job.environ["PATH"]} if "PATH" in job.environ else {}),
+        },
+        "WorkingDirectory": str(job.home),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False, "Crashed": True},
+        "ThrottleInterval": THROTTLE_SECONDS,
+        "ExitTimeOut": job.exit_seconds,
+        "ProcessType": "Interactive",
+        "AbandonProcessGroup": True,
+        "StandardOutPath": str(job.log),
+        "StandardErrorPath": str(job.log),
+    }
+    if job.daemon:
+        content["UserName"] = job.user
+    return content
+
+
+def plist_text(job: Job) -> bytes:
+    """Return the file."""
+    return plistlib.dumps(plist_of(job), sort_keys=False)
+
+
+@attrs.frozen
+class Kept:
+    """What an older job's owner has added to it.
+
+    Attributes:
+        arguments: Flags, with their values.
+        environ: Variables.
+        dropped: Flags that this program does not have.
+    """
+
+    arguments: tuple[str, ...] = ()
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    dropped: tuple[str, ...] = ()
+
+
+def kept_from(content: bytes, flags: Mapping[str, bool], replaced: Collection[str]) -> Kept:
+    """Return what of an older job stays in the next one.
+
+    A job of the same name that another implementation's installer wrote is read alike: its flags have one dash or two.
+
+    Args:
+        content: The older job's file.
+        flags: The program's flags (`--host-ip`), and whether each takes a value.
+        replaced: Those that the next job says itself, or that were given anew.
+
+    Raises:
+        ValueError: The file is no property list of a job.
+    """
+    try:
+        old = plistlib.loads(content)
+        argv = [str(each) for each in old.get("ProgramArguments", [])]
+        environ = {str(name): str(value) for name, value in old.get("EnvironmentVariables", {}).items()}
+    except (plistlib.InvalidFileException, xml.parsers.expat.ExpatError, ValueError, AttributeError, TypeError) as exc:
+        raise ValueError(f"it is no property list of a job: {exc}") from exc
+    own = {"HOME", "USER", "LOGNAME"}
+    if environ.get("PATH") == f"{HOMEBREW}:{SYSTEM_PATH}":
+        own |= {"PATH"}
+    kept, dropped = _sorted_out(argv[1:], flags, replaced)
+    return Kept(kept, {name: value for name, value in environ.items() if name not in own}, dropped)
+
+
+def _sorted_out(
+    words: Sequence[str], flags: Mapping[str, bool], replaced: Collection[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    kept: list[str] = []
+    dropped: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or word in {"-m", "-"}:
+            continue  # `-m llmkube agent`, and the values of flags that are dropped
+        name, equals, value = word.partition("=")
+        name = f"--{name.lstrip('-')}"
+        takes = flags.get(name)
+        if takes is None:
+            dropped.append(word)
+            continue
+        if not takes and value.lower() in {"false", "0", "f"}:  # as Go writes it
+            name = f"--no-{name[2:]}"
+        values = [value] if equals else [rest.pop(0)] if takes and rest else []
+        if name not in replaced:
+            kept.append(f"{name}={values[0]}" if takes and values else name)
+    return tuple(kept), tuple(dropped)
+
+
+def guarded_folder(path: Path, home: Path) -> Path | None:
+    """Return the folder around a path that macOS keeps from jobs of launchd, although a terminal may read it."""
+    for folder in (*(home / name for name in _WATCHED), Path("/Volumes")):
+        if path == folder or folder in path.parents:
+            return folder
+    return None
+
 
 START_LIMIT: Final = 5
 EXIT_MARGIN_SECONDS: Final = 60.0
 """Beyond the time that requests get to end: withdrawing endpoints, and the engines' own grace."""
 
 _LOG: Final = "metal-agent.log"
+
+
+@attrs.frozen(kw_only=True)
+class User:
+    """As whom the agent runs.
+
+    Attributes:
+        uid: The number.
+        name: The name.
+        home: The home.
+    """
+
+    uid: int
+    name: str
+    home: Path
 
 
 def agent_log(home: Path) -> Path:

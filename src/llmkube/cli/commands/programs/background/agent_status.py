@@ -23,22 +23,13 @@ from llmkube.base.mailbox import Mailbox
 from llmkube.base.private_files import write_private
 from llmkube.base.times import utcnow
 from llmkube.base.units import parse_duration
-from llmkube.cli.commands.programs.background.agent_jobs import agent_job_files
-from llmkube.cli.commands.programs.background.interpreter import interpreter_news
+from llmkube.cli.commands.programs.background.agent_jobs import AGENT_LABEL, User, agent_job_files
 from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED, read_lan_access
-from llmkube.cli.commands.programs.background.launchctl import (
-    JobState,
-    User,
-    current_user,
-    launchctl_program,
-    launchd_of,
-)
-from llmkube.cli.commands.programs.background.launchd_job import AGENT_LABEL
-from llmkube.cli.commands.programs.background.start_limit import read_failed_starts
+from llmkube.cli.commands.programs.background.launchctl import JobState, current_user, launchctl_program, launchd_of
+from llmkube.cli.commands.programs.background.start_limit import interpreter_news, read_failed_starts
 from llmkube.cli.options import watch_option
 from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, show_in_place
-from llmkube.programs.config.host_config import AgentConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command
 from llmkube.programs.state_dir import held_state_dir

@@ -22,8 +22,8 @@ import trio
 
 from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
-from llmkube.cli.commands.programs.background.launchd_job import DAEMONS, Job, plist_text
-from llmkube.programs.program_name import program_name
+from llmkube.cli.commands.programs.background.agent_jobs import DAEMONS, Job, User, plist_text
+from llmkube.programs.failures import program_name
 
 POLL_SECONDS: Final = 0.25
 _BUSY: Final = frozenset({5, 37})
@@ -176,21 +176,6 @@ def caller(*before: str) -> Call:
 
 def _words(answer: Answer) -> str:
     return f"{answer.text.splitlines()[-1] if answer.text else 'it says nothing'} (exit code {answer.code})"
-
-
-@attrs.frozen(kw_only=True)
-class User:
-    """As whom the agent runs.
-
-    Attributes:
-        uid: The number.
-        name: The name.
-        home: The home.
-    """
-
-    uid: int
-    name: str
-    home: Path
 
 
 def current_user() -> User:

@@ -13,22 +13,14 @@ import click
 import trio
 
 from llmkube.base.settings import settings_of
-from llmkube.cli.commands.programs.background.agent_jobs import EXIT_MARGIN_SECONDS
+from llmkube.cli.commands.programs.background.agent_jobs import EXIT_MARGIN_SECONDS, UP_LABEL, Job, User
 from llmkube.cli.commands.programs.background.agent_status import chosen_folder, state_dir_option
-from llmkube.cli.commands.programs.background.launchctl import (
-    User,
-    current_user,
-    launchctl_program,
-    launchd_of,
-    write_plist,
-)
-from llmkube.cli.commands.programs.background.launchd_job import UP_LABEL, Job
+from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program, launchd_of, write_plist
 from llmkube.cli.commands.programs.background.log_file import last_lines, print_log
 from llmkube.cli.commands.programs.background.systemd import UNIT, systemctl, unit_path, unit_text
 from llmkube.cli.commands.services.tail import POLL_SECONDS
 from llmkube.cli.view.output import printable
-from llmkube.programs.config.host_config import UpConfig
-from llmkube.programs.config.tables import load
+from llmkube.programs.config import UpConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command, settings_options
 from llmkube.programs.state_dir import held_state_dir

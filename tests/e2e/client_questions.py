@@ -1,0 +1,17 @@
+"""What the scripts of client libraries share; they are run with the pinned packages on the path alone."""
+
+import sys
+
+SERVER, QUESTION = sys.argv[1:]
+ASK = [{"role": "user", "content": QUESTION}]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Tell it", "parameters": PARAMETERS}}
+
+
+def failure(call, *args, **kwargs):
+    """Return the class of the error that a call raises, and its words."""
+    try:
+        call(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 - which one it is, is what the test asks
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]

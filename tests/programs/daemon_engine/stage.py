@@ -1,0 +1,76 @@
+"""A keeper at work on a scripted daemon, and what starts one where none runs."""
+
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import trio
+
+from llmkube.base.http.client import HttpClient
+from llmkube.programs.daemon_engine.keeper import Counters, GivenUpError, Keeper
+
+
+@attrs.define(eq=False)
+class Stage:
+    """A keeper at work.
+
+    Attributes:
+        keeper: The keeper.
+        client: The way to the server.
+        scope: Ends the keeper's loop.
+        given_up: What it has said when it gave up.
+    """
+
+    keeper: Keeper
+    client: HttpClient
+    scope: trio.CancelScope
+    given_up: str = ""
+
+    async def unload(self):
+        """A stop."""
+        self.scope.cancel(reason="a stop")
+        await trio.lowlevel.checkpoint()
+        return await self.keeper.unload()
+
+
+@asynccontextmanager
+async def keeping(way, make):
+    """Keep a model loaded during the block: `make` returns its adapter for a client, which the context `way` has."""
+    failed = None
+    async with way as client, trio.open_nursery() as nursery:
+        stage = Stage(Keeper(make(client), Counters()), client, trio.CancelScope())
+
+        async def run():
+            with stage.scope:
+                try:
+                    await stage.keeper.run()
+                except GivenUpError as error:
+                    stage.given_up = str(error)
+
+        nursery.start_soon(run)
+        try:
+            yield stage
+        except (AssertionError, ValueError, trio.TooSlowError) as error:
+            failed = error  # raised in here it would come as a group
+        nursery.cancel_scope.cancel(reason="the play is over")
+    if failed is not None:
+        raise failed
+
+
+@attrs.define(eq=False)
+class FakeStarter:
+    """Starts the scripted server, and ends it."""
+
+    fake: Any
+    starts: int = 0
+    ends: int = 0
+
+    @asynccontextmanager
+    async def started(self):
+        self.starts += 1
+        self.fake.start()
+        try:
+            yield self.fake.server()
+        finally:
+            self.ends += 1
+            self.fake.stop()

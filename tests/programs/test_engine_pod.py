@@ -1,0 +1,376 @@
+"""What holds a pod back until its engine is idle: the decision, the looks, and the answer over real sockets."""
+
+import contextlib
+import socket
+from functools import partial
+
+import pytest
+import structlog.testing
+import trio
+import trio.lowlevel
+from click.testing import CliRunner
+
+from free_ports import free_port
+from llmkube.base.http.client import open_http_client
+from llmkube.base.http.errors import BrokenOffError
+from llmkube.base.http.listen import open_listeners
+from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.server import run_server
+from llmkube.controller.render.drain import PATH as ASKED_PATH
+from llmkube.programs import engine_pod
+from llmkube.programs import engine_pod as module
+from llmkube.programs.engine_pod import (
+    ASK_SECONDS,
+    LEAST_SECONDS,
+    PATH,
+    Drain,
+    KeyFile,
+    KeysError,
+    Watched,
+    drain,
+    may_end,
+    run_drain,
+    serve_keys,
+)
+from llmkube.programs.program import LOOPBACK, Stop
+from waiting import until
+
+URL = "http://127.0.0.1:8080/metrics"
+METRICS = ("r_running", "r_waiting")
+IDLE, BUSY = "r_running 0\nr_waiting 0\n", "r_running 1\nr_waiting 0\n"
+
+
+@pytest.mark.parametrize(
+    ("seen", "waited", "over"),
+    [
+        ([], 99, False),
+        (["idle", "idle"], LEAST_SECONDS - 0.1, False),
+        (["idle", "idle"], LEAST_SECONDS, True),
+        (["idle"], LEAST_SECONDS, False),
+        (["busy", "idle"], 50, False),
+        (["idle", "busy"], 50, False),
+        (["gone"], 0, True),
+        (["busy", "gone"], 3, True),
+    ],
+)
+def test_two_idle_looks_end_an_engine_once_the_proxies_know(seen, waited, over):
+    """Before ten seconds only an engine that has ended may; then one that two looks in a row find without a request."""
+    assert may_end(seen, waited) is over
+
+
+class Engine:
+    """Metrics by the second, and the connections that a kernel would count."""
+
+    def __init__(self, *, metrics=lambda _: (200, IDLE), links=lambda _port, _now: (True, 0)):
+        self.metrics, self.links, self.asked = metrics, links, 0
+        self.began = trio.current_time()
+
+    @property
+    def now(self):
+        return trio.current_time() - self.began
+
+    async def request(self, method, url):
+        assert (method, url) == ("GET", URL)
+        self.asked += 1
+        await trio.lowlevel.checkpoint()
+        found = self.metrics(self.now)
+        if found is None:
+            await trio.sleep_forever()
+        if isinstance(found, Exception):
+            raise found
+        status, text = found
+        return Response(status, Headers.of({}), text.encode())
+
+    def drain(self, **more):
+        watched = Watched(8080, 8080, **{"metrics_url": URL, "busy_metrics": METRICS, **more})
+        return Drain(watched, self, lambda port: self.links(port, self.now))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "ends"),
+    [
+        (lambda now: (200, BUSY if now < 30 else IDLE), (31, 33)),  # a long answer
+        (lambda now: (200, BUSY if now < 3 else IDLE), (10, 12)),  # a short one: the proxies are waited for
+        (lambda now: (200, BUSY if int(now) % 2 else IDLE), (60, 62)),  # never twice in a row
+        (lambda now: None if now < 20 else (200, IDLE), (21, 26)),  # one that answers late has work
+        (lambda now: BrokenOffError("broke"), (60, 63)),
+        (lambda now: (200, BUSY), (60, 62)),  # the longest
+    ],
+)
+async def test_an_engine_ends_when_its_metrics_say_that_it_is_idle(autojump_clock, metrics, ends):
+    """Silence and broken answers are work; no engine, however hostile, holds its pod longer than the longest."""
+    engine = Engine(metrics=metrics)
+    why = await engine.drain().wait()
+    assert ends[0] <= engine.now <= ends[1]
+    assert ("60 seconds" in why) is (ends[0] == 60)
+
+
+@pytest.mark.parametrize("metrics", [(404, ""), (501, "no --metrics"), (401, ""), (200, "other 1\n")])
+async def test_where_an_engine_shows_no_metrics_its_connections_count(autojump_clock, metrics):
+    """An image without these metrics is held for as long as a client is connected, and no longer."""
+    engine = Engine(metrics=lambda _: metrics, links=lambda _port, now: (True, 1 if now < 25 else 0))
+    await engine.drain().wait()
+    assert 25 <= engine.now <= 28
+
+
+async def test_connections_count_where_clients_come_and_not_behind_the_keys(autojump_clock):
+    """What asks for keys keeps connections to the engine open: those are no requests."""
+    engine = Engine(links=lambda port, now: (True, 0 if port == 8000 else 5))
+    watched = Watched(21410, 8000)
+    assert await Drain(watched, engine, lambda port: engine.links(port, engine.now)).wait() == "it has no request"
+    assert (engine.now, engine.asked) == (LEAST_SECONDS, 0)
+
+
+async def test_an_engine_that_listens_nowhere_holds_nothing_back(autojump_clock):
+    """A pod whose engine crashed, or loads and does not listen yet, ends at once."""
+    engine = Engine(metrics=lambda _: (200, BUSY), links=lambda _port, now: (now < 4, 1))
+    assert await engine.drain().wait() == "it has ended"
+    assert 4 <= engine.now <= 5
+    nothing = Engine(links=lambda _port, _now: (False, 0))
+    await nothing.drain().wait()
+    assert nothing.now == 0
+
+
+async def test_a_kernel_that_does_not_tell_shortens_nothing(autojump_clock):
+    """Without a look at connections, metrics decide; without both, the longest."""
+    engine = Engine(links=lambda _port, _now: None)
+    await engine.drain().wait()
+    assert LEAST_SECONDS <= engine.now <= LEAST_SECONDS + 2
+    blind = Engine(links=lambda _port, _now: None)
+    await blind.drain(metrics_url="").wait()
+    assert blind.now >= 60
+
+
+async def test_a_crowd_that_asks_costs_the_engine_one_look_a_second(autojump_clock):
+    """Who may reach the pod may ask as well: asking tells nothing, ends nothing, and does not multiply."""
+    engine = Engine(metrics=lambda _: (200, BUSY))
+    shared = engine.drain(longest_seconds=20)
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(shared.wait)
+    assert engine.asked <= 22
+    assert ASK_SECONDS < LEAST_SECONDS
+
+
+async def test_a_hook_gets_its_answer_when_the_last_connection_is_gone(monkeypatch):
+    """Over real sockets, with the kernel's own table: no metrics, one client, and then none."""
+    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        port, hooks = engine.getsockname()[1], free_port()
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = engine.accept()
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery, open_http_client() as http:
+                await nursery.start(run_drain, Watched(port, port), hooks)
+                url, answered = f"http://127.0.0.1:{hooks}{PATH}", trio.Event()
+                assert (await http.request("GET", f"http://127.0.0.1:{hooks}/")).status == 404
+                assert (await http.request("POST", url)).status == 404
+
+                async def ask():
+                    answer = await http.request("GET", url)
+                    assert (answer.status, b"no request" in answer.body) == (200, True)
+                    answered.set()
+
+                nursery.start_soon(ask)
+                await trio.sleep(0.5)
+                assert not answered.is_set()
+                with contextlib.closing(client), contextlib.closing(accepted):
+                    pass
+                await answered.wait()
+                nursery.cancel_scope.cancel()
+
+
+async def test_a_stranger_who_keeps_every_hook_busy_leaves_the_kubelet_its_place(monkeypatch):
+    """300 hooks from one address wait or are closed, and one from another address is answered all the same."""
+    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as engine:
+        port, hooks = engine.getsockname()[1], free_port()
+        busy = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = engine.accept()
+        with contextlib.ExitStack() as stack, trio.fail_after(60):
+            async with trio.open_nursery() as nursery, open_http_client() as http:
+                await nursery.start(run_drain, Watched(port, port), hooks)
+                for _ in range(300):
+                    with contextlib.suppress(OSError):
+                        one = socket.create_connection(("127.0.0.1", hooks), 1, ("127.0.0.2", 0))
+                        stack.enter_context(contextlib.closing(one))
+                        one.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    await trio.lowlevel.checkpoint()
+                await trio.sleep(0.2)
+
+                async def end_soon():
+                    await trio.sleep(0.3)
+                    with contextlib.closing(busy), contextlib.closing(accepted):
+                        pass
+
+                nursery.start_soon(end_soon)
+                assert (await http.request("GET", f"http://127.0.0.1:{hooks}{PATH}")).status == 200
+                nursery.cancel_scope.cancel()
+
+
+async def test_an_engine_s_metrics_are_asked_for_over_the_wire(monkeypatch):
+    """A slow answer is given up and counts as work; the next one that says idle ends it."""
+    monkeypatch.setattr(module, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.3)
+    said = []
+
+    async def handle(exchange):
+        said.append(exchange.request.path)
+        if len(said) == 1:
+            await trio.sleep_forever()
+        text = BUSY if len(said) < 4 else IDLE
+        await exchange.respond(Response(200, Headers.of({"Content-Type": "text/plain"}), text.encode()))
+
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listener.socket.getsockname()[1]
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery, open_http_client() as http:
+            await nursery.start(run_server, handle, [listener])
+            watched = Watched(port, port, f"http://127.0.0.1:{port}/metrics", METRICS)
+            assert await Drain(watched, http).wait() == "it has no request"
+            nursery.cancel_scope.cancel()
+    assert len(said) >= 5
+
+
+def test_a_port_for_the_hooks_has_to_be_named():
+    """A program that no kubelet could ask does not start."""
+    result = CliRunner().invoke(drain, ["--engine", "8080"])
+    assert (result.exit_code, "--drain-port" in result.stderr) == (2, True)
+
+
+def test_the_controller_asks_where_the_program_answers():
+    """The hook's path is the program's."""
+    assert ASKED_PATH == PATH
+
+
+FIRST, SECOND = "CanaryFirst1", "CanarySecond2"
+NAMED = "Secret chat-keys, api-key"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "there is none; create it"),
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"CanaryFirst1 x\n", "something else than a key in line 1"),
+        ("\u00e9".encode(), "other characters than ASCII"),
+    ],
+)
+def test_without_keys_it_does_not_start_and_says_which_secret_lacks_what(tmp_path, value, said):
+    """An engine is never open because its Secret is empty, and no message repeats what stands there."""
+    path = tmp_path / "keys"
+    if value is not None:
+        path.write_bytes(value)
+    args = ["--listen", "1", "--engine", "2", "--keys", str(path), "--named", NAMED]
+    result = CliRunner().invoke(engine_pod.key_proxy, args)
+    assert result.exit_code == 1
+    assert NAMED in result.stderr
+    assert said in result.stderr
+    assert FIRST not in result.output
+
+
+def test_keys_that_were_there_stay_while_there_are_none(tmp_path):
+    """A Secret that is emptied or taken away changes nothing for clients, as on a host."""
+    file = KeyFile(tmp_path / "keys", NAMED)
+    file.path.write_text(f"{FIRST}\n")
+    file.read()
+    before = file.digests
+    file.path.write_text("")
+    with pytest.raises(KeysError, match="is empty"):
+        file.read()
+    file.path.unlink()
+    with pytest.raises(KeysError, match="there is none"):
+        file.read()
+    assert file.digests == before
+    assert FIRST not in repr(file)
+
+
+async def test_what_is_wrong_is_said_once_and_other_keys_are_told_without_being_shown(tmp_path, monkeypatch):
+    """A file that stays empty for many looks is one line of the log."""
+    monkeypatch.setattr(engine_pod, "KEYS_LOOK_SECONDS", 0.01)
+    file = KeyFile(tmp_path / "keys", NAMED)
+    file.path.write_text(f"{FIRST}\n")
+    file.read()
+    with structlog.testing.capture_logs() as said:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(file.follow)
+            file.path.write_text("")
+            await until(lambda: said)
+            await trio.sleep(0.1)
+            (tmp_path / "new").write_text(f"{FIRST}\n{SECOND}\n")
+            (tmp_path / "new").replace(file.path)
+            await until(lambda: len(said) > 1)
+            nursery.cancel_scope.cancel()
+    assert [line["event"] for line in said] == ["the keys of clients stay as they were", "other keys count"]
+    assert FIRST not in str(said)
+
+
+@contextlib.asynccontextmanager
+async def open_proxy(file, opened=("/health",)):
+    """Yield a way to ask an engine behind the proxy, what it was asked, and the proxy's stop."""
+    asked, stop = [], Stop()
+
+    async def engine(exchange):
+        asked.append(exchange.request)
+        if exchange.request.path != "/slow":
+            await exchange.respond(Response.text(200, "yes"))
+            return
+        async with exchange.stream(200, Headers.of({})) as send:
+            await send(b"the ")
+            await until(lambda: stop.why)
+            await trio.sleep(0.1)
+            await send(b"rest")
+
+    inner = await open_listeners(LOOPBACK, 0)
+    port = free_port()
+    async with trio.open_nursery() as nursery, open_http_client() as http:
+        await nursery.start(partial(run_server, engine, inner))
+        await nursery.start(serve_keys, file, port, inner[0].socket.getsockname()[1], opened, stop)
+
+        async def ask(path, key=""):
+            headers = Headers.of({"Authorization": f"Bearer {key}"} if key else {})
+            url = f"http://{LOOPBACK}:{port}{path}"
+            async with http.open_stream("POST", url, headers=headers, body=b"{}") as answer:
+                said = await answer.receive_some()
+                while path == "/slow" and said != b"the rest":
+                    stop.request_nowait("SIGTERM")
+                    said += await answer.receive_some()
+                return answer.status
+
+        yield ask, asked, stop
+        nursery.cancel_scope.cancel()
+
+
+async def test_each_key_opens_the_engine_and_a_new_file_counts_without_a_restart(tmp_path, monkeypatch):
+    """A kubelet puts a new file in the old one's place: what was taken out of it opens nothing any more."""
+    monkeypatch.setattr(engine_pod, "KEYS_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(engine_pod, "settle_heap", lambda: None)  # these tests' heap is not settled
+    file = KeyFile(tmp_path / "keys", NAMED)
+    file.path.write_text(f"{FIRST}\n{SECOND}\n")
+    file.read()
+    async with open_proxy(file) as (ask, asked, stop):
+        assert [await ask("/v1/chat/completions", key) for key in ("", FIRST, SECOND, "x")] == [401, 200, 200, 401]
+        assert await ask("/invocations") == 401
+        assert len(asked) == 2
+        assert not any(FIRST in str(request.headers) for request in asked)
+        (tmp_path / "new").write_text(f"{SECOND}\n")
+        (tmp_path / "new").replace(file.path)
+        await until(lambda: len(file.digests) == 1)
+        assert [await ask("/v1/chat/completions", key) for key in (FIRST, SECOND)] == [401, 200]
+        stop.request_nowait("SIGTERM")
+
+
+async def test_an_answer_under_way_outlives_the_end_of_its_pod(tmp_path, monkeypatch):
+    """TERM stops new requests; what an engine still says passes until it is complete."""
+    monkeypatch.setattr(engine_pod, "settle_heap", lambda: None)
+    file = KeyFile(tmp_path / "keys", NAMED)
+    file.path.write_text(f"{FIRST}\n")
+    file.read()
+    with trio.fail_after(60):
+        async with open_proxy(file) as (ask, _asked, stop):
+            assert await ask("/slow", FIRST) == 200
+            assert stop.why == "SIGTERM"
