@@ -156,7 +156,8 @@ async def test_no_fetch_begins_while_folders_are_removed(autojump_clock):
         await trio.sleep(SETTLED)
         assert await hands.model_where() == "Ready/ModelReady"
         await trio.sleep(3 * LONG)
-        assert [job.key.name for job in (await hands.client.list(Job, namespace="ml")).items if not job.status.conditions] == []
+        jobs = (await hands.client.list(Job, namespace="ml")).items
+        assert [job.key.name for job in jobs if not job.status.conditions] == []
 
 
 async def test_what_cannot_be_read_may_name_any_folder(autojump_clock, monkeypatch):
