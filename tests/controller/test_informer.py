@@ -4,10 +4,12 @@ import itertools
 import random
 
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controller.cluster import SETTLED, open_cluster
 from controller.objects import service
-from llmkube.controller.informer import Informer
+from llmkube.controller.informer import Event, Index, Informer
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
 
@@ -54,3 +56,29 @@ def test_what_is_cleared_is_in_no_index():
     informer.clear()
     assert not by_model.keys(chat.spec.model_ref)
     assert informer.get(CHAT) is None
+
+
+def event(before, now, key=CHAT):
+    return Event(key, before, now)
+
+
+def test_a_change_concerns_what_there_was_and_what_there_is():
+    """Moving from one value to another concerns both; a deletion concerns what the object had last."""
+    index = Index(frozenset)
+    for before, now, concerned in ((None, "p", "p"), ("p", "q", "pq"), ("q", None, "q")):
+        index.update(event(before, now))
+        assert index.values(event(before, now)) == frozenset(concerned)
+        assert index.keys("q") == ({CHAT} if now == "q" else frozenset())
+    assert not index.keys("p")
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.frozensets(st.sampled_from("xyz")))))
+def test_an_index_agrees_with_a_search(changes):
+    """After any sequence of changes the keys of a value are those of the objects that have it now."""
+    index, now = Index(lambda values: values), {}
+    for key, values in changes:
+        index.update(event(now.get(key), values or None, key))
+        now[key] = values or None
+    for value in "xyz":
+        assert index.keys(value) == {key for key, values in now.items() if values and value in values}
+        assert index.count(value) == len(index.keys(value))

@@ -510,3 +510,9 @@ async def test_a_lone_controller_needs_no_lease(autojump_clock):
         await cluster.bring_up()
         with pytest.raises(NotFoundError):
             await cluster.client.get(Lease, LEADER)
+
+
+def test_controllers_of_different_namespaces_do_not_wait_for_each_other():
+    """Each choice of namespaces has a Lease of its own."""
+    assert ControllerSettings().leader_lease == LEADER
+    assert ControllerSettings(namespace="ml").leader_lease == Key("llmkube-system", "llmkube-controller.ml")

@@ -40,7 +40,7 @@ async def said(hands):
 async def test_pods_get_the_class_that_is_there(autojump_clock, there, named):
     """Of two, the one that displaces no ordinary pods; without one the service says what is missing."""
     async with open_pods(workloads=BARE) as hands:
-        await hands.install(*there)
+        await install(hands, *there)
         await hands.bring_up(priority="high")
         assert await rank(hands) == named
         assert ("there is no PriorityClass llmkube-service-high" in await said(hands)) is (named is None)
@@ -51,7 +51,7 @@ async def test_a_class_that_comes_later_is_given_and_one_that_goes_is_left_out(a
     async with open_pods(workloads=BARE) as hands:
         await hands.bring_up(priority="high")
         assert await rank(hands) is None
-        await hands.install(SAFE)
+        await install(hands, SAFE)
         assert await rank(hands) == SAFE
         assert "spec.priority" not in await said(hands)
         await hands.client.delete(PriorityClass, Key("", SAFE))
@@ -63,7 +63,7 @@ async def test_pods_keep_their_class_while_nobody_knows_which_there_are(autojump
     """A successor that may not list them replaces no pods, and its health says that it cannot list them."""
     async with open_pods(workloads=BARE) as hands, trio.open_nursery() as nursery:
         cluster = hands.cluster
-        await hands.install(SAFE)
+        await install(hands, SAFE)
         await hands.bring_up(priority="high")
         before = await hands.json(Deployment)
         cluster.controller_scope.cancel()
@@ -82,7 +82,7 @@ async def test_pods_keep_their_class_while_nobody_knows_which_there_are(autojump
 async def test_an_operator_s_word_is_taken_as_it_is(autojump_clock):
     """An empty prefix names no class although there is one, and the service says that its priority has no effect."""
     async with open_pods(workloads=attrs.evolve(SETTINGS, priority_class_prefix="")) as hands:
-        await hands.install(SAFE)
+        await install(hands, SAFE)
         await hands.bring_up(priority="high")
         assert await rank(hands) is None
         assert "the controller gives pods no PriorityClass" in await said(hands)
@@ -91,7 +91,7 @@ async def test_an_operator_s_word_is_taken_as_it_is(autojump_clock):
 async def test_a_controller_of_one_namespace_does_not_ask(autojump_clock):
     """It has no right to, and says which flag it lacks; it is ready all the same."""
     async with open_pods(workloads=BARE, namespace="ml") as hands:
-        await hands.install(SAFE)
+        await install(hands, SAFE)
         await hands.bring_up(priority="high")
         assert "--priority-class-prefix" in await said(hands)
         asked = [call.resource for call in hands.cluster.faults.calls]

@@ -8,10 +8,16 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from controller.cluster import SETTLED
+from controller.objects import NOW
 from controller.podcluster import open_pods
-from controller.podobjects import SETTINGS
+from controller.podobjects import SETTINGS, deployment_of, pod, pod_service
 from llmkube.controller.reconcile import pod_answers
-from llmkube.controller.reconcile.rollout_gate import IDLE_POLL_SECONDS, is_loading
+from llmkube.controller.reconcile.rollout_gate import (
+    IDLE_POLL_SECONDS,
+    aged_in_seconds,
+    edit_patience_seconds,
+    is_loading,
+)
 from llmkube.controller.render.labels import RESTARTED
 from llmkube.controller.settings import ControllerSettings
 from llmkube.k8s.codec import decode
@@ -224,3 +230,39 @@ def test_what_is_stuck_is_not_protected_for_ever(ready, progressing, loading):
     status = {"readyReplicas": ready, "conditions": conditions}
     live = decode(Deployment, {"metadata": {"name": "chat", "namespace": "ml"}, "status": status})
     assert is_loading(live, 2) is loading
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (None, 0),
+        ({}, 0),
+        ({"waitForIdle": True}, 300),
+        ({"waitForIdle": True, "idleTimeoutSeconds": 20}, 20),
+        ({"waitForIdle": True, "idleTimeoutSeconds": 0}, 300),
+        ({"waitForIdle": True, "force": True}, 0),
+    ],
+)
+def test_an_edit_waits_as_long_as_its_policy_says(policy, seconds):
+    """Without a policy, and with force, an edit waits for nobody."""
+    spec = {} if policy is None else {"rolloutPolicy": policy}
+    assert edit_patience_seconds(pod_service(**spec)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("live", "pods", "seconds"),
+    [
+        (deployment_of(1, ready=1), [pod()], 3600),
+        (deployment_of(1, ready=1), [pod(), pod(name="chat-2", deleted=True)], 3600),
+        (deployment_of(1, ready=0), [pod()], None),
+        (deployment_of(2, ready=2, updated=1), [pod()], None),
+        (deployment_of(1, ready=1, observed=0), [pod()], None),
+        (deployment_of(1, ready=1), [], None),
+    ],
+)
+def test_age_counts_while_all_pods_answer(live, pods, seconds):
+    """An hour-old pod that may get two hours old has one more; while pods change, nobody's age counts."""
+    assert aged_in_seconds(pod_service(maxPodLifetimeSeconds=7200), live, pods, NOW) == seconds
+    assert aged_in_seconds(pod_service(), live, pods, NOW) is None
+    if seconds:
+        assert aged_in_seconds(pod_service(maxPodLifetimeSeconds=60), live, pods, NOW) == 0

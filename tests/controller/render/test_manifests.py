@@ -7,6 +7,7 @@ import attrs
 import pytest
 import yaml
 
+from controller.pod_security import against_baseline
 from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_plan, plan, pod_service
 from controller.render.test_router_objects import router_manifests
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
@@ -14,6 +15,7 @@ from llmkube.controller.render.manifests import (
     autoscaler,
     deployment,
     disruption_budget,
+    group_name,
     kubernetes_service,
     pod_monitor,
 )
@@ -21,10 +23,12 @@ from llmkube.controller.render.model_sources import (
     claim_path,
     source_of,
 )
+from llmkube.controller.render.pod_policy import service_refusals
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, serving_storage
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import ScalingMetric
+from llmkube.runtimes.container.group import WORKER_INDEX
 from llmkube.runtimes.plan import Placeholder
 from llmkube.runtimes.registry import container_plan_for
 
@@ -196,3 +200,125 @@ def test_each_manifest_is_as_written_down(name):
 def test_every_golden_file_has_its_manifest():
     """No file is left over from a manifest that nobody renders any more."""
     assert {file.stem for file in GOLDEN.glob("*.yaml")} == set(MANIFESTS)
+
+
+@pytest.mark.parametrize(
+    ("source", "draft", "volumes", "paths"),
+    [
+        ("pvc://w/a.gguf", "pvc://w/b.gguf", 1, ["/model-source/a.gguf", "/model-source/b.gguf"]),
+        ("pvc://w/a.gguf", "pvc://d/a.gguf", 2, ["/model-source/a.gguf", "/draft-source/a.gguf"]),
+        (HUB_FILE, "pvc://d/a.gguf", 2, [PATH, "/model-source/a.gguf"]),
+    ],
+)
+def test_a_draft_is_where_its_own_volume_is(source, draft, volumes, paths):
+    """No two volumes have one name or one place, and the engine is told where each file is."""
+    pod = with_draft(source, draft)["spec"]["template"]["spec"]
+    [container, _] = pod["containers"]
+    assert len({one["name"] for one in pod["volumes"]}) == len(pod["volumes"]) == volumes
+    mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+    assert len(mounts) == len(container["volumeMounts"]) == volumes
+    assert [container["args"][1], container["args"][3]] == paths
+
+
+@pytest.mark.parametrize(
+    ("spec", "starting", "most"),
+    [
+        ({}, True, 0),
+        ({}, False, None),
+        ({"replicas": 2}, True, 0),
+        ({"replicas": 2}, False, 1),
+        ({"disruption": {}}, True, 0),
+        ({"disruption": {}}, False, None),
+        ({"disruption": {}, "replicas": 3}, False, 1),
+        ({"disruption": {"protectAlways": True}}, False, 0),
+        ({"disruption": {"protectStartup": False}}, True, None),
+        ({"autoscaling": {"maxReplicas": 2}}, False, 1),
+    ],
+)
+def test_disruption_is_bounded_where_that_helps(spec, starting, most):
+    """What loads, or is protected always, may not go; of several that have loaded one at a time; a single one may."""
+    budget = disruption_budget(pod_service(**spec), plan(), starting=starting)
+    assert (budget["spec"]["maxUnavailable"] if budget else None) == most
+
+
+@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}, "suspend": True},
+                                  {"autoscaling": {"maxReplicas": 2}, "replicas": 0}])  # fmt: skip
+def test_nothing_is_scaled_that_shall_not_run(spec):
+    """No autoscaler without the wish for one, and none that would start what is stopped."""
+    assert autoscaler(pod_service(**spec), plan()) is None
+
+
+MODEL = cluster_model(
+    "org/big", format="safetensors", hardware={"accelerator": "cuda", "gpu": {"enabled": True, "count": 1}}
+)
+PAIR = {"members": [{"node": "spark-1"}, {"node": "spark-2"}]}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def rendered(group=PAIR, **spec):
+    service = pod_service(runtime="vllm", multiNode=group, **spec)
+    return deployment(service, container_plan_for(service, MODEL), SETTINGS, replicas=1)
+
+
+def templates(manifest):
+    group = manifest["spec"]["leaderWorkerTemplate"]
+    return group["leaderTemplate"], group["workerTemplate"]
+
+
+def nodes(template):
+    terms = template["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+    return [value for term in terms for field in term["matchFields"] for value in field["values"]]
+
+
+def test_it_is_one_group_with_a_pod_on_each_node():
+    """Kind, size, restart of the whole group, the leader on the first node, all others on the others, none on two."""
+    manifest = rendered()
+    assert (manifest["apiVersion"], manifest["kind"]) == ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+    assert manifest["metadata"]["name"] == "chat-group"
+    group = manifest["spec"]["leaderWorkerTemplate"]
+    assert (group["size"], group["restartPolicy"]) == (2, "RecreateGroupOnPodRestart")
+    leader, worker = templates(manifest)
+    assert (nodes(leader), nodes(worker)) == (["spark-1"], ["spark-2"])
+    [apart] = worker["spec"]["affinity"]["podAntiAffinity"][REQUIRED]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"]["matchLabels"].items() <= leader["metadata"]["labels"].items()
+    for template in (leader, worker):
+        assert against_baseline(template) == []
+        assert template["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+
+
+def test_only_the_first_pod_is_asked():
+    """Workers have no port, no probe and nothing beside them; the Service selects the first pod of a group."""
+    leader, worker = templates(rendered(apiKeySecretRef={"name": "keys"}))
+    assert len(leader["spec"]["containers"]) > 1
+    [engine] = worker["spec"]["containers"]
+    assert not {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"} & engine.keys()
+    assert "--headless" in engine["args"]
+    assert "--headless" not in leader["spec"]["containers"][0]["args"]
+    service = pod_service(runtime="vllm", multiNode=PAIR)
+    selector = kubernetes_service(service, container_plan_for(service, MODEL))["spec"]["selector"]
+    assert selector == {"app": "chat", "inference.llmkube.dev/service": "chat", WORKER_INDEX: "0"}
+
+
+def test_a_fabric_takes_the_node_s_network_and_the_operator_has_to_allow_it():
+    """Interfaces of a node are in no pod's own network; without leave the service is refused by the field."""
+    fabric = {
+        "members": [{"node": "a", "fabric": {"socketInterface": "enp1"}}, {"node": "b"}],
+        "rdmaResource": "rdma/hca",
+    }
+    for template in templates(rendered(fabric)):
+        assert template["spec"]["hostNetwork"]
+        assert template["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+        assert template["spec"]["containers"][0]["resources"]["limits"]["rdma/hca"] == "1"
+    assert "hostNetwork" not in templates(rendered())[0]["spec"]
+    [refusal] = service_refusals(pod_service(runtime="vllm", multiNode=fabric).spec, SETTINGS)
+    assert (refusal.field, refusal.value) == ("spec.multiNode.members[0].fabric", "hostNamespaces")
+
+
+@pytest.mark.parametrize("name", ["chat", "a.b", "1st", "a" * 63, "a" * 250])
+def test_its_name_is_no_service_s_and_leaves_room(name):
+    """It makes a headless Service of its own name, and appends to it for its pods."""
+    assert group_name(name) != name
+    assert len(group_name(name)) <= 45
+    assert group_name(name)[0].isalpha()
+    assert group_name("a" * 60 + "b") != group_name("a" * 60 + "c")

@@ -20,7 +20,7 @@ from llmkube.controller.render.model_sources import cache_key
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import read_failure, read_fetched
 from llmkube.controller.status.model_status import Seen, derive_supplied_status, judge_supply
-from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path
+from llmkube.controller.status.supply import Supply, User, choose_supply, is_remembered, weights_path, without_effect
 
 FETCHER, BRINGER, EPHEMERAL = User(), User(brings_weights=True), User(fetches_itself=True)
 ON_NODES = WorkloadSettings(image="x", host_paths=("/data",))
@@ -236,3 +236,20 @@ def test_the_message_of_another_container_is_not_a_result():
 def test_the_settings_of_the_tests_allow_no_paths_on_nodes():
     """By default no folder of a node can be named."""
     assert choose_supply(cluster_model("/data/m.gguf"), [], SETTINGS).reason == "SourceNotAllowed"
+
+
+@pytest.mark.parametrize("users", [[], [User()], [User(brings_weights=True)], [User(fetches_itself=True)]])
+def test_a_model_of_ollamas_library_is_nothing_for_pods(users):
+    """Whoever would bring it, the Model says what to name instead."""
+    supply = choose_supply(cluster_model("ollama://llama3.2"), users, WorkloadSettings(image="x"))
+    assert (supply.by, supply.reason) == ("nothing", "SourceUnsupported")
+    assert supply.message.startswith("ollama://llama3.2:latest is pulled by the Ollama of a host")
+    assert supply.message.endswith("such as ORG/REPO:Q4_K_M")
+
+
+@pytest.mark.parametrize(("by", "ignored"), [("job", False), ("pods", False), ("claim", True), ("runtime", True)])
+def test_the_policy_takes_effect_where_somebody_fetches(by, ignored):
+    """What is mounted, or fetched by the engine itself, is not followed, and the service says so."""
+    path = "Model.spec.refreshPolicy"
+    model = cluster_model("pvc://c/m.gguf" if by == "claim" else "org/repo", refreshPolicy="OnChange")
+    assert (path in without_effect(model, Supply(by), [path])) is ignored
