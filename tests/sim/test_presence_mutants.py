@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import trio
 
-from llmkube.controller.reconcile import stale_endpoints
+from llmkube.controller.reconcile import inference_services
 from llmkube.k8s import reflector
 from llmkube.supervisor import agent
 from llmkube.supervisor.cluster import claim_manager, claims, drift_repair, host_lease
@@ -126,7 +126,7 @@ MUTANTS = {
         test_claims.test_two_replicas_run_on_two_hosts,
     ),
     "a dead host's endpoints stay": (
-        stale_endpoints,
+        inference_services,
         "is_in_service",
         always(False),
         test_claims.test_nobody_serves_from_a_dead_host,

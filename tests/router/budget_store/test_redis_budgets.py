@@ -36,7 +36,8 @@ async def lab(server, tmp_path, script=None, *, config=None, password=PASSWORD):
 
 async def test_two_routers_have_one_count(server, tmp_path):
     """What one has taken the other may not take; it is told when there is room again."""
-    async with lab(server, tmp_path) as one, lab(server, tmp_path) as other:
+    never = answer(said=ANSWER | {"usage": None})  # charged as reserved: nothing is given back after the refusal
+    async with lab(server, tmp_path, never) as one, lab(server, tmp_path) as other:
         while (answered := await one.ask(ASKED | {"max_tokens": 100})).status == 200:
             pass
         assert answered.status == 429

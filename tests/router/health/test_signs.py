@@ -132,7 +132,7 @@ def test_both_bounds_count(monkeypatch, patched):
     """A mutant without one of them takes a pause, or three quick refusals, for a frozen engine."""
     pause, refusals = KNOWN.asked_in_vain(10.0), KNOWN.asked_in_vain(0.0).asked_in_vain(1.0).asked_in_vain(2.0)
     assert (pause.is_frozen(70.0), refusals.is_frozen(3.0)) == (False, False)
-    monkeypatch.setattr(f"llmkube.router.health.engine_watch.{patched}", 0)
+    monkeypatch.setattr(f"llmkube.router.health.signs.{patched}", 0)
     assert pause.is_frozen(70.0) or refusals.is_frozen(3.0)
 
 
