@@ -1,7 +1,7 @@
 """A schema is read once into a tree of values that defaulting, pruning, validation and merging all walk.
 
 The JSON form is OpenAPI v3 as CustomResourceDefinitions carry it, with Kubernetes' `x-kubernetes-*` extensions;
-built-in kinds use the same form (`kinds.builtin_schemas`), so there is one code path for both.
+built-in kinds use the same form (`builtin_types`), so there is one code path for both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 
 import attrs
 
-from llmkube.apiserver.schema.parts import OBJECT_META
+from llmkube.apiserver.schema.builtin_types import OBJECT_META
 from llmkube.apiserver.values.json_values import compact, is_list, is_object
 from llmkube.base.errors import UserError
 
