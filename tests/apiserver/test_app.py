@@ -160,23 +160,15 @@ async def test_large_bodies_are_refused():
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [
-        ("GET", "/nope", 404),
-        ("GET", "/api/v1/nopes", 404),
         ("GET", "/api/v1/namespaces/default/services/a/scale", 404),
         ("GET", "/apis/inference.example.com/v1", 404),
-        ("POST", CONFIG_MAPS + "/a", 405),
-        ("PUT", CONFIG_MAPS, 405),
         ("OPTIONS", CONFIG_MAPS, 405),
-        ("POST", "/version", 405),
         ("DELETE", "/api/v1/configmaps", 405),
-        ("GET", CONFIG_MAPS + "?limit=x", 400),
-        ("GET", CONFIG_MAPS + "?resourceVersion=x", 400),
-        ("GET", CONFIG_MAPS + "?resourceVersionMatch=Exact", 422),
         ("GET", CONFIG_MAPS + "?resourceVersion=999", 504),
     ],
 )
 async def test_wrong_requests_have_the_right_code(method, path, code):
-    """What is not there is 404, what cannot be done there is 405, what makes no sense is 400 or 422."""
+    """What is not there is 404, what cannot be done there is 405; the recorded script has many more."""
     async with open_http() as (http, _):
         assert (await http.request(method, path)).status_code == code
 
