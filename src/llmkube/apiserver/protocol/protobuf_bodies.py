@@ -117,8 +117,9 @@ _TYPES: Final[Mapping[tuple[str, str], str]] = {
     (_REVIEW, "SelfSubjectAccessReview"): "io.k8s.api.authorization.v1.SelfSubjectAccessReview",
     (_REVIEW, "SelfSubjectRulesReview"): "io.k8s.api.authorization.v1.SelfSubjectRulesReview",
 }
+_PARSED: Final = {kind.definition: kind.schema for kind in BUILTIN_KINDS}
 _MESSAGES: Final = {
-    named: (numbers, Schema.parse(type_schema(name)))
+    named: (numbers, _PARSED.get(name) or Schema.parse(type_schema(name)))
     for named, name in _TYPES.items()
     if (numbers := field_numbers(name))
 }
