@@ -8,13 +8,13 @@ Sources: llama-server's own `--help` and tools/server/README.md, builds 6401 to 
 (https://github.com/ggml-org/llama.cpp).
 """
 
-import importlib.resources
-import tomllib
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final
 
 import attrs
+
+from llmkube.base.tables import read_table
 
 
 class Kind(Enum):
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def _verdicts() -> Iterator[Verdict]:
-    rows = tomllib.loads(importlib.resources.files(__package__).joinpath("llama_verdicts.toml").read_text("utf-8"))
+    rows = read_table(__package__, "llama_verdicts")
     for row in rows["verdicts"]:
         kind, values, in_pods = Kind[row["kind"]], row["values"], row.get("in_pods", False)
         for says, flags in row["flags"].items():

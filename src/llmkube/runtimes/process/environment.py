@@ -5,12 +5,11 @@ No family of names is harmless: libomp alone reads `OMP_TOOL_LIBRARIES` (a libra
 does.
 """
 
-import importlib.resources
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from llmkube.base.tables import read_table
 from llmkube.k8s.crd.placement import EnvVar
 from llmkube.runtimes.allowances import NO_ALLOWANCES, VARIABLE_SETTING, Allowances
 from llmkube.runtimes.llama_flags import CONTROL_CHARACTER, MOST_SHOWN
@@ -26,8 +25,7 @@ ENV: Final = "spec.env"
 OURS: Final[Mapping[str, str]] = {"OMP_TOOL": "disabled"}
 """Set for every engine of a host: libomp then looks for no tool to load (OpenMP 5.2, 21.4)."""
 
-_TABLE: Final = importlib.resources.files(__package__).joinpath("allowed_variables.toml")
-ALLOWED: Final[Mapping[str, str]] = tomllib.loads(_TABLE.read_text("utf-8"))
+ALLOWED: Final[Mapping[str, str]] = read_table(__package__, "allowed_variables")
 """What a service may set on a host, and what it does there."""
 
 # No slash, and so no path, in any value but that of TZ, where nothing but a zone's name is let through

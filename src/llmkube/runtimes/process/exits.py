@@ -7,15 +7,15 @@ told as it is: code, signal, last lines. The first rule that matches wins; they 
 general, because a failed allocation, too, ends with "failed to load model".
 """
 
-import importlib.resources
 import re
 import signal
-import tomllib
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
 import attrs
+
+from llmkube.base.tables import read_table
 
 
 class ExitCause(StrEnum):
@@ -65,7 +65,7 @@ class Rule:
     next_step: str = ""
 
 
-_ROWS: Final = tomllib.loads(importlib.resources.files(__package__).joinpath("exit_rules.toml").read_text("utf-8"))
+_ROWS: Final = read_table(__package__, "exit_rules")
 
 
 def rules_of(name: str) -> tuple[Rule, ...]:

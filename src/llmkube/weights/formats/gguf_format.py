@@ -6,11 +6,11 @@ value of another type stops the loading of every architecture that it knows. Key
 not here: they would have to be known one architecture at a time.
 """
 
-import importlib.resources
 import struct
-import tomllib
 from collections.abc import Mapping
 from typing import Final
+
+from llmkube.base.tables import read_table
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -35,7 +35,7 @@ LAYOUTS: Final[Mapping[int, struct.Struct]] = {
 }
 """How each kind of value is written that has a width of its own."""
 
-_TABLES: Final = tomllib.loads(importlib.resources.files(__package__).joinpath("gguf_format.toml").read_text("utf-8"))
+_TABLES: Final = read_table(__package__, "gguf_format")
 
 
 def _kinds(table: str) -> Mapping[str, int]:
