@@ -125,7 +125,7 @@ class HostConfig:
     eviction_return_seconds: float = setting(
         30.0, help="How long memory has to be normal before services that were evicted return.", minimum=1, maximum=60
     )
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
 
 
 @attrs.frozen
@@ -247,7 +247,7 @@ class UpConfig(HostConfig):
 class RouterConfig:
     """The settings of `llmkube router`."""
 
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     host: str = setting("127.0.0.1", help="Address to listen on; :: is every one of this machine.")
     port: int = setting(8080, help="Port of the OpenAI-compatible API; 0 takes a free one.", minimum=0, maximum=65535)
     admin_host: str = setting("127.0.0.1", help="Address of /healthz, /readyz and /metrics.")
@@ -283,7 +283,7 @@ ALLOWANCES = ("foreignVolumes", "tokens", "root", "privileged", "hostNamespaces"
 class ApiServerConfig:
     """The settings of `llmkube apiserver`."""
 
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     port: int = port_setting(7443, "the Kubernetes API")
     log_level: str = log_level_setting("info")
 
@@ -368,7 +368,7 @@ class ControllerConfig:
     port: int = setting(
         0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
     )
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     log_level: str = log_level_setting("info")
 
 

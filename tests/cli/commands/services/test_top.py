@@ -123,7 +123,7 @@ def test_ps_shows_what_runs_with_memory_and_host(run, monkeypatch):
     head, row = done.output.splitlines()
     assert head.split() == ["NAME", "PHASE", "SIZE", "MEMORY", "RUNS", "ON", "CONTEXT", "HOST", "AGE"]
     assert row.split()[:7] == ["demo", "Ready", "<none>", "<none>", "cpu", "512", "mac"]
-    monkeypatch.setattr(ps_module, "_memory", lambda folders, key: 2 << 30)
+    monkeypatch.setattr(ps_module, "used_bytes", lambda folders, key: 2 << 30)
     assert "2.0 GiB" in run("ps", prepare=partial(a_slice, ready=False)).output
 
 

@@ -90,7 +90,6 @@ def up(
         if demo or ephemeral:
             state_dir = stack.enter_context(temporary_state_dir())
         else:
-            assert config.state_dir is not None, "load() decides it"
             state_dir = stack.enter_context(held_state_dir(config.state_dir, ENGINES, SERVER))
         console = open_console(stderr=True)
         prepare = partial(

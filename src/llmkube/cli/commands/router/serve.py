@@ -72,7 +72,7 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             rng=random.Random(),  # noqa: S311 (weights, pauses and names of requests: no secret)
             connect=sockets.connect,
             ca_file=settings.ca_file,
-            budgets_folder=_budgets_folder(settings),
+            budgets_folder=settings.state_dir / _BUDGETS,
         ) as router,
         open_service_nursery() as tasks,
     ):
@@ -103,11 +103,6 @@ def _tell(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) ->
     log.info("router started", router=config.name, api=front.url, admin=admin.url, backends=len(config.backends))
 
 
-def _budgets_folder(settings: RouterConfig) -> Path:
-    assert settings.state_dir is not None, "load() decides it"
-    return settings.state_dir / _BUDGETS
-
-
 def _addresses(host: str) -> str | None:
     """Return what to listen on: every address, of IPv4 and IPv6, is None there."""
     return None if host == EVERY_ADDRESS else host
@@ -123,7 +118,6 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
     Raises:
         UserError: A service is no NAME=URL.
     """
-    assert settings.state_dir is not None, "load() decides it"
     keys_dir = settings.keys_dir or settings.state_dir / _KEYS_DIR
     services = _services(settings.service)
     said: set[str] = set()

@@ -86,7 +86,6 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
         raise UserError("--log-file: the job's log is where macOS keeps logs; leave the flag out")
     _need_launchd()
     config = load("agent", AgentConfig, flags)
-    assert config.state_dir is not None, "load() decides it"
     user = current_user()
     _refuse_up(config.state_dir)
     find_config(config.kubeconfig, config.context, config.state_dir)  # what would end the agent ends this, unchanged
@@ -97,7 +96,7 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
     kept = _kept(user, set(chosen))
     if daemon or any(is_daemon(each) for each in agent_job_files(user) if each.exists()):
         ask_for_root()  # before anything changes: without it, what runs goes on as it is
-    with _quiet_state_dir(config.state_dir):
+    with held_state_dir(config.state_dir, "install.lock"):  # of what edits its files
         additions.write()
     job = agent_job(user, config.state_dir, config, kept, daemon=daemon)
     job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -225,7 +224,6 @@ def _begin(state_dir: Path | None, seconds: float) -> None:
 
 async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> None:
     folder = config.state_dir
-    assert folder is not None, "load() decides it"
     for file in agent_job_files(user):
         if file.exists() and file != job.file:
             other = launchd_of(user, label=AGENT_LABEL, daemon=is_daemon(file), exit_seconds=job.exit_seconds)
@@ -313,11 +311,6 @@ def _refuse_up(folder: Path) -> None:
             f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it, or choose another "
             "folder with --state-dir"
         )
-
-
-def _quiet_state_dir(folder: Path) -> Any:
-    """Make the folder ours alone; an agent that runs on it, which is about to be replaced, may hold it."""
-    return held_state_dir(folder, "install.lock")
 
 
 def _warn_of_guarded_folders(config: AgentConfig, user: User) -> None:
