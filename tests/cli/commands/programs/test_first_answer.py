@@ -1,6 +1,5 @@
 import io
 import json
-import random
 import shlex
 from functools import partial
 
@@ -8,18 +7,15 @@ import pytest
 import trio
 from rich.console import Console
 
-from cli.memory_cluster import NOW, open_cluster_client
+from cli.memory_cluster import NOW, open_demo, write_status
 from llmkube.base.http.message import Response
 from llmkube.cli.commands.programs.first_answer import Visit, next_steps, times, usage
-from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.view.progress import Stopwatch
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError, ExitCode, in_one_sentence
-from llmkube.programs.informer import open_follow
 from llmkube.programs.one_machine import Place, Running
-from llmkube.programs.server_side_apply import Applier
 
 PLACE = Place(
     "https://127.0.0.1:7443", "/home/ann/my state/kubeconfig", "http://127.0.0.1:8080", "http://127.0.0.1:9090"
@@ -44,20 +40,15 @@ class World:
         running = Running(PLACE, followed, Gateway(), lambda: NOW, trio.current_time() - 2)
         self.visit = Visit(running, Console(file=self.progress), {"cpu"})
 
-    async def say(self, kind, *conditions, **status):
-        keys = ("type", "status", "reason", "message", "lastTransitionTime")
-        listed = [dict(zip(keys, (*each, "2026-01-01T00:00:00Z"), strict=True)) for each in conditions]
-        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"conditions": listed, **status}}
-        await self.client.apply(kind, manifest, field_manager="test", subresource="status")
+    async def say(self, *what, **status):
+        await write_status(self.client, *what, **status)
         await trio.testing.wait_all_tasks_blocked()
 
 
 @pytest.fixture
 async def world():
-    async with open_cluster_client() as client:
-        await Applier(client).apply_all(demo_manifests(), lambda _: None)
-        async with open_follow(client, random.Random(7)) as followed:
-            yield World(client, followed)
+    async with open_demo() as (client, followed):
+        yield World(client, followed)
 
 
 async def refusal(world, **before):
