@@ -13,7 +13,6 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
-from llmkube.base.http.exchange import Handler
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
@@ -77,7 +76,8 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
         open_service_nursery() as tasks,
     ):
         registry.register(loop_watchdog)
-        await tasks.start(_run_admin, admin_handler(router, registry), admin)
+        answers = admin_handler(router, registry)
+        await tasks.start(partial(run_server, answers, admin.listeners, limits=PROBE_LIMITS, judge=admin_judge))
         settle_heap()
         _tell(router.live, front, admin, settings)
         with stop.here():
@@ -89,10 +89,6 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
                 stamp=page_grant,
                 unread=router.listed_fields.unread,
             )
-
-
-async def _run_admin(handler: Handler, port: Port, *, task_status: trio.TaskStatus[None]) -> None:
-    await run_server(handler, port.listeners, limits=PROBE_LIMITS, judge=admin_judge, task_status=task_status)
 
 
 def _tell(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:

@@ -100,7 +100,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
                 await _rehearse(cluster, kind, each)  # a refused service must not leave its Model behind
             applied = [await _apply(cluster, kind, each) for kind, each in zip(order.kinds, manifests, strict=True)]
         for done in applied:
-            click.echo(f"{done.title} {done.change}", err=wait)
+            click.echo(f"{done.kind} {done.key} {done.change}", err=wait)
         if wait:
             key = Key(cluster.namespace, name)
             leaving.note = (
@@ -201,11 +201,6 @@ class Applied:
     kind: str
     key: Key
     change: str
-
-    @property
-    def title(self) -> str:
-        """`Model default/chat`."""
-        return f"{self.kind} {self.key}"
 
 
 def _read(name: str, flags: Mapping[str, Any]) -> Order:

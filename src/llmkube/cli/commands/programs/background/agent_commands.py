@@ -84,7 +84,8 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
     """Have launchd run the agent now and from now on; settings go into config.toml, and flags of an older job stay."""
     if flags.get("log_file"):
         raise UserError("--log-file: the job's log is where macOS keeps logs; leave the flag out")
-    _need_launchd()
+    if launchctl_program() is None:
+        raise UserError("this machine has no launchd; run `llmkube agent` by its own service manager (systemd)")
     config = load("agent", AgentConfig, flags)
     user = current_user()
     _refuse_up(config.state_dir)
@@ -124,7 +125,9 @@ def uninstall(state_dir: Path | None) -> None:
     exit_seconds = exit_seconds_of(load("agent", AgentConfig, {"state_dir": folder}))
 
     async def end() -> None:
-        await _stop(folder, exit_seconds)
+        if (pid := holder_of(folder)) is not None:
+            os.kill(pid, signal.SIGINT)  # which stops the engines too, whatever --on-exit says
+            await wait_gone(folder, pid, exit_seconds)
         for file in files:
             daemon = is_daemon(file)
             await launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds).unload()
@@ -297,13 +300,6 @@ def _kept(user: User, given: set[str]) -> Kept:
     return Kept()
 
 
-async def _stop(folder: Path, seconds: float) -> None:
-    pid = holder_of(folder)
-    if pid is not None:
-        os.kill(pid, signal.SIGINT)  # which stops the engines too, whatever --on-exit says
-        await wait_gone(folder, pid, seconds)
-
-
 def _refuse_up(folder: Path) -> None:
     """Leave a `llmkube up` alone that works on the folder: no signal of ours is for it, and no agent can start."""
     if (pid := up_on(folder)) is not None:
@@ -323,11 +319,6 @@ def _warn_of_guarded_folders(config: AgentConfig, user: User) -> None:
                 "Settings, Privacy & Security, Full Disk Access, or move it",
                 err=True,
             )
-
-
-def _need_launchd() -> None:
-    if launchctl_program() is None:
-        raise UserError("this machine has no launchd; run `llmkube agent` by its own service manager (systemd)")
 
 
 def _size_of(folder: Path) -> int:
