@@ -131,10 +131,6 @@ def _table(cls: Any, path: str, planned: str) -> Iterator[str]:
         if planned:
             is_asked = not (attrs.has(slot.type) or listed)
             row.append(_MARK if is_asked and honoured_on_hosts(planned + below.removeprefix("spec")) else "")
-                _MARK
-                if not (attrs.has(slot.type) or listed) and honoured_on_hosts(planned + below.removeprefix("spec"))
-                else ""
-            )
         yield f"| {' | '.join(map(_cell, row))} |"
 
 
