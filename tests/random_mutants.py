@@ -38,6 +38,8 @@ DECIDING: Final = (
     "runtimes/process/*.py",
     "weights/store/*.py",
     "apiserver/fields/*.py",
+    "programs/daemon_engine/keep*.py",
+    "programs/daemon_engine/omlx_model.py",
 )
 
 FURTHER: Final = {"supervisor": ["tests/pressure"], "controller": ["tests/controller"], "router": ["tests/router"]}

@@ -1,5 +1,7 @@
 """Objects as the API server would tell them, for tests of what is read off them."""
 
+import json
+
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -32,3 +34,18 @@ def model(name="chat", *conditions, namespace="default", accelerator="cpu", **st
             "status": {"conditions": list(conditions), **status},
         },
     )
+
+
+def kubeconfig(path, server, name="a", token="t"):
+    """Write a kubeconfig of one context; return its path."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "contexts": [{"name": name, "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": token}}],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path

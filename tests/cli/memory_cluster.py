@@ -7,9 +7,13 @@ from contextlib import asynccontextmanager
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 
 from llmkube.apiserver.server import open_memory_api_server
+from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.definitions import all_crds
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.programs.informer import open_follow
+from llmkube.programs.server_side_apply import Applier
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -24,9 +28,27 @@ async def open_cluster_client():
         yield Client(http)
 
 
-async def announce(client, *accelerators, age_seconds=0):
-    """A live host that serves these."""
+async def write_status(client, kind=InferenceService, *conditions, **status):
+    """Say how the demo is; conditions as (type, status, reason, message)."""
+    keys = ("type", "status", "reason", "message", "lastTransitionTime")
+    listed = [dict(zip(keys, (*each, "2026-01-01T00:00:00Z"), strict=True)) for each in conditions]
+    manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"conditions": listed, **status}}
+    await client.apply(kind, manifest, field_manager="test", subresource="status")
+
+
+@asynccontextmanager
+async def open_demo():
+    """Have a cluster with the demo's objects, and what follows them."""
+    async with open_cluster_client() as client:
+        await Applier(client).apply_all(demo_manifests(), lambda _: None)
+        async with open_follow(client, random.Random(7)) as followed:
+            yield client, followed
+
+
+async def announce(client, *accelerators, age_seconds=0, **noted):
+    """Renew the Lease of a host that serves these accelerators, with further annotations."""
     at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=age_seconds)
+    noted = {"accelerators": ",".join(accelerators), **noted}
     manifest = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -34,7 +56,7 @@ async def announce(client, *accelerators, age_seconds=0):
             "name": "mac",
             "namespace": "default",
             "labels": {"inference.llmkube.dev/host": "mac"},
-            "annotations": {"inference.llmkube.dev/accelerators": ",".join(accelerators)},
+            "annotations": {f"inference.llmkube.dev/{name.replace('_', '-')}": value for name, value in noted.items()},
         },
         "spec": {"leaseDurationSeconds": 40, "renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")},
     }

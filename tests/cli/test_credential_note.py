@@ -4,7 +4,7 @@ import pytest
 
 from llmkube.cli import credential_note
 from llmkube.cli.commands.services import listing, objects
-from llmkube.cli.credential_note import tell_credential_problem
+from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
 from llmkube.supervisor.nouns.host_credential import note_path
 
 SAID = "the API server refuses it; an administrator of the cluster runs: llmkube agent join --name box"
@@ -53,3 +53,18 @@ def test_list_and_status_say_it(run, folder, monkeypatch, module, args):
     assert SAID in done.stderr
     assert SAID not in done.stdout
     assert "demo" in done.stdout
+
+
+def test_a_full_disk_is_said_on_standard_error(folder, tmp_path, capsys, monkeypatch):
+    """One line names the folder and the way out; a folder that is not there, or has room, says nothing."""
+    tell_full_disk([folder, tmp_path / "none"])
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(credential_note, "free_bytes", lambda _: 0)
+    monkeypatch.setattr("llmkube.base.full_disk.free_bytes", lambda _: 0)
+    tell_full_disk([folder])
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err == (
+        "what is shown may be old: the programs of this host can write no status, because "
+        f"the disk of {folder} is full (0 B are free); free some space on it, and this goes on by itself\n"
+    )

@@ -11,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cli.cli_objects import kubeconfig
 from llmkube import __version__
 from llmkube.cli import main
 from llmkube.cli.main import COMMANDS, SUBJECTS, cli
@@ -163,16 +164,9 @@ def test_without_any_cluster_the_error_says_what_to_do(args, tmp_path):
     assert "start `llmkube up`, or name a cluster with --kubeconfig" in done.output
 
 
-KUBECONFIG = (
-    "apiVersion: v1\nkind: Config\ncurrent-context: a\n"
-    "clusters: [{name: a, cluster: {server: 'http://127.0.0.1:%d'}}]\n"
-    "users: [{name: a, user: {token: t}}]\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
-)
-
-
 def test_a_stopped_up_is_guessed(tmp_path):
     """When the kubeconfig that `llmkube up` wrote leads nowhere, the error asks whether it still runs."""
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG % 9)
+    kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")
     env = {"HOME": str(tmp_path), "KUBECONFIG": "", "KUBERNETES_SERVICE_HOST": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = run("list", env=env)
     assert done.exit_code == 1
@@ -200,7 +194,7 @@ def test_a_server_that_does_not_serve_us_is_named_with_the_way_out(status, way_o
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:
-            (tmp_path / "config").write_text(KUBECONFIG % server.server_port)
+            kubeconfig(tmp_path / "config", f"http://127.0.0.1:{server.server_port}")
             done = run("status", "chat", "--kubeconfig", str(tmp_path / "config"))
         finally:
             server.shutdown()
@@ -224,7 +218,7 @@ def test_a_reader_that_has_gone_ends_a_command_like_any_other(args, tmp_path):
     log = tmp_path / "logs" / "default" / "demo.log"
     log.parent.mkdir(parents=True)
     log.write_text("one\n")
-    (tmp_path / "kubeconfig").write_text(KUBECONFIG % 9)
+    kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:9")
     env = os.environ | {"HOME": str(tmp_path), "KUBECONFIG": "", "LLMKUBE_STATE_DIR": str(tmp_path)}
     done = unread(["-m", "llmkube", *args], env)
     assert (done.returncode, b"roken" in done.stderr) == (-signal.SIGPIPE, False), done.stderr

@@ -5,23 +5,12 @@ from contextlib import ExitStack
 import pytest
 from click.testing import CliRunner
 
+from cli.cli_objects import kubeconfig
 from llmkube.base.errors import UserError
 from llmkube.cli.main import cli
 from llmkube.cli.target_cluster import Origin, Where, find_config, kubeconfig_files
 from llmkube.programs.state_dir import held_state_dir
 from llmkube.programs.state_location import SERVER
-
-KUBECONFIG = (
-    "apiVersion: v1\nkind: Config\ncurrent-context: prod\n"
-    "clusters: [{{name: a, cluster: {{server: 'http://{server}'}}}}]\n"
-    "users: [{{name: a, user: {{token: t}}}}]\ncontexts: [{{name: prod, context: {{cluster: a, user: a}}}}]\n"
-)
-
-
-def kubeconfig(path, server):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(KUBECONFIG.format(server=server))
-    return path
 
 
 @pytest.fixture
@@ -33,16 +22,16 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMKUBE_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    kubeconfig(tmp_path / ".kube" / "config", "127.0.0.1:1")
+    kubeconfig(tmp_path / ".kube" / "config", "http://127.0.0.1:1", "prod")
     return tmp_path
 
 
 def test_clusters_are_looked_for_as_kubectl_does(tmp_path):
     """A flag beats KUBECONFIG, that beats ~/.kube/config, and that beats what `llmkube up` wrote."""
-    flag = kubeconfig(tmp_path / "flag", "flag")
+    flag = kubeconfig(tmp_path / "flag", "http://flag", "prod")
     state = tmp_path / "state"
-    kubeconfig(state / "kubeconfig", "up")
-    environ = {"HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "variable", "variable"))}
+    kubeconfig(state / "kubeconfig", "http://up", "prod")
+    environ = {"HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "variable", "http://variable", "prod"))}
 
     def found(chosen=None):
         config, origin = find_config(chosen, None, state, environ)
@@ -52,7 +41,7 @@ def test_clusters_are_looked_for_as_kubectl_does(tmp_path):
     assert found() == ("http://variable", Origin.NAMED)
     del environ["KUBECONFIG"]
     assert found() == ("http://up", Origin.UP)
-    kubeconfig(tmp_path / ".kube" / "config", "home")
+    kubeconfig(tmp_path / ".kube" / "config", "http://home", "prod")
     assert found() == ("http://home", Origin.HOME)
 
 
@@ -64,7 +53,7 @@ def test_no_cluster_anywhere_is_an_error(tmp_path):
 
 def test_a_state_directory_of_others_is_not_believed(tmp_path):
     """A kubeconfig in a folder that every user may write to is refused."""
-    state = kubeconfig(tmp_path / "state" / "kubeconfig", "evil").parent
+    state = kubeconfig(tmp_path / "state" / "kubeconfig", "http://evil", "prod").parent
     state.chmod(0o777)
     with pytest.raises(UserError, match="not safe to use"):
         find_config(None, None, state, {"HOME": str(tmp_path)})
@@ -73,7 +62,7 @@ def test_a_state_directory_of_others_is_not_believed(tmp_path):
 def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
     """With a live `llmkube up` and a ~/.kube/config a command means `up`; a flag, a context or KUBECONFIG wins."""
     state = home / "state"
-    kubeconfig(state / "kubeconfig", "up")
+    kubeconfig(state / "kubeconfig", "http://up", "prod")
     environ = {"HOME": str(home)}
 
     def server(context=None, **kwargs):
@@ -85,7 +74,7 @@ def test_a_live_up_comes_before_kubectls_file_and_no_named_cluster(home):
         assert kubeconfig_files(Where()) == (state / "kubeconfig",)
         assert server() == "http://127.0.0.1:1"  # an agent is a program of the cluster that kubectl would take
         assert server(context="prod", beside_up=True) == "http://127.0.0.1:1"
-        environ["KUBECONFIG"] = str(kubeconfig(home / "named", "named"))
+        environ["KUBECONFIG"] = str(kubeconfig(home / "named", "http://named", "prod"))
         assert server(beside_up=True) == "http://named"
 
 
@@ -111,7 +100,7 @@ def test_a_change_names_a_cluster_that_the_user_has_not_named(home, args):
 
 def test_a_change_beside_a_live_up_says_that_it_is_the_one(home):
     """Who has a cluster besides hears that the change goes to this machine's `llmkube up`."""
-    kubeconfig(home / "state" / "kubeconfig", "127.0.0.1:1")
+    kubeconfig(home / "state" / "kubeconfig", "http://127.0.0.1:1", "prod")
     with ExitStack() as stack:
         stack.enter_context(held_state_dir(home / "state", SERVER))
         done = CliRunner().invoke(cli, ["delete", "demo"])

@@ -8,6 +8,7 @@ oMLX's, is in `daemon_ollama` and `daemon_omlx`: an `Engine` each.
 import itertools
 import math
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -19,7 +20,7 @@ from llmkube.base.http.message import NO_HEADERS, Request, Response
 from llmkube.base.waiting import wait_any
 from llmkube.programs.daemon_engine.keeper import GivenUpError
 from llmkube.programs.daemon_engine.model_lock import AGAIN_SECONDS, ModelLock
-from llmkube.programs.daemon_engine.server import NoDaemonError, NoStarter, Server
+from llmkube.programs.daemon_engine.server import NoDaemonError, Server, no_server
 from llmkube.programs.daemon_engine.serving import kept
 
 OWN_PORT = 50_000
@@ -365,7 +366,7 @@ class Daemons:
         self.services[self.engine.file_of(options)] = child.name
         why, back = "", False
         try:
-            opened = self.engine.opened(options, Own(self, options), self)
+            opened = self.engine.opened(options, partial(self.started, options), self)
             async with kept(opened, self.locks.open) as keeper:
                 child.keeper = keeper
                 try:
@@ -383,21 +384,10 @@ class Daemons:
         """A program that only unloads what a killed front has left, from its start to its end; returns its code."""
         options = self.engine.parse(argv[argv.index(self.engine.module) + 1 :])
         try:
-            async with kept(self.engine.opened(options, NoStarter(), self), self.locks.open) as keeper:
+            async with kept(self.engine.opened(options, no_server, self), self.locks.open) as keeper:
                 return 0 if await keeper.unload_left() else 1
         except NoDaemonError:
             return 1
-
-
-@attrs.frozen
-class Own:
-    """`Starter` of a server for one front."""
-
-    daemons: Daemons
-    options: Any
-
-    def started(self):
-        return self.daemons.started(self.options)
 
 
 def _knows(child, held):

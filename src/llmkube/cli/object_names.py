@@ -12,10 +12,11 @@ from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.resource import Key
+from llmkube.k8s.resource import Key, Object
 from llmkube.programs.failures import CommandError, ExitCode
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Object)
 
 KINDS: dict[str, type[Any]] = {
     word: kind
@@ -80,6 +81,14 @@ async def existing_service(client: Client, key: Key) -> InferenceService:
     """
     found: InferenceService = await existing(client, Target(InferenceService, key.name), key)
     return found
+
+
+async def find(client: Client, kind: type[K], key: Key) -> K | None:
+    """Return an object; None if there is none of that name."""
+    try:
+        return await client.get(kind, key)
+    except NotFoundError:
+        return None
 
 
 async def or_not_found(target: Target, key: Key, call: Callable[[], Awaitable[T]]) -> T:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import attrs
 import click
@@ -215,8 +215,17 @@ def run_against(
                     click.echo(cluster.note, err=True)
                 return await action(attrs.evolve(cluster, namespace=where.namespace or cluster.namespace))
 
+    return run_answered(main, seconds=seconds)
+
+
+def run_answered(ask: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
+    """Ask an API server, within so many seconds or as `answering` does.
+
+    Raises:
+        CommandError: It is silent.
+    """
     try:
-        return trio.run(main)
+        return trio.run(ask, *args)
     except trio.TooSlowError as exc:
         waited = min(seconds, ANSWER_SECONDS)
         raise CommandError(

@@ -29,6 +29,12 @@ def port_setting(default: int, what: str) -> Any:
     return setting(default, help=f"Port of {what} on 127.0.0.1; 0 takes a free one.", minimum=0, maximum=65535)
 
 
+def program_setting(program: str, runtime: str) -> Any:
+    """Declare the program of a runtime, which is looked for where nothing is said."""
+    there = "without it, the one on PATH or of Homebrew, if there is one."
+    return setting(None, help=f"The {program} of spec.runtime {runtime}; {there}")
+
+
 def log_level_setting(default: str) -> Any:
     """Return the setting of a program's log level."""
     return setting(default, help="The least important log line to write.", choices=LOG_LEVELS)
@@ -41,19 +47,10 @@ class HostConfig:
     llama_server: Path | None = setting(
         None, help="The llama-server program; without it, the one on PATH, else the bundled one."
     )
-    mlx_server: Path | None = setting(
-        None,
-        help="The mlx_lm.server of spec.runtime mlx-lm; without it, the one on PATH or of Homebrew, if there is one.",
-    )
-    vllm_metal: Path | None = setting(
-        None, help="The vllm of spec.runtime vllm-metal; without it, the one on PATH or of Homebrew, if there is one."
-    )
-    ollama: Path | None = setting(
-        None, help="The ollama of spec.runtime ollama; without it, the one on PATH or of Homebrew, if there is one."
-    )
-    omlx_bin: Path | None = setting(
-        None, help="The omlx of spec.runtime omlx; without it, the one on PATH or of Homebrew, if there is one."
-    )
+    mlx_server: Path | None = program_setting("mlx_lm.server", "mlx-lm")
+    vllm_metal: Path | None = program_setting("vllm", "vllm-metal")
+    ollama: Path | None = program_setting("ollama", "ollama")
+    omlx_bin: Path | None = program_setting("omlx", "omlx")
     omlx_port: int = setting(8000, help="Port of an oMLX that runs already.", minimum=1, maximum=65535)
     omlx_key_file: Path | None = setting(
         None, help="File with the API key that an oMLX which runs already asks for; without it, such a one is not used."
@@ -125,7 +122,7 @@ class HostConfig:
     eviction_return_seconds: float = setting(
         30.0, help="How long memory has to be normal before services that were evicted return.", minimum=1, maximum=60
     )
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
 
 
 @attrs.frozen
@@ -247,7 +244,7 @@ class UpConfig(HostConfig):
 class RouterConfig:
     """The settings of `llmkube router`."""
 
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     host: str = setting("127.0.0.1", help="Address to listen on; :: is every one of this machine.")
     port: int = setting(8080, help="Port of the OpenAI-compatible API; 0 takes a free one.", minimum=0, maximum=65535)
     admin_host: str = setting("127.0.0.1", help="Address of /healthz, /readyz and /metrics.")
@@ -283,7 +280,7 @@ ALLOWANCES = ("foreignVolumes", "tokens", "root", "privileged", "hostNamespaces"
 class ApiServerConfig:
     """The settings of `llmkube apiserver`."""
 
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     port: int = port_setting(7443, "the Kubernetes API")
     log_level: str = log_level_setting("info")
 
@@ -368,7 +365,7 @@ class ControllerConfig:
     port: int = setting(
         0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
     )
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     log_level: str = log_level_setting("info")
 
 

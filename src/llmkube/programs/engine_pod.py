@@ -179,7 +179,7 @@ def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--drain-port", type=click.IntRange(1, 65535), help="Port for preStop hooks, on all addresses."),
         click.option("--metrics-url", default="", help="The engine's metrics; without them, connections count."),
         click.option("--busy-metric", "busy_metrics", multiple=True, help="Metric that is 0 when idle; repeatable."),
-        click.option("--longest", type=click.FloatRange(min=0), default=60.0, show_default=True,
+        click.option("--longest", "longest_seconds", type=click.FloatRange(min=0), default=60.0, show_default=True,
                      help="Seconds after which the engine may end, whatever it does."),
     ):  # fmt: skip
         command = option(command)
@@ -189,14 +189,12 @@ def drain_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @command("drain")
 @click.option("--engine", type=click.IntRange(1, 65535), required=True, help="Port of the engine.")
 @drain_options
-def drain(
-    *, engine: int, drain_port: int | None, metrics_url: str, busy_metrics: tuple[str, ...], longest: float
-) -> None:
+def drain(*, engine: int, drain_port: int | None, **watching: Any) -> None:
     """Tell the preStop hooks of a pod when its engine has no request left, as the pods of services do."""
     if drain_port is None:
         raise click.UsageError("--drain-port is missing: a kubelet has to ask somewhere")
     configure_logging("info")
-    watched = Watched(engine, engine, metrics_url, busy_metrics, longest)
+    watched = Watched(engine, engine, **watching)
     trio.run(run_until_signal, partial(serve_drain, watched, drain_port), log.info)
 
 
@@ -280,16 +278,14 @@ def key_proxy(
     named: str,
     open_paths: tuple[str, ...],
     drain_port: int | None,
-    metrics_url: str,
-    busy_metrics: tuple[str, ...],
-    longest: float,
+    **watching: Any,
 ) -> None:
     """Ask the clients of an engine for their keys, as the pods of services with spec.apiKeySecretRef do."""
     configure_logging("info")
     raise_descriptor_limit()
     file = KeyFile(keys, named or str(keys))
     file.read()
-    watched = Watched(engine, listen, metrics_url, busy_metrics, longest)
+    watched = Watched(engine, listen, **watching)
     hooks = partial(run_drain, watched, drain_port) if drain_port is not None else None
     trio.run(run_until_signal, partial(serve_keys, file, listen, engine, open_paths, hooks=hooks), log.info)
 

@@ -64,7 +64,8 @@ def check_own_address(text: str) -> str:
         # kube-apiserver refuses these in EndpointSlices (validation of v1 endpoints)
         raise UserError(f"--host-ip: no cluster can route to {address}; give an address of this machine on its network")
     try:
-        with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))
     except OSError as exc:
         problem = f"engines cannot listen on {address} ({exc.strerror})"
@@ -103,7 +104,3 @@ def _machine_id() -> bytes:
     node = uuid.getnode()
     # Without a hardware address Python makes one up per process: a name must not change with every start.
     return b"" if node & _RANDOM_NODE_BIT else node.to_bytes(6, "big")
-
-
-def _family(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> socket.AddressFamily:
-    return socket.AF_INET if address.version == 4 else socket.AF_INET6

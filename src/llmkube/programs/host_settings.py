@@ -56,7 +56,9 @@ def host_settings(config: AgentConfig | UpConfig, unlisted: tuple[Path, ...] = (
         **download_settings(config, unlisted),
         "allowances": engine_allowances(config),
         **memory_settings(config),
-        **access_settings(config),
+        "engine_proxy": (sys.executable, "-m", engine_proxy.__name__),
+        "allow_from": tuple(map(str, parse_networks(config.allow_from, field="--allow-from"))),
+        "insecure_lan": config.insecure_lan,
     }
 
 
@@ -196,19 +198,6 @@ def memory_settings(config: HostConfig) -> dict[str, Any]:
             cooldown_seconds=config.eviction_cooldown_seconds,
             return_seconds=config.eviction_return_seconds,
         ),
-    }
-
-
-def access_settings(config: AgentConfig | UpConfig) -> dict[str, Any]:
-    """Return what the agent's settings say about published engines.
-
-    Raises:
-        UserError: `--allow-from` names no network.
-    """
-    return {
-        "engine_proxy": (sys.executable, "-m", engine_proxy.__name__),
-        "allow_from": tuple(map(str, parse_networks(config.allow_from, field="--allow-from"))),
-        "insecure_lan": config.insecure_lan,
     }
 
 

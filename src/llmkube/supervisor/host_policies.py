@@ -43,10 +43,10 @@ _STATUSES: Final = ((InferenceService, FIELDS_OF_SERVICE, OF_SERVICE), (Model, F
 
 def host_policies(system_namespace: str) -> list[dict[str, Any]]:
     """Return the policies and their bindings for the hosts whose accounts are in one namespace."""
-    text = importlib.resources.files("llmkube.supervisor").joinpath("host_policies.yaml").read_text("utf-8")
-    of_objects, of_status = text.split("---\n")
+    text = importlib.resources.files(__package__).joinpath("host_policies.yaml").read_text("utf-8")
+    of_objects, of_status = yaml.safe_load_all(text)
     values = _VALUES | {"SYSTEM_NAMESPACE": system_namespace}
-    policies: list[dict[str, Any]] = yaml.safe_load(Template(of_objects).substitute(values))
+    policies: list[dict[str, Any]] = _filled(of_objects, values)
     for kind, fields, conditions in _STATUSES:
         values |= {
             "PLURAL": kind.RESOURCE.plural,
@@ -55,8 +55,20 @@ def host_policies(system_namespace: str) -> list[dict[str, Any]]:
             "FIELDS_SAID": ", ".join(fields),
             "TYPES_SAID": ", ".join(conditions),
         }
-        policies += yaml.safe_load(Template(of_status).substitute(values))
+        policies += _filled(of_status, values)
     return [each for policy in policies for each in _rendered(policy, system_namespace)]
+
+
+def _filled(template: Any, values: Mapping[str, object]) -> Any:
+    """Return a part of a template with the values in its texts: no value can change what the YAML around it means."""
+    match template:
+        case str():
+            return Template(template).substitute(values)
+        case dict():
+            return {_filled(name, values): _filled(value, values) for name, value in template.items()}
+        case list():
+            return [_filled(each, values) for each in template]
+    return template
 
 
 def _rendered(policy: Mapping[str, Any], system_namespace: str) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from llmkube.cli.view.advice import advice, explain
+from llmkube.cli.view.advice import _ADVICE, advice, explain
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State
@@ -20,6 +20,11 @@ def test_every_failure_has_a_way_out(reason):
     text = advice(reason, KEY)
     assert text != advice("OutOfcpu", KEY)
     assert "{" not in text
+
+
+def test_advice_is_for_reasons_that_there_are():
+    """No line of the table is for a word that nobody writes."""
+    assert set(_ADVICE) <= set(Reason)
 
 
 def test_a_failure_is_told_with_its_advice():

@@ -1,17 +1,12 @@
-import random
-
 import pytest
 import trio
 
-from cli.memory_cluster import open_cluster_client
-from llmkube.cli.commands.tools.files import demo_manifests
+from cli.memory_cluster import open_demo, write_status
 from llmkube.cli.view.readiness import SETTLE_SECONDS, STALE_SECONDS, Readiness
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import State, service_health
-from llmkube.programs.informer import open_follow
-from llmkube.programs.server_side_apply import Applier
 
 DEMO = Key("default", "demo")
 
@@ -49,11 +44,8 @@ class World:
         with trio.fail_after(60):
             return await readiness.wait()
 
-    async def say(self, kind, *conditions, **status):
-        keys = ("type", "status", "reason", "message", "lastTransitionTime")
-        listed = [dict(zip(keys, (*each, "2026-01-01T00:00:00Z"), strict=True)) for each in conditions]
-        manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": {"conditions": listed, **status}}
-        await self.client.apply(kind, manifest, field_manager="test", subresource="status")
+    async def say(self, *what, **status):
+        await write_status(self.client, *what, **status)
 
     async def become_ready(self):
         await self.say(Model, ("Fetched", "True", "Fetched", ""))
@@ -63,10 +55,8 @@ class World:
 
 @pytest.fixture
 async def world():
-    async with open_cluster_client() as client:
-        await Applier(client).apply_all(demo_manifests(), lambda _: None)
-        async with open_follow(client, random.Random(7)) as followed:
-            yield World(client, followed)
+    async with open_demo() as (client, followed):
+        yield World(client, followed)
 
 
 async def test_every_step_is_shown(autojump_clock, world):

@@ -207,13 +207,6 @@ def test_a_taken_port_is_named():
     assert done.stderr == f"llmkube-llama-server: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
 
 
-def test_an_unknown_flag_is_refused_by_name():
-    """A flag that the bundled engine cannot honour ends the program with 2 and its name."""
-    done = run("--model", str(DEMO), "--override-kv", "a=int:1")
-    assert done.returncode == 2
-    assert "--override-kv is not honoured" in done.stderr
-
-
 def test_keys_are_asked_for(tmp_path):
     """With a key file, a client without a key is turned away while /health stays open."""
     (tmp_path / "keys").write_text("# for the gateway\nsesame\n")

@@ -66,7 +66,7 @@ class FakeStarter:
     ends: int = 0
 
     @asynccontextmanager
-    async def started(self):
+    async def __call__(self):
         self.starts += 1
         self.fake.start()
         try:

@@ -16,7 +16,6 @@ from http_lab import MemoryListener
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.base.http.server import run_server
-from llmkube.programs.daemon_engine import front
 from llmkube.programs.daemon_engine.front import AnswerNames, RequestBodyError, handler_of, judge_of, with_model
 from llmkube.programs.daemon_engine.keeping import UNKNOWN_RELEASE
 from llmkube.programs.daemon_engine.serving import read_keys
@@ -187,54 +186,6 @@ async def test_the_agents_questions_are_answered(autojump_clock):
 
 
 # -- bugs made on purpose ---------------------------------------------------------------------------------------------
-
-
-def too_open(monkeypatch):
-    """Every path is passed on."""
-
-    class All(frozenset):
-        def __contains__(self, path):
-            return True
-
-    monkeypatch.setattr(front, "PROXIED", All())
-
-
-def nameless(monkeypatch):
-    """Answers have Ollama's name."""
-    monkeypatch.setattr(front.AnswerNames, "feed", lambda self, piece: piece)
-
-
-def blind(monkeypatch):
-    """What the process that computes has used is not told."""
-
-    async def nothing(self, pids):
-        await trio.lowlevel.checkpoint()
-        return 0.0
-
-    monkeypatch.setattr(FakeDaemon, "cpu_seconds", nothing)
-
-
-def sleepy(monkeypatch):
-    """A request that fails is no reason to look."""
-    monkeypatch.setattr("llmkube.programs.daemon_engine.keeper.Keeper.look_soon", lambda self: None)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("bug", "timeline"),
-    [
-        (too_open, partial(test_no_other_way_leads_to_ollama, method="POST", path="/api/pull")),
-        (nameless, test_a_chat_is_answered_under_the_clients_name),
-        (blind, test_the_agents_questions_are_answered),
-        (sleepy, test_while_the_model_is_away_requests_are_told_to_come_again),
-    ],
-    ids=["too_open", "nameless", "blind", "sleepy"],
-)
-async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, bug, timeline):
-    """Each of these has a test that it does not survive."""
-    bug(monkeypatch)
-    with pytest.RaisesGroup(AssertionError, flatten_subgroups=True, allow_unwrapped=True):
-        await timeline(autojump_clock)
 
 
 OLLAMAS, OURS = "llmkube/default_chat", "chat"

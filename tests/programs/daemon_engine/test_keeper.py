@@ -2,13 +2,8 @@
 
 from itertools import pairwise
 
-import attrs
-import pytest
 import trio
 
-from llmkube.programs.daemon_engine import keeper as keeper_module
-from llmkube.programs.daemon_engine import keeping
-from llmkube.programs.daemon_engine.keeping import Act, Outcome, Seen, Step
 from programs.daemon_engine.fake_ollama import NAME, FakeDaemon, answers, breaks_off, staged
 
 
@@ -300,114 +295,3 @@ async def test_another_name_of_the_same_file_keeps_its_process(autojump_clock):
         assert await stage.unload()
         assert fake.loaded.keys() == {"mine"}
         assert len(fake.holders()) == 1
-
-
-# -- bugs made on purpose ---------------------------------------------------------------------------------------------
-
-
-def credulous(monkeypatch):
-    """What the server says is enough."""
-    monkeypatch.setattr(Seen, "loaded", property(lambda self: self.listed))
-
-
-def kernel_alone(monkeypatch):
-    """A process is enough, listed or not."""
-    monkeypatch.setattr(Seen, "loaded", property(lambda self: bool(self.holders)))
-
-
-def forgetful(monkeypatch):
-    """Nothing is renewed."""
-    monkeypatch.setattr(keeping, "RENEW_SECONDS", float("inf"))
-
-
-def stubborn(monkeypatch):
-    """A server that is away is waited for without end."""
-    monkeypatch.setattr(keeping, "LOST_SECONDS", float("inf"))
-
-
-def hasty(monkeypatch):
-    """A server that is away for a moment is given up."""
-    monkeypatch.setattr(keeping, "LOST_SECONDS", 0.5)
-
-
-def thrashing(monkeypatch):
-    """What was taken away is loaded at once, each time."""
-    monkeypatch.setattr(keeping, "WINDOW_SECONDS", 0.0)
-
-
-def murderous(monkeypatch):
-    """Processes of a borrowed server are ended like our own."""
-    right = keeping.decide
-
-    def decide(state, seen, now):
-        return right(state, attrs.evolve(seen, owned=seen.answers == "yes"), now)
-
-    monkeypatch.setattr(keeping, "decide", decide)
-
-
-def trusting_unload(monkeypatch):
-    """An unload that was answered is done."""
-    right = keeping.unload
-
-    def unload(seen, since, asked_at, now):
-        return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
-
-    monkeypatch.setattr(keeping, "unload", unload)
-
-
-def merciful(monkeypatch):
-    """What our own server keeps after an unload is left."""
-    right = keeping.unload
-    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=False), *rest))
-
-
-def deaf_to_missing(monkeypatch):
-    """A model that the server does not know is loaded again and again, and never made."""
-    right = keeping.after
-
-    def after(state, act, outcome, now):
-        return right(state, act, Outcome(error=outcome.error), now)
-
-    monkeypatch.setattr(keeping, "after", after)
-
-
-def impatient(monkeypatch):
-    """A server that is late is one that is gone."""
-    right = keeping.decide
-
-    def decide(state, seen, now):
-        return right(state, attrs.evolve(seen, answers="gone" if seen.answers == "late" else seen.answers), now)
-
-    monkeypatch.setattr(keeping, "decide", decide)
-
-
-def unbounded(monkeypatch):
-    """An unload waits for as long as it takes."""
-    monkeypatch.setattr(keeping, "UNLOAD_SECONDS", float("inf"))
-    monkeypatch.setattr(keeper_module, "LAST_SECONDS", float("inf"))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("bug", "timeline"),
-    [
-        (credulous, test_a_load_without_a_process_is_not_believed),
-        (kernel_alone, test_a_process_that_our_own_server_keeps_is_ended),
-        (forgetful, test_a_model_is_loaded_kept_and_given_back),
-        (stubborn, test_a_server_that_has_moved_is_given_up_with_its_old_address),
-        (hasty, test_a_server_that_starts_again_has_the_model_loaded_again),
-        (thrashing, test_what_takes_the_model_away_again_and_again_is_met_ever_more_slowly),
-        (murderous, test_a_process_that_is_left_of_a_borrowed_server_is_told_and_not_ended),
-        (trusting_unload, test_a_slow_end_of_a_process_is_waited_for),
-        (merciful, test_an_unload_of_our_own_server_ends_what_stays),
-        (deaf_to_missing, test_a_model_that_is_lost_from_the_store_is_made_again),
-        (impatient, test_a_server_that_is_late_keeps_what_it_has_loaded_in_service),
-        (unbounded, test_an_unload_has_an_end_whatever_hangs),
-    ],
-    ids=lambda each: each.__name__,
-)
-async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, bug, timeline):
-    """Each of these has a timeline that it does not survive."""
-    bug(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, trio.TooSlowError)):
-        await timeline(autojump_clock)

@@ -12,9 +12,9 @@ from llmkube.programs.daemon_engine.model_lock import locks_in
 from llmkube.programs.daemon_engine.ollama_api import DaemonApi
 from llmkube.programs.daemon_engine.ollama_program import (
     DaemonAddressError,
-    OllamaProgram,
     Outside,
     daemon_url,
+    own_server,
     parse,
     refuse_elsewhere,
     serve,
@@ -113,9 +113,9 @@ async def test_a_server_that_hangs_has_no_second_one_beside_it():
 async def test_without_ollama_it_is_said_what_is_missing():
     """The agent shows the sentence."""
     async with open_http_client() as client:
-        program = OllamaProgram("/nowhere/ollama", DaemonApi(client, URL), 1, {})
+        program = own_server("/nowhere/ollama", DaemonApi(client, URL), 1, {})
         with pytest.raises(NoDaemonError, match="install it"):
-            async with program.started():
+            async with program:
                 raise AssertionError("it does not exist")
 
 
@@ -125,9 +125,9 @@ async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
     path.write_text("#!/bin/sh\nexit 7\n")
     path.chmod(0o755)
     async with open_http_client() as client:
-        program = OllamaProgram(str(path), DaemonApi(client, URL), 1, {"PATH": os.environ["PATH"]})
+        program = own_server(str(path), DaemonApi(client, URL), 1, {"PATH": os.environ["PATH"]})
         with trio.fail_after(60), pytest.raises(NoDaemonError, match="has ended with 7"):
-            async with program.started():
+            async with program:
                 raise AssertionError("it has ended")
 
 
@@ -153,9 +153,9 @@ async def test_our_own_server_ends_with_all_of_its_group(tmp_path):
     port = listener.socket.getsockname()[1]
     await listener.aclose()
     async with open_http_client() as client:
-        program = OllamaProgram(str(path), DaemonApi(client, URL), port, {"PATH": os.environ["PATH"]})
+        program = own_server(str(path), DaemonApi(client, URL), port, {"PATH": os.environ["PATH"]})
         with trio.fail_after(60):
-            async with program.started() as server:
+            async with program as server:
                 assert server.url == f"http://127.0.0.1:{port}"
                 leader, child = map(int, pids.read_text().split())
                 assert server.pid == leader

@@ -1,12 +1,9 @@
 """A model of an oMLX over time, on a virtual clock: loaded, kept, lost, lied about, given back."""
 
-import attrs
 import pytest
 import trio
 
 from llmkube.base.http.message import NO_HEADERS, Response
-from llmkube.programs.daemon_engine import keeping, omlx_model
-from llmkube.programs.daemon_engine.keeping import Act, Step
 from llmkube.programs.daemon_engine.omlx_api import DaemonApi
 from llmkube.programs.daemon_engine.omlx_model import MEASURABLE_BYTES, Account, OmlxModel, Shot, noted, remains
 from llmkube.programs.daemon_engine.processes import Process, omlx_servers_in
@@ -342,72 +339,6 @@ def test_a_key_is_in_no_text_of_it():
 
 
 # -- bugs made on purpose ---------------------------------------------------------------------------------------------
-
-
-def credulous(monkeypatch):
-    """What is not listed is not there."""
-    monkeypatch.setattr(omlx_model, "remains", lambda account, shot: False)
-
-
-def blind_to_others(monkeypatch):
-    """Whatever the process holds is ours."""
-    monkeypatch.setattr(omlx_model, "grown_by_others", lambda earlier, later: 0)
-
-
-def by_name(monkeypatch):
-    """A model is ours that is called so."""
-
-    async def found(self, entries):
-        await trio.lowlevel.checkpoint()
-        return next((entry for entry in entries if entry.id == (self.name or NAME)), None)
-
-    monkeypatch.setattr(OmlxModel, "of_folder", found)
-
-
-def unasked(monkeypatch):
-    """A load asks for the name without looking whether it is there."""
-
-    async def load(self):
-        await self.api.load(self.name, embeds=self.embeds)
-
-    monkeypatch.setattr(OmlxModel, "load", load)
-
-
-def murderous(monkeypatch):
-    """A borrowed process is ended like our own."""
-    right = keeping.unload
-    monkeypatch.setattr(keeping, "unload", lambda seen, *rest: right(attrs.evolve(seen, owned=True), *rest))
-
-
-def trusting_unload(monkeypatch):
-    """An unload that was answered is done."""
-    right = keeping.unload
-
-    def unload(seen, since, asked_at, now):
-        return Step(Act.DONE) if asked_at is not None else right(seen, since, asked_at, now)
-
-    monkeypatch.setattr(keeping, "unload", unload)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("bug", "timeline"),
-    [
-        (credulous, test_an_unload_that_is_said_and_not_done_is_told),
-        (blind_to_others, test_a_lie_is_seen_while_another_model_goes),
-        (blind_to_others, test_a_model_that_comes_meanwhile_is_not_taken_for_ours),
-        (by_name, test_a_name_that_comes_to_mean_another_folder_is_not_ours),
-        (unasked, test_the_default_model_does_not_answer_for_ours),
-        (murderous, test_an_unload_that_is_said_and_not_done_is_told),
-        (trusting_unload, test_slow_memory_is_waited_for),
-    ],
-    ids=lambda each: each.__name__.removeprefix("test_")[:40],
-)
-async def test_a_bug_made_on_purpose_is_noticed(autojump_clock, monkeypatch, bug, timeline):
-    """Each of these has a timeline that it does not survive."""
-    bug(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, trio.TooSlowError)):
-        await timeline(autojump_clock)
 
 
 G = 1024**3

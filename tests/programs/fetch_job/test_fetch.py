@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import llmkube
 from llmkube.cli.main import cli
 from llmkube.controller.status.job_result import read_fetched
 from llmkube.k8s.codec import decode
@@ -163,13 +162,13 @@ class Shop:
     def __init__(self) -> None:
         demo = next((Path(blobs.__file__).parents[1] / "builtin").glob("*.gguf")).read_bytes()
         self.files = {"v1": demo, "v2": demo[:-1] + bytes([demo[-1] ^ 1]), "v3": demo[:-1] + bytes([demo[-1] ^ 2])}
-        self.version, self.status, self.asked = "v1", 0, []
+        self.version, self.status, self.asked, self.listing = "v1", 0, [], b""
         shop = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 shop.asked.append((self.path, self.headers.get("Authorization") or ""))
-                data = shop.files[shop.version]
+                data = shop.listing if self.path.startswith("/api/") else shop.files[shop.version]
                 self.send_response(shop.status or 200)
                 self.send_header("Content-Length", str(len(data)))
                 self.send_header("ETag", f'"{shop.version}"')
@@ -238,37 +237,14 @@ def test_an_object_is_fetched_with_the_key_of_the_environment(run, tmp_path, sho
     assert "hush" not in done.output + (tmp_path / "log").read_text()
 
 
-def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path):
+def test_a_job_takes_the_usual_quantization_of_a_repository(run, tmp_path, shop):
     """A controller's Job chooses in a repository as a host does, and lists what is there when a name is wrong."""
-    demo = (Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf").read_bytes()
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self):
-            names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
-            listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
-            asked.append(self.path)
-            body = listing if self.path.startswith("/api/") else demo
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *words):
-            pass
-
-    asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        flags = (f"--hub-endpoint=http://127.0.0.1:{server.server_port}", "--allow-private-sources=127.0.0.0/8")
-        done = run("org/repo", *flags)
-        assert done.exit_code == 0, done.output
-        assert asked[-1].endswith("/m-Q4_K_M.gguf")
-        done = run("hf.co/org/repo:Q9_X", *flags)
-        assert done.exit_code == 2
-        assert "has no Q9_X; it has m-Q2_K.gguf" in told(tmp_path)["message"]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    names = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "mmproj-m-F16.gguf")
+    shop.listing = json.dumps({"sha": "c" * 40, "siblings": [{"rfilename": name} for name in names]}).encode()
+    flags = (f"--hub-endpoint={shop.url}", "--allow-private-sources=127.0.0.0/8")
+    done = run("org/repo", *flags)
+    assert done.exit_code == 0, done.output
+    assert shop.asked[-1][0].endswith("/m-Q4_K_M.gguf")
+    done = run("hf.co/org/repo:Q9_X", *flags)
+    assert done.exit_code == 2
+    assert "has no Q9_X; it has m-Q2_K.gguf" in told(tmp_path)["message"]

@@ -63,20 +63,13 @@ OpenLock = Callable[[str], AbstractAsyncContextManager[ModelLock]]
 """Opens the lock of a model, by what tells it from all others on this machine; leaving it lets the lock go."""
 
 
-@asynccontextmanager
-async def unshared(model: str) -> AsyncIterator[ModelLock]:
-    """Have no lock."""
-    await trio.lowlevel.checkpoint()
-    yield ModelLock()
-
-
 def locks_in(state_dir: str) -> OpenLock:
     """Return what opens the locks of the agent with this state directory; "" of a front that no agent has started."""
-    return partial(opened, Path(state_dir) / _FOLDER) if state_dir else unshared
+    return partial(opened, Path(state_dir) / _FOLDER if state_dir else None)
 
 
 @asynccontextmanager
-async def opened(folder: Path, model: str) -> AsyncIterator[ModelLock]:
+async def opened(folder: Path | None, model: str) -> AsyncIterator[ModelLock]:
     """Have the lock of a model during the block.
 
     Args:
@@ -86,7 +79,8 @@ async def opened(folder: Path, model: str) -> AsyncIterator[ModelLock]:
     Raises:
         ModelLockError: Its file cannot be made.
     """
-    if not model:
+    if folder is None or not model:
+        await trio.lowlevel.checkpoint()
         yield ModelLock()
         return
     path = folder / hashlib.sha256(model.encode()).hexdigest()[:32]

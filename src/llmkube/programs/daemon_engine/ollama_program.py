@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -264,7 +264,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     return Options(
         **front_fields(said),
         model=said.model,
-        store_name=store_name(namespace, name, said.model, said.ctx_size, said.n_gpu_layers),
+        store_name=store_name(namespace, name, said.model, said.context, said.n_gpu_layers),
         gpu_layers=said.n_gpu_layers,
         program=said.ollama,
         daemon=daemon,
@@ -305,43 +305,32 @@ def weights_of(options: Options) -> Weights:
     return ModelFile(Path(options.model), options.store_name, options.parameters)
 
 
-@attrs.frozen
-class OllamaProgram:
-    """Starts Ollama's own program.
+def own_server(
+    program: str, api: DaemonApi, port: int, environ: Mapping[str, str]
+) -> AbstractAsyncContextManager[Server]:
+    """Run Ollama's own program during the block, and end it afterwards.
 
-    Attributes:
+    Args:
         program: Its name or path.
         api: The way to servers.
         port: A free one on loopback.
         environ: The environment that it inherits.
+
+    Raises:
+        NoDaemonError: It does not start.
     """
-
-    program: str
-    api: DaemonApi
-    port: int
-    environ: Mapping[str, str] = attrs.field(factory=lambda: dict(os.environ))
-
-    @asynccontextmanager
-    async def started(self) -> AsyncIterator[Server]:
-        """Run one during the block, and end it afterwards.
-
-        Raises:
-            NoDaemonError: It does not start.
-        """
-        where = f"127.0.0.1:{self.port}"
-        # NOPRUNE: at its start it would remove blobs that no model names yet, and its store may be shared.
-        # NUM_PARALLEL: each further one would take a context's memory more than the agent has promised.
-        ours = {"OLLAMA_HOST": where, "OLLAMA_NOPRUNE": "1", "OLLAMA_NUM_PARALLEL": "1"}
-        command = ServerCommand(
-            name="Ollama",
-            argv=(self.program, "serve"),
-            environ={**self.environ, **ours},
-            server=Server(f"http://{where}"),
-            answers=attrs.evolve(self.api, url=f"http://{where}").version,
-            start_seconds=START_SECONDS,
-        )
-        async with command.running() as server:
-            yield server
+    where = f"127.0.0.1:{port}"
+    # NOPRUNE: at its start it would remove blobs that no model names yet, and its store may be shared.
+    # NUM_PARALLEL: each further one would take a context's memory more than the agent has promised.
+    ours = {"OLLAMA_HOST": where, "OLLAMA_NOPRUNE": "1", "OLLAMA_NUM_PARALLEL": "1"}
+    return ServerCommand(
+        name="Ollama",
+        argv=(program, "serve"),
+        environ={**environ, **ours},
+        server=Server(f"http://{where}"),
+        answers=attrs.evolve(api, url=f"http://{where}").version,
+        start_seconds=START_SECONDS,
+    ).running()
 
 
 @asynccontextmanager
@@ -366,7 +355,8 @@ serve: Final = partial(serve_model, opened_model)
 
 async def _run(options: Options, keys: frozenset[str], stop: Stop) -> bool:
     async with open_sockets() as sockets, open_http_client(sockets.connect, max_idle_per_origin=64) as client:
-        starter = OllamaProgram(options.program, DaemonApi(client, options.daemon), await free_port())
+        api = DaemonApi(client, options.daemon)
+        starter = partial(own_server, options.program, api, await free_port(), os.environ)
         locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
         return await serve(options, keys, Outside(client, ProcessTable(), starter, open_lock=locks), stop)
 

@@ -3,7 +3,6 @@
 It borrows the oMLX of the host's owner where that has the model's folder, and never ends that one.
 """
 
-import enum
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -37,14 +36,6 @@ from llmkube.programs.program import Stop
 from llmkube.supervisor.host.processes import OWNER_VARIABLE
 
 
-class Whose(enum.Enum):
-    """What is used."""
-
-    THEIRS = "the one that runs"
-    OURS = "one of our own"
-    NONE = "none"
-
-
 @attrs.frozen(kw_only=True)
 class Found:
     """What answers at the address of the owner's oMLX.
@@ -66,39 +57,30 @@ class Found:
     folders: Collection[str] = ()
 
 
-@attrs.frozen
-class Choice:
-    """What is used, and why."""
-
-    whose: Whose
-    why: str
-
-
-def choose(found: Found, folder: str) -> Choice:
-    """Return what serves the model in this folder, whose links are followed.
+def choose(found: Found, folder: str) -> tuple[bool, str]:
+    """Return whether the oMLX that runs serves the model in this folder, whose links are followed, and why or why not.
 
     An oMLX that runs is used if it has the folder among its models. It reads its folders when it starts, and takes a
     new one by its own pages alone, which no key of an API opens.
+
+    Raises:
+        NoDaemonError: It is not used, and none of our own may be started beside it.
     """
     if not found.answers:
-        return Choice(Whose.OURS, f"no oMLX runs at {found.url}")
+        return False, f"no oMLX runs at {found.url}"
     if not found.is_omlx:
-        return Choice(Whose.OURS, f"what answers at {found.url} does not answer as oMLX does")
+        return False, f"what answers at {found.url} does not answer as oMLX does"
     if found.status in (401, 403):
         why = f"the oMLX at {found.url} asks for a key: to have it used, name a file with the key by --omlx-key-file"
-        return Choice(Whose.OURS, why)
+        return False, why
     if found.error:  # it may have models in memory of which nothing can be told
-        return Choice(Whose.NONE, f"{found.error}; no second one is started beside it")
+        raise NoDaemonError(f"{found.error}; no second one is started beside it")
     if folder in found.folders:
-        return Choice(Whose.THEIRS, f"the oMLX at {found.url} has the model")
+        return True, f"the oMLX at {found.url} has the model"
     if found.folders and not any(found.folders):
-        return Choice(
-            Whose.OURS, f"the oMLX at {found.url} does not say where its models are: it is too old to be used"
-        )
-    why = (
-        f"the oMLX at {found.url} does not have the model: to have it used, add the folder above {folder} to its model"
-    )
-    return Choice(Whose.OURS, f"{why} folders")
+        return False, f"the oMLX at {found.url} does not say where its models are: it is too old to be used"
+    why = f"the oMLX at {found.url} does not have the model: to have it used, add the folder above {folder} to its"
+    return False, f"{why} model folders"
 
 
 DEFAULT_PORT: Final = 8000
@@ -180,16 +162,14 @@ async def opened_model(options: Options, outside: OmlxOutside) -> AsyncIterator[
     """
     folder = await outside.follow(str(options.model))
     theirs = DaemonApi(outside.client, options.daemon, outside.key)
-    choice = choose(await look_for(theirs, outside.follow), folder)
-    if choice.whose is Whose.NONE:
-        raise NoDaemonError(choice.why)
+    is_used, why = choose(await look_for(theirs, outside.follow), folder)
     async with AsyncExitStack() as stack:
         server = Server(options.daemon, key=outside.key)
-        if choice.whose is Whose.THEIRS:
-            log.info(choice.why, then="it is used, and stays when this engine ends")
+        if is_used:
+            log.info(why, then="it is used, and stays when this engine ends")
         else:
-            log.info(choice.why, then="one of our own is started for this engine")
-            server = await stack.enter_async_context(outside.starter.started())
+            log.info(why, then="one of our own is started for this engine")
+            server = await stack.enter_async_context(outside.starter())
         api = DaemonApi(outside.client, server.url, server.key)
         yield OmlxModel(api, server.port, folder, outside.table, options.embeds, outside.follow, server=server.pid)
 
@@ -223,7 +203,7 @@ async def _run(options: Options, key: str, keys: frozenset[str], stop: Stop) -> 
             options.start_seconds,
         )
         locks = locks_in(os.environ.get(OWNER_VARIABLE, ""))
-        outside = OmlxOutside(client, ProcessTable(), starter, key, open_lock=locks)
+        outside = OmlxOutside(client, ProcessTable(), starter.started, key, open_lock=locks)
         return await serve(options, keys, outside, stop)
 
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import psutil
@@ -170,32 +170,20 @@ class Server:
         return int(self.url.rpartition(":")[2])
 
 
-class Starter(Protocol):
-    """Starts a server where none runs."""
-
-    def started(self) -> contextlib.AbstractAsyncContextManager[Server]:
-        """Run one during the block, and end it afterwards.
-
-        Raises:
-            NoDaemonError: It does not start.
-        """
-        ...
+Starter = Callable[[], contextlib.AbstractAsyncContextManager[Server]]
+"""Runs a server during the block, and ends it afterwards; raises `NoDaemonError` when it does not start."""
 
 
-@attrs.frozen
-class NoStarter:
-    """A `Starter` for who asks the owner's server alone."""
+@asynccontextmanager
+async def no_server() -> AsyncIterator[Server]:
+    """Start none: the `Starter` of who asks the owner's server alone.
 
-    @asynccontextmanager
-    async def started(self) -> AsyncIterator[Server]:
-        """Start none.
-
-        Raises:
-            NoDaemonError: Always.
-        """
-        await trio.lowlevel.checkpoint()
-        raise NoDaemonError("the server in which a killed engine may have left the model cannot be asked")
-        yield Server("")  # what makes it a generator
+    Raises:
+        NoDaemonError: Always.
+    """
+    await trio.lowlevel.checkpoint()
+    raise NoDaemonError("the server in which a killed engine may have left the model cannot be asked")
+    yield Server("")  # what makes it a generator
 
 
 @attrs.frozen(kw_only=True)
@@ -277,7 +265,7 @@ async def borrowed_or_own(
         log.info(why, url=url, version=said)
         yield Server(url)
         return
-    async with starter.started() as server:
+    async with starter() as server:
         why = f"no {name} runs here; one has been started for this engine"
         log.info(why, url=server.url, pid=server.pid)
         yield server

@@ -30,8 +30,8 @@ from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
 from llmkube.programs.daemon_engine.front import handler_of, judge_of
 from llmkube.programs.daemon_engine.keeper import Adapter, Counters, Keeper
-from llmkube.programs.daemon_engine.model_lock import OpenLock, unshared
-from llmkube.programs.daemon_engine.server import NoStarter, ProcessTable, Starter
+from llmkube.programs.daemon_engine.model_lock import OpenLock, locks_in
+from llmkube.programs.daemon_engine.server import ProcessTable, Starter, no_server
 from llmkube.programs.program import LOOPBACK, Stop, open_service_nursery, raise_descriptor_limit, run_until_signal
 from llmkube.runtimes.plan import UNLOAD_LEFT
 
@@ -66,24 +66,19 @@ def front_parser(name: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--service", required=True, help="whose model it is", metavar="NAMESPACE/NAME")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, required=True, help="port to listen on")
-    parser.add_argument("--api-key-file", type=Path, help="keys that clients must show, one per line", metavar="FILE")
-    parser.add_argument("--embedding", action="store_true", help="serve embeddings and nothing else")
-    parser.add_argument("--ctx-size", type=int, default=0, help="context in tokens (0: the daemon's own default)")
-    parser.add_argument(UNLOAD_LEFT, action="store_true", help="only unload what a killed one has left, and end")
+    keys = "keys that clients must show, one per line"
+    parser.add_argument("--api-key-file", dest="keys", type=Path, help=keys, metavar="FILE")
+    parser.add_argument("--embedding", dest="embeds", action="store_true", help="serve embeddings and nothing else")
+    context = "context in tokens (0: the daemon's own default)"
+    parser.add_argument("--ctx-size", dest="context", type=int, default=0, help=context, metavar="CTX_SIZE")
+    only = "only unload what a killed one has left, and end"
+    parser.add_argument(UNLOAD_LEFT, dest="only_unloads", action="store_true", help=only)
     return parser
 
 
 def front_fields(said: argparse.Namespace) -> dict[str, Any]:
     """Return what was said of `FrontOptions`, as its keywords."""
-    return {
-        "alias": said.alias,
-        "host": said.host,
-        "port": said.port,
-        "keys": said.api_key_file,
-        "embeds": said.embedding,
-        "context": said.ctx_size,
-        "only_unloads": said.unload_left,
-    }
+    return {each.name: getattr(said, each.name) for each in attrs.fields(FrontOptions)}
 
 
 def service_of(parser: argparse.ArgumentParser, said: argparse.Namespace) -> tuple[str, str]:
@@ -143,7 +138,7 @@ class Outside:
     client: HttpClient
     table: ProcessTable
     starter: Starter
-    open_lock: OpenLock = attrs.field(default=unshared, kw_only=True)
+    open_lock: OpenLock = attrs.field(default=locks_in(""), kw_only=True)
 
 
 OptionsT = TypeVar("OptionsT", bound=FrontOptions)
@@ -175,7 +170,7 @@ async def serve_model(
         LLMKubeError: It cannot be served; the model is unloaded then, too.
     """
     if options.only_unloads:
-        outside = attrs.evolve(outside, starter=NoStarter())
+        outside = attrs.evolve(outside, starter=no_server)
     opened = kept(open_model(options, outside), outside.open_lock)
     if options.only_unloads:
         async with opened as keeper:

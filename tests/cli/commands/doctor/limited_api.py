@@ -9,6 +9,7 @@ from functools import partial
 
 import trio
 
+from cli.cli_objects import kubeconfig
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.server import token_judge
 from llmkube.apiserver.storage.revisions import Store
@@ -59,19 +60,7 @@ async def open_limited_api(folder, *, refused=(), ahead_seconds=0.0, installed=T
 
     listeners = await open_listeners("127.0.0.1", 0)
     port = listeners[0].socket.getsockname()[1]
-    path = folder / "limited-kubeconfig"
-    path.write_text(
-        json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "lab",
-                "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": "me"}}],
-                "clusters": [{"name": "lab", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-                "users": [{"name": "me", "user": {"token": TOKEN}}],
-            }
-        )
-    )
+    path = kubeconfig(folder / "limited-kubeconfig", f"http://127.0.0.1:{port}", "lab", TOKEN)
     path.chmod(0o600)
     async with trio.open_nursery() as nursery:
         await nursery.start(partial(run_server, answer, listeners, judge=token_judge(TOKEN)))

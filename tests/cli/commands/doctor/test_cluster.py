@@ -9,6 +9,7 @@ import attrs
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 
+from cli.cli_objects import kubeconfig
 from cli.commands.doctor.limited_api import allowed_by
 from cli.commands.doctor.places import check_finding, installation
 from k8s.scripted import status_object
@@ -149,14 +150,8 @@ def test_the_command_gives_what_these_settings_need(config, command):
     assert rights_command(config) == command
 
 
-CONFIG = """{apiVersion: v1, kind: Config, current-context: NAME, contexts: [{name: NAME, context: {cluster: c}}],
-clusters: [{name: c, cluster: {server: "https://NAME:6443"}}]}"""
-
-
-def kubeconfig(path, name):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(CONFIG.replace("NAME", name))
-    return path
+def named(path, name):
+    return kubeconfig(path, f"https://{name}:6443", name)
 
 
 @pytest.fixture
@@ -165,7 +160,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
-    kubeconfig(tmp_path / ".kube" / "config", "home")
+    named(tmp_path / ".kube" / "config", "home")
     return tmp_path
 
 
@@ -175,11 +170,11 @@ def test_no_cluster_is_asked_that_nobody_named(home, monkeypatch):
     found = find_target(here, Where())
     assert (found.config, found.home) == (None, "home")
     assert find_target(here, Where(context="home")).config.server == "https://home:6443"
-    other = kubeconfig(home / "other", "other")
+    other = named(home / "other", "other")
     assert find_target(here, Where(kubeconfig=str(other))).config.server == "https://other:6443"
     agents = installation(home / "state", program="agent", config=AgentConfig(kubeconfig=other))
     assert find_target(agents, Where()).config.server == "https://other:6443"
-    kubeconfig(home / "state" / "kubeconfig", "own")
+    named(home / "state" / "kubeconfig", "own")
     with held(home / "state" / SERVER):
         own = find_target(attrs.evolve(here, pid=1), Where())
     assert (own.config.server, own.own) == ("https://own:6443", True)
@@ -200,7 +195,7 @@ async def test_an_api_server_that_says_nothing_is_away(home, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         file = home / "silent"
         server = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        file.write_text(CONFIG.replace("NAME", "lab").replace("https://lab:6443", server))
+        kubeconfig(file, server, "lab")
         (found,) = await api_server(installation(home / "state"), Where(kubeconfig=str(file)), lambda: NOON)
     check_finding(found, "fail", f'{server} (context "lab"): no answer within 0.2 s')
 

@@ -6,6 +6,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from cli.cli_objects import kubeconfig
 from cli.commands.doctor.places import installation
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.doctor.command import Probe, doctor, probes_of, run_probes
@@ -48,11 +49,7 @@ def alone(tmp_path, monkeypatch):
 
 def test_a_job_is_made_only_in_a_cluster_that_was_named(alone):
     """The current context of kubectl's file was not, and `llmkube up` has no pods."""
-    (alone / ".kube").mkdir()
-    (alone / ".kube" / "config").write_text(
-        "{apiVersion: v1, kind: Config, current-context: a, contexts: [{name: a, context: {cluster: c}}],"
-        ' clusters: [{name: c, cluster: {server: "https://c:6443"}}]}'
-    )
+    kubeconfig(alone / ".kube" / "config", "https://c:6443")
     done = CliRunner().invoke(doctor, ["--from-cluster"])
     assert done.exit_code == 1
     assert "--from-cluster makes a Job: name the cluster, with --kubeconfig or --context" in done.output

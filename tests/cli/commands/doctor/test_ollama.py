@@ -11,8 +11,8 @@ from llmkube.base.http.client import HttpClient
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Response
 from llmkube.base.http.server import run_server
+from llmkube.cli.commands.doctor.daemons import Ollama, daemon_url, judge_ollama, look_at_ollama
 from llmkube.cli.commands.doctor.findings import Verdict
-from llmkube.cli.commands.doctor.ollama import Ollama, daemon_url, judge_ollama, look_at
 from llmkube.programs.daemon_engine.processes import Process, Runners, kind_of, runners_in
 from programs.daemon_engine.fake_ollama import LIBRARY_BLOB, URL, FakeDaemon
 
@@ -131,7 +131,7 @@ class Beside(FakeDaemon):
 
         async with trio.open_nursery() as nursery:
             await nursery.start(partial(run_server, self.handle, [listener], limits=Limits(drain_seconds=0.1)))
-            found = await look_at(HttpClient(connect), URL, self)
+            found = await look_at_ollama(HttpClient(connect), URL, self)
             nursery.cancel_scope.cancel(reason="looked at")
         return found
 

@@ -5,8 +5,8 @@ import pytest
 import trio
 
 from llmkube.base.http.message import Response
+from llmkube.cli.commands.doctor.daemons import EMPTY_BYTES, Omlx, judge_omlx, look_at_omlx, port_of
 from llmkube.cli.commands.doctor.findings import Verdict
-from llmkube.cli.commands.doctor.omlx import EMPTY_BYTES, Omlx, judge_omlx, look_at, port_of
 from programs.daemon_engine.fake_omlx import NAME, OWN_BYTES, PID, FakeOmlx, reached
 
 GIB = 1 << 30
@@ -46,7 +46,7 @@ def holding(**facts):
 
 async def found(fake):
     async with reached(fake) as client:
-        return await look_at(client, 8000, fake)
+        return await look_at_omlx(client, 8000, fake)
 
 
 async def test_what_is_loaded_is_told_without_a_key(autojump_clock):

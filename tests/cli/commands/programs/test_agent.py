@@ -6,6 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from cli.cli_objects import kubeconfig
 from llmkube.cli.commands.programs.agent import agent, own_token
 from llmkube.k8s.auth.config import ClusterConfig, TokenFile
 from llmkube.supervisor.nouns.join_record import JoinRecord, record_path, token_path
@@ -59,14 +60,10 @@ def read_counters(folder, now):
     raise FileNotFoundError(f"no package has a counter in {folder}")
 
 
-@pytest.fixture
-def kubeconfig(tmp_path):
-    path = tmp_path / "kubeconfig"
-    path.write_text(
-        "apiVersion: v1\nkind: Config\ncurrent-context: a\ncontexts: [{name: a, context: {cluster: a, user: a}}]\n"
-        "clusters: [{name: a, cluster: {server: 'https://192.0.2.1:6443'}}]\nusers: [{name: a, user: {token: t}}]\n"
-    )
-    return path
+@pytest.fixture(name="kubeconfig")
+def there(tmp_path):
+    """A cluster that is named."""
+    return kubeconfig(tmp_path / "kubeconfig", "https://192.0.2.1:6443")
 
 
 def test_only_the_token_of_the_cluster_that_is_served_stays(tmp_path):

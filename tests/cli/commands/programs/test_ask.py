@@ -3,7 +3,8 @@ import json
 import pytest
 
 from llmkube.base.http.message import Response
-from llmkube.cli.commands.programs.first_answer import GivenUpError, ask, read_answer
+from llmkube.cli.commands.programs.first_answer import ask, read_answer
+from llmkube.programs.failures import CommandError
 
 
 class Gateway:
@@ -43,9 +44,9 @@ async def test_not_yet_is_asked_again(autojump_clock):
 
 async def test_a_refusal_is_told():
     """Any other status ends the wait with the engine's own words."""
-    with pytest.raises(GivenUpError, match="refused with status 400: context is too small"):
+    with pytest.raises(CommandError, match="refused with status 400: context is too small"):
         await ask(Gateway(refusal(400, "context is too small")), "http://gw", "chat", "What?")
-    with pytest.raises(GivenUpError, match="refused with status 500: oops"):
+    with pytest.raises(CommandError, match="refused with status 500: oops"):
         await ask(Gateway(Response.text(500, "oops")), "http://gw", "chat", "What?")
 
 
@@ -62,5 +63,5 @@ async def test_a_refusal_is_told():
 )
 def test_what_is_no_answer_is_refused(body):
     """An answer without a text is an error and not an empty line."""
-    with pytest.raises(GivenUpError, match="not a chat completion"):
+    with pytest.raises(CommandError, match="not a chat completion"):
         read_answer(body)

@@ -152,18 +152,3 @@ def test_what_is_not_said_is_the_context_s(tmp_path):
     record = granted(tmp_path, server="https://outer", namespace="other")
     assert (record.server, record.namespace) == ("https://outer", "other")
     assert granted(tmp_path, all_namespaces=True).namespace == ""
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"networks": ()}, "--network: name the network"),
-        ({"networks": ("10.0.0.1/8",)}, "--network 10.0.0.1/8"),
-        ({"namespace": "ml", "all_namespaces": True}, "-n and -A exclude each other"),
-        ({"all_namespaces": True, "secrets": ("*",)}, "any Secret of the cluster"),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(tmp_path, said, words):
-    """The sentence names the flags."""
-    with pytest.raises(UserError, match=words):
-        granted(tmp_path, **said)

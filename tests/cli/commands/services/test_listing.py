@@ -8,20 +8,12 @@ import yaml
 from click.testing import CliRunner
 
 from cli.cli_objects import condition, model, service
-from cli.memory_cluster import NOW, open_cluster_client
+from cli.memory_cluster import NOW, open_demo, write_status
 from llmkube.cli.commands.services.listing import _Page
-from llmkube.cli.commands.tools.files import demo_manifests
 from llmkube.cli.main import cli
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.programs.informer import open_follow
-from llmkube.programs.server_side_apply import Applier
-
-
-async def write_status(client, kind=InferenceService, **status):
-    manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": status}
-    await client.apply(kind, manifest, field_manager="test", subresource="status")
 
 
 def test_both_kinds_are_listed(run):
@@ -101,19 +93,15 @@ def test_watched_data_is_appended_per_object():
 
 async def test_a_watch_sees_every_change(autojump_clock):
     """What a watch prints follows the cluster: a new phase, and the end of the object."""
-    async with open_cluster_client() as client:
-        await Applier(client).apply_all(demo_manifests(), lambda _: None)
-        import random
-
-        async with open_follow(client, random.Random(7)) as followed:
-            page = _Page((InferenceService,), None, "")
-            log = page.log()
-            assert len(log.news(page.held(followed), NOW)) == 2
-            await write_status(client, phase="Creating")
-            await trio.testing.wait_all_tasks_blocked()
-            (line,) = log.news(page.held(followed), NOW)
-            assert line.split()[:4] == ["default", "demo", "demo", "Creating"]
-            await client.delete(InferenceService, Key("default", "demo"))
-            await trio.testing.wait_all_tasks_blocked()
-            (line,) = log.news(page.held(followed), NOW)
-            assert line.split()[3] == "Deleted"
+    async with open_demo() as (client, followed):
+        page = _Page((InferenceService,), None, "")
+        log = page.log()
+        assert len(log.news(page.held(followed), NOW)) == 2
+        await write_status(client, phase="Creating")
+        await trio.testing.wait_all_tasks_blocked()
+        (line,) = log.news(page.held(followed), NOW)
+        assert line.split()[:4] == ["default", "demo", "demo", "Creating"]
+        await client.delete(InferenceService, Key("default", "demo"))
+        await trio.testing.wait_all_tasks_blocked()
+        (line,) = log.news(page.held(followed), NOW)
+        assert line.split()[3] == "Deleted"

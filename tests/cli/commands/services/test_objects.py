@@ -5,7 +5,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
-from cli.memory_cluster import announce
+from cli.memory_cluster import announce, write_status
 from llmkube.cli import target_cluster
 from llmkube.cli.main import cli
 from llmkube.cli.object_names import parse_target
@@ -16,11 +16,6 @@ from llmkube.programs.server_side_apply import Applier, Manifest
 
 SINCE = "2026-01-01T00:00:00Z"
 LOADED = {"type": "Loaded", "status": "False", "reason": "CrashLoopBackOff", "lastTransitionTime": SINCE}
-
-
-async def write_status(client, kind=InferenceService, **status):
-    manifest = {"metadata": {"name": "demo", "namespace": "default"}, "status": status}
-    await client.apply(kind, manifest, field_manager="test", subresource="status")
 
 
 def test_status_explains(run):

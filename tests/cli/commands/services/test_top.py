@@ -1,39 +1,19 @@
 """`llmkube top` and `ps`: an engine of this machine, one behind a slice, and one that says nothing."""
 
 import contextlib
-import datetime
 from functools import partial
 
 import pytest
 import trio
 
+from cli.memory_cluster import announce
 from llmkube.base.http.message import Headers, Response
 from llmkube.cli.commands.services import ps as ps_module
 from llmkube.cli.commands.services import top as top_module
 from llmkube.cli.commands.services.top import Pace, pace_of, read_work
-from llmkube.k8s.builtins import EndpointSlice, Lease
+from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.supervisor.nouns.journal import EngineRecord
-
-
-async def a_host(client):
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    annotations = {
-        "accelerators": "cpu,metal",
-        "memory-budget-bytes": str(16 << 30),
-        "memory-free-bytes": str(4 << 30),
-        "services": "2",
-    }
-    manifest = {
-        "metadata": {
-            "name": "mac",
-            "namespace": "default",
-            "labels": {"inference.llmkube.dev/host": "mac"},
-            "annotations": {f"inference.llmkube.dev/{name}": value for name, value in annotations.items()},
-        },
-        "spec": {"leaseDurationSeconds": 40, "renewTime": now},
-    }
-    await client.apply(Lease, manifest, field_manager="test")
 
 
 async def a_slice(client, *, ready=True):
@@ -50,7 +30,8 @@ async def a_slice(client, *, ready=True):
     await client.apply(EndpointSlice, manifest, field_manager="test")
     status = {"status": {"phase": "Ready", "readyReplicas": 1}, "metadata": {"name": "demo", "namespace": "default"}}
     await client.apply(InferenceService, status, field_manager="llmkube-controller", subresource="status")
-    await a_host(client)
+    facts = {"memory_budget_bytes": str(16 << 30), "memory_free_bytes": str(4 << 30), "services": "2"}
+    await announce(client, "cpu", "metal", **facts)
 
 
 class Engine:
@@ -123,7 +104,7 @@ def test_ps_shows_what_runs_with_memory_and_host(run, monkeypatch):
     head, row = done.output.splitlines()
     assert head.split() == ["NAME", "PHASE", "SIZE", "MEMORY", "RUNS", "ON", "CONTEXT", "HOST", "AGE"]
     assert row.split()[:7] == ["demo", "Ready", "<none>", "<none>", "cpu", "512", "mac"]
-    monkeypatch.setattr(ps_module, "_memory", lambda folders, key: 2 << 30)
+    monkeypatch.setattr(ps_module, "used_bytes", lambda folders, key: 2 << 30)
     assert "2.0 GiB" in run("ps", prepare=partial(a_slice, ready=False)).output
 
 

@@ -14,12 +14,6 @@ def test_the_manifests_can_be_applied(program):
     assert {"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} == set(kinds)
 
 
-def test_one_namespace_needs_no_cluster_role():
-    """An agent of one namespace gets no right outside of it and of the Leases' namespace."""
-    done = CliRunner().invoke(cli, ["rbac", "agent", "-n", "ml"])
-    assert "ClusterRole" not in {one["kind"] for one in yaml.safe_load_all(done.output)}
-
-
 def printed(*args):
     done = CliRunner().invoke(cli, ["rbac", *args])
     assert done.exit_code == 0, done.output

@@ -4,7 +4,7 @@ command                              the options; which probes they ask for, sid
 installation                         which of our programs is here, and with which settings
 machine, mac                         the machine: system, memory, disk, power, what macOS allows
 programs                             ours: engine, job, ports, listeners, how engines ended
-ollama, omlx                         an Ollama, an oMLX beside our engines: what they have in memory
+daemons                              an Ollama, an oMLX beside our engines: what they have in memory
 cluster, from_pod                    the API server as this host sees it, and this host as a pod sees it
 findings                             pass, warn or fail with its fix; for people and for programs
 

@@ -15,7 +15,7 @@ import trio
 from llmkube.base.errors import LLMKubeError, UserError, innermost
 from llmkube.base.log import configure_logging
 from llmkube.base.times import utcnow
-from llmkube.cli.commands.doctor import cluster, from_pod, mac, machine, ollama, omlx, programs
+from llmkube.cli.commands.doctor import cluster, daemons, from_pod, mac, machine, programs
 from llmkube.cli.commands.doctor.findings import Finding, as_json, as_text, exit_code, warned
 from llmkube.cli.commands.doctor.installation import Installation, find_installation
 from llmkube.cli.options import cluster_options
@@ -102,8 +102,8 @@ def probes_of(here: Installation, where: Where) -> Sequence[Probe]:
     return [
         *(about_mac if here.mac else [Probe("system", machine.linux_system)]),
         Probe("engine", partial(programs.engine, here), ENGINE_SECONDS),
-        Probe("Ollama", ollama.look),
-        *([Probe("oMLX", omlx.look)] if here.mac else []),
+        Probe("Ollama", daemons.ollama),
+        *([Probe("oMLX", daemons.omlx)] if here.mac else []),
         Probe("memory", partial(machine.memory, here)),
         Probe("disk", partial(machine.disk, here)),
         *(power if here.mac else [Probe("power", machine.linux_power)]),

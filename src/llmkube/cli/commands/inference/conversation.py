@@ -19,13 +19,14 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.base.http.streamed_response import StreamedResponse
+from llmkube.cli.object_names import find
 from llmkube.cli.target_cluster import Cluster
 from llmkube.cli.view.describe import summary
 from llmkube.cli.view.locations import Engine, find_engines
 from llmkube.k8s.client import Client
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import ForbiddenError, NotFoundError, root_words
+from llmkube.k8s.errors import ForbiddenError, root_words
 from llmkube.k8s.port_forward import connect_to_pod
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.service_health import pods_of
@@ -110,10 +111,7 @@ async def find_way(cluster: Cluster, service: InferenceService) -> Way:
 
 async def not_ready(cluster: Cluster, service: InferenceService) -> str:
     """Say that a service is not ready, why, and how to wait for it."""
-    try:
-        model = await cluster.client.get(Model, Key(service.key.namespace, service.spec.model_ref))
-    except NotFoundError:
-        model = None
+    model = await find(cluster.client, Model, Key(service.key.namespace, service.spec.model_ref))
     return (
         f"InferenceService {service.key} does not answer yet ({summary(service, model)}); "
         f"`llmkube status {service.key.name} --watch` shows how far it is"

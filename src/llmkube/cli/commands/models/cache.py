@@ -54,7 +54,7 @@ class CacheConfig:
     """The settings of `llmkube cache`; it reads the agent's table, for it is the agent's store that it looks at."""
 
     model_store: Path | None = MODEL_STORE
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
 
 
 @attrs.frozen
@@ -64,7 +64,7 @@ class PruneConfig:
     kubeconfig: Path | None = KUBECONFIG
     context: str | None = CONTEXT
     model_store: Path | None = MODEL_STORE
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
 
 
 @attrs.frozen
@@ -74,7 +74,7 @@ class PreloadConfig:
     model_store: Path | None = MODEL_STORE
     hf_token_file: Path | None = HF_TOKEN_FILE
     hub_endpoint: str = HUB_ENDPOINT
-    state_dir: Path | None = STATE_DIR
+    state_dir: Path = STATE_DIR  # load() decides it where nothing is said
 
 
 COLUMNS: Final = ("KEY", "SIZE", "FETCHED", "SOURCE")
@@ -151,7 +151,6 @@ def prune_models(*, models: tuple[str, ...], dry_run: bool, force: bool, form: s
     only = {_the_one(store, text).key: text for text in models}
     used: Mapping[str, str] = {}
     if not force:
-        assert config.state_dir is not None, "load() decides it"
         clusters = list(_clusters(config.kubeconfig, config.context, config.state_dir))
         used = trio.run(_used, store, clusters) | _running(store, config.state_dir)
     users = {key_of(identity): user for identity, user in used.items()}
@@ -211,7 +210,6 @@ def _store(flags: Mapping[str, Any]) -> Store:
 
 
 def _open(config: CacheConfig | PreloadConfig | PruneConfig) -> Store:
-    assert config.state_dir is not None, "load() decides it"
     return open_store(config.model_store or config.state_dir / "store")
 
 

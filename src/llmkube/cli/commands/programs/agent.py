@@ -130,7 +130,6 @@ def agent(context: click.Context, /, start_limit: int, **flags: Any) -> None:
 
 def _run(flags: Mapping[str, Any]) -> None:
     config = load("agent", AgentConfig, flags)
-    assert config.state_dir is not None, "load() decides it"
     configure_logging(config.log_level)
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
     llama_server = find_llama_server(config.llama_server)
@@ -159,7 +158,6 @@ def agent_settings(config: AgentConfig, server_url: str, llama_server: Path) -> 
     Without --host-ip that is the address from which this host talks to the API server, for a start: the agent looks
     again and again, and knows more ways when the API server is on this machine (`nouns.host_addresses`).
     """
-    assert config.state_dir is not None, "load() decides it"
     url = urlsplit(server_url)
     if config.host_ip is not None:
         address: str | None = check_own_address(config.host_ip)

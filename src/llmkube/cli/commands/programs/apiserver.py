@@ -26,7 +26,6 @@ def apiserver(**flags: Any) -> None:
     """Run the embedded API server alone, for an agent and a controller that run as processes of their own."""
     config = load("apiserver", ApiServerConfig, flags)
     configure_logging(config.log_level)
-    assert config.state_dir is not None, "load() decides it"
     with held_state_dir(config.state_dir, SERVER) as state_dir:
 
         async def serve(stop: Stop) -> None:

@@ -41,7 +41,6 @@ def controller(**flags: Any) -> None:
     """Keep the status of Models and InferenceServices true."""
     config = load("controller", ControllerConfig, flags)
     configure_logging(config.log_level)
-    assert config.state_dir is not None, "load() decides it"
     cluster, _ = find_config(config.kubeconfig, config.context, config.state_dir)
     settings = ControllerSettings(
         namespace=config.namespace,

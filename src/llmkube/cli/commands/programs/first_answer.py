@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
+from typing import Never
 
 import attrs
 import trio
@@ -15,6 +16,7 @@ from rich.console import Console
 from llmkube.base.http.client import HttpClient
 from llmkube.base.http.message import Headers
 from llmkube.base.units import format_duration
+from llmkube.cli.commands.inference.conversation import error_text
 from llmkube.cli.view import output
 from llmkube.cli.view.advice import explain
 from llmkube.cli.view.progress import Stopwatch, changes, phases_of
@@ -25,23 +27,16 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.service_health import Health, State, service_health
-from llmkube.programs.failures import ExitCode, program_name
+from llmkube.programs.failures import CommandError, ExitCode, program_name
 from llmkube.programs.informer import Followed
 from llmkube.programs.one_machine import Place, Running
+from llmkube.programs.program import open_service_nursery
 from llmkube.programs.server_side_apply import Applied
 
 _EXAMPLE_QUESTION = "What is LLMKube?"
 
 _NOT_YET = frozenset({404, 502, 503})  # the gateway does not know the model yet, has lost it, or knows that it loads
 _PAUSE_SECONDS = 0.25
-
-
-@attrs.frozen
-class Outcome:
-    """How it ended: an exit code, and a sentence if that is not 0."""
-
-    exit_code: ExitCode = ExitCode.DONE
-    message: str = ""
 
 
 @attrs.frozen
@@ -63,36 +58,30 @@ class Visit:
         service = self.running.followed.services.get(key)
         return self._judge(service, self.running.followed.model_of(service)) if service is not None else None
 
-    async def answer(self, key: Key, question: str, *, before: Health | None = None) -> Outcome:
+    async def answer(self, key: Key, question: str, *, before: Health | None = None) -> None:
         """Wait until a service is ready, ask it, and print question, answer, objects, and how long each step took.
 
         Args:
             key: The service.
             question: What to ask.
             before: What `health_of` said before the agent started: the same failure may be yesterday's.
+
+        Raises:
+            CommandError: It cannot be served, or does not answer.
         """
         watch = Stopwatch(self.running.began)
         watch.lap("start", trio.current_time())
         with open_display(self.console) as display:
-            async with trio.open_nursery() as moving:
+            async with open_service_nursery() as moving:
                 moving.start_soon(display.run)
-                try:
-                    await self._wait_ready(key, before, display, watch)
-                    display.going_on("answer", question)
-                    text = await ask(self.running.http, self.running.place.gateway_url, str(key), question)
-                except GivenUpError as exc:
-                    text, problem = "", str(exc)
-                else:
-                    problem = ""
-                    watch.lap("answer", trio.current_time())
-                    display.done("answer", "", watch.laps["answer"])
-                moving.cancel_scope.cancel(reason="nothing moves any more")
-        if problem:
-            return Outcome(ExitCode.FAILED, problem)
+                await self._wait_ready(key, before, display, watch)
+                display.going_on("answer", question)
+                text = await ask(self.running.http, self.running.place.gateway_url, str(key), question)
+                watch.lap("answer", trio.current_time())
+                display.done("answer", "", watch.laps["answer"])
         output.say(f"\n> {output.printable(question)}\n{output.flowing(text)}\n\n{self.tables()}\n\n{times(watch)}")
-        return Outcome()
 
-    async def stay(self) -> None:
+    async def stay(self) -> Never:
         """Print how to use what is up, then a line for every change of a service's phase, until cancelled."""
         output.say(usage(self.running.place, self._first_id()))
         before = phases_of(())
@@ -131,11 +120,11 @@ class Visit:
         )
         health = await readiness.wait()
         if health.reason == DELETED:
-            raise GivenUpError(f"InferenceService {key} was deleted")
+            raise CommandError(f"InferenceService {key} was deleted")
         if health.state is State.STOPPED:
-            raise GivenUpError(f"InferenceService {key} is stopped: {health.message}")
+            raise CommandError(f"InferenceService {key} is stopped: {health.message}")
         if health.failing:
-            raise GivenUpError(explain(key, health))
+            raise CommandError(explain(key, health))
 
     def _judge(self, service: InferenceService, model: Model | None) -> Health:
         """Judge as every reader does; what this one host does not serve is known before the controller says it."""
@@ -154,17 +143,17 @@ class Visit:
         return keys[0].name if keys else None
 
 
-async def _asked(applied: tuple[Applied, ...], followed: Followed) -> Key | Outcome:
+async def _asked(applied: tuple[Applied, ...], followed: Followed) -> Key | CommandError:
     """Return the service to ask: the first one that was given, else the first one that is there."""
     refused = [each for each in applied if each.error]
     if refused:
         words = "\n".join(f"{each.manifest.title}: {each.error}" for each in refused)
-        return Outcome(ExitCode.FAILED, f"not everything could be applied, so nothing was asked\n{words}")
+        return CommandError(f"not everything could be applied, so nothing was asked\n{words}")
     kind = InferenceService.RESOURCE.kind
     given = [each.key for each in applied if each.manifest.body["kind"] == kind]
     there = sorted(service.key for service in followed.services.values())
     if not given and not there:
-        return Outcome(ExitCode.FAILED, "there is no InferenceService to ask; give one with -f FILE, or use --demo")
+        return CommandError("there is no InferenceService to ask; give one with -f FILE, or use --demo")
     target = (given or there)[0]
     while target not in followed.services:  # what the API server has acknowledged is on its way to us
         version = followed.changed.version
@@ -180,28 +169,26 @@ async def prepare_visit(
     accelerators: Collection[str],
     question: str | None,
     timeout_seconds: float,
-) -> Callable[[], Awaitable[Outcome]]:
+) -> Callable[[], Awaitable[bool]]:
     """Read the status of the objects before the agent runs: it describes an earlier run.
 
     Returns:
-        A function that asks the question, or stays until it is cancelled.
+        A function that asks the question and returns True, or stays until it is cancelled.
     """
     visit = Visit(running, console, accelerators)
     target = await _asked(applied, running.followed) if question is not None else None
     before = visit.health_of(target) if isinstance(target, Key) else None
 
-    async def ask_or_stay() -> Outcome:
-        if isinstance(target, Outcome):
-            return target
+    async def ask_or_stay() -> bool:
+        if isinstance(target, CommandError):
+            raise target
         if target is None or question is None:
             await visit.stay()
-            return Outcome()
         with trio.move_on_after(timeout_seconds):
-            return await visit.answer(target, question, before=before)
-        return Outcome(
-            ExitCode.TIMED_OUT,
-            f"no answer within {timeout_seconds:g} s; see why without --ask, or give more with --timeout",
-        )
+            await visit.answer(target, question, before=before)
+            return True
+        words = f"no answer within {timeout_seconds:g} s; see why without --ask, or give more with --timeout"
+        raise CommandError(words, ExitCode.TIMED_OUT)
 
     return ask_or_stay
 
@@ -250,15 +237,11 @@ def times(watch: Stopwatch) -> str:
     return output.table(("STEP", "TIME"), [*rows, ("total", format_duration(sum(watch.laps.values())))])
 
 
-class GivenUpError(Exception):
-    """The question will not be answered; the text says why. It stays inside `llmkube up`."""
-
-
 async def ask(client: HttpClient, gateway_url: str, model_id: str, question: str) -> str:
     """Return a model's answer at temperature 0, asking again while the gateway says "not yet".
 
     Raises:
-        GivenUpError: The gateway or the engine refuses.
+        CommandError: The gateway or the engine refuses.
         HttpError: The gateway cannot be reached.
     """
     body = {"model": model_id, "temperature": 0, "messages": [{"role": "user", "content": question}]}
@@ -272,7 +255,8 @@ async def ask(client: HttpClient, gateway_url: str, model_id: str, question: str
         if response.status == 200:
             return read_answer(response.body)
         if response.status not in _NOT_YET:
-            raise GivenUpError(f"the question was refused with status {response.status}: {_error_text(response.body)}")
+            words = error_text(response.body.decode("utf-8", "replace"))
+            raise CommandError(f"the question was refused with status {response.status}: {words}")
         await trio.sleep(_PAUSE_SECONDS)
 
 
@@ -280,7 +264,7 @@ def read_answer(body: bytes) -> str:
     """Return the text in a chat completion.
 
     Raises:
-        GivenUpError: It is not one.
+        CommandError: It is not one.
     """
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
@@ -288,11 +272,4 @@ def read_answer(body: bytes) -> str:
             raise TypeError("no text")
         return text.strip()
     except (ValueError, LookupError, TypeError) as exc:
-        raise GivenUpError(f"the engine's answer is not a chat completion: {body[:200]!r}") from exc
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return body[:200].decode("utf-8", "replace")
+        raise CommandError(f"the engine's answer is not a chat completion: {body[:200]!r}") from exc

@@ -8,9 +8,9 @@ import ipaddress
 import json
 import re
 import secrets as random_secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 import click
@@ -30,13 +30,13 @@ from llmkube.cli.commands.programs.host_identity import (
     portable,
 )
 from llmkube.cli.config_edit import Addition, plan_addition
-from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
+from llmkube.cli.target_cluster import answering, run_answered
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, TlsSettings, is_token
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
 from llmkube.k8s.wire.names import host_id, is_object_name
-from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.failures import CommandError
 from llmkube.programs.host_name import lasting_host_name
 from llmkube.programs.options import command
 from llmkube.programs.state_location import check_state_dir, holder_of, local_state_dir
@@ -170,8 +170,6 @@ def _check_record(record: JoinRecord) -> None:
         raise ValueError("no URL")
 
 
-T = TypeVar("T")
-
 _NOT_WITH_A_TOKEN: Final = (
     "kubeconfig",
     "context",
@@ -222,7 +220,7 @@ def join(
         cluster, record = decided(grant, name or host_id(lasting_host_name(folder)), folder)
         tls = portable(cluster.tls, cluster.context)
         machine = None if grant["overwrite"] else _machine(folder)
-        own, of_nodes = _run(_granted, cluster, record, machine, TOKEN_SECONDS)
+        own, of_nodes = run_answered(_granted, cluster, record, machine, TOKEN_SECONDS)
         allow_from += of_nodes
         identity = Identity(record=record, tls=tls, token=own)
     _keep(identity, folder, _plan_access(folder, allow_from), named_folder=state_dir is not None)
@@ -240,7 +238,7 @@ def join_token(*, name: str | None, **grant: Any) -> None:
     allow_from = _checked_networks(grant["allow_from"])
     cluster, record = decided(grant, name or f"host-{random_secrets.token_hex(3)}", local_state_dir())
     tls = portable(cluster.tls, cluster.context)
-    token, of_nodes = _run(_granted, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
+    token, of_nodes = run_answered(_granted, cluster, record, None if grant["overwrite"] else "", JOIN_SECONDS)
     allow_from += of_nodes
     identity = Identity(record=record, tls=tls, token=token)
     click.echo(encode_join_token(JoinToken(identity=identity, allow_from=allow_from)))
@@ -303,20 +301,6 @@ def _written(folder: Path) -> Iterator[None]:
 def _machine(folder: Path) -> str:
     with _written(folder):
         return machine_of(folder)
-
-
-def _run(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Ask an API server.
-
-    Raises:
-        CommandError: It is silent.
-    """
-    try:
-        return trio.run(ask, *args)
-    except trio.TooSlowError as error:
-        raise CommandError(
-            f"the API server did not answer within {ANSWER_SECONDS:g} s; check that it runs", ExitCode.TIMED_OUT
-        ) from error
 
 
 async def _granted(

@@ -11,13 +11,13 @@ import trio
 from rich.text import Text
 
 from llmkube.base.log import configure_logging
-from llmkube.cli.commands.programs.first_answer import Outcome, next_steps, prepare_visit
+from llmkube.cli.commands.programs.first_answer import next_steps, prepare_visit
 from llmkube.cli.commands.tools.files import demo_manifests, demo_model, load_manifests
 from llmkube.cli.lazy_group import Entry, LazyGroup
 from llmkube.cli.view import output
 from llmkube.cli.view.progress_line import open_console
 from llmkube.programs.config import UpConfig, load
-from llmkube.programs.failures import CommandError, ExitCode
+from llmkube.programs.failures import CommandError
 from llmkube.programs.host_name import check_own_address
 from llmkube.programs.host_settings import find_llama_server
 from llmkube.programs.lan_gateway import listen_settings
@@ -90,7 +90,6 @@ def up(
         if demo or ephemeral:
             state_dir = stack.enter_context(temporary_state_dir())
         else:
-            assert config.state_dir is not None, "load() decides it"
             state_dir = stack.enter_context(held_state_dir(config.state_dir, ENGINES, SERVER))
         console = open_console(stderr=True)
         prepare = partial(
@@ -106,10 +105,8 @@ def up(
                 console.print(Text(output.printable(line)), soft_wrap=True)
 
         plan = UpPlan(config, manifests, llama_server, state_dir, listen)
-        outcome = trio.run(run_up, plan, prepare, tell, output.say)
-    if outcome is None:
-        outcome = Outcome() if question is None else Outcome(ExitCode.FAILED, "stopped before the answer")
-    if outcome.exit_code is not ExitCode.DONE:
-        raise CommandError(outcome.message, outcome.exit_code)
+        answered = trio.run(run_up, plan, prepare, tell, output.say)
+    if question is not None and not answered:
+        raise CommandError("stopped before the answer")
     if demo and question is not None:
         output.say(f"\n{next_steps(*demo_model(), question)}")

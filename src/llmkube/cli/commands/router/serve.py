@@ -13,7 +13,6 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.base.errors import UserError
-from llmkube.base.http.exchange import Handler
 from llmkube.base.http.hub import open_sockets
 from llmkube.base.http.server import run_server
 from llmkube.base.log import configure_logging
@@ -72,12 +71,13 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             rng=random.Random(),  # noqa: S311 (weights, pauses and names of requests: no secret)
             connect=sockets.connect,
             ca_file=settings.ca_file,
-            budgets_folder=_budgets_folder(settings),
+            budgets_folder=settings.state_dir / _BUDGETS,
         ) as router,
         open_service_nursery() as tasks,
     ):
         registry.register(loop_watchdog)
-        await tasks.start(_run_admin, admin_handler(router, registry), admin)
+        answers = admin_handler(router, registry)
+        await tasks.start(partial(run_server, answers, admin.listeners, limits=PROBE_LIMITS, judge=admin_judge))
         settle_heap()
         _tell(router.live, front, admin, settings)
         with stop.here():
@@ -91,21 +91,12 @@ async def _serve(filename: str, settings: RouterConfig, stop: Stop) -> None:
             )
 
 
-async def _run_admin(handler: Handler, port: Port, *, task_status: trio.TaskStatus[None]) -> None:
-    await run_server(handler, port.listeners, limits=PROBE_LIMITS, judge=admin_judge, task_status=task_status)
-
-
 def _tell(live: LiveConfig, front: Port, admin: Port, settings: RouterConfig) -> None:
     config = live.routing.config
     if settings.host != LOOPBACK and live.routing.clients is None:
         log.warning("every client that reaches this router may use it: no keys are asked for", host=settings.host)
     click.echo(f"OpenAI-compatible API on {front.url}/v1", err=True)
     log.info("router started", router=config.name, api=front.url, admin=admin.url, backends=len(config.backends))
-
-
-def _budgets_folder(settings: RouterConfig) -> Path:
-    assert settings.state_dir is not None, "load() decides it"
-    return settings.state_dir / _BUDGETS
 
 
 def _addresses(host: str) -> str | None:
@@ -123,7 +114,6 @@ def source_of(filename: str, settings: RouterConfig) -> Source:
     Raises:
         UserError: A service is no NAME=URL.
     """
-    assert settings.state_dir is not None, "load() decides it"
     keys_dir = settings.keys_dir or settings.state_dir / _KEYS_DIR
     services = _services(settings.service)
     said: set[str] = set()

@@ -18,6 +18,7 @@ from llmkube.base.times import utcnow
 from llmkube.cli.catalog.entries import CHECKED, Entry, find, similar
 from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
 from llmkube.cli.commands.services.field_flags import FLAGS, FieldFlag, field_options, given_fields, put
+from llmkube.cli.object_names import find as find_object
 from llmkube.cli.options import catalog_or_services, cluster_options, models
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view import formats
@@ -28,7 +29,6 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.crd.placement import ACCELERATORS
-from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.request import APPLY_PATCH
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
@@ -100,7 +100,7 @@ def deploy(*, name: str, wait: bool, timeout: float, dry_run: bool, where: Where
                 await _rehearse(cluster, kind, each)  # a refused service must not leave its Model behind
             applied = [await _apply(cluster, kind, each) for kind, each in zip(order.kinds, manifests, strict=True)]
         for done in applied:
-            click.echo(f"{done.title} {done.change}", err=wait)
+            click.echo(f"{done.kind} {done.key} {done.change}", err=wait)
         if wait:
             key = Key(cluster.namespace, name)
             leaving.note = (
@@ -202,11 +202,6 @@ class Applied:
     key: Key
     change: str
 
-    @property
-    def title(self) -> str:
-        """`Model default/chat`."""
-        return f"{self.kind} {self.key}"
-
 
 def _read(name: str, flags: Mapping[str, Any]) -> Order:
     source, model_name = flags["source"], flags["model_name"]
@@ -300,10 +295,7 @@ async def _rehearse(cluster: Cluster, kind: type[Any], manifest: dict[str, Any])
 
 async def _apply(cluster: Cluster, kind: type[Any], manifest: dict[str, Any]) -> Applied:
     key = Key.of(manifest)
-    try:
-        before = await cluster.client.get(kind, key)
-    except NotFoundError:
-        before = None
+    before = await find_object(cluster.client, kind, key)
     after = await cluster.client.apply(kind, manifest, field_manager=FIELD_MANAGER)
     if before is None or before.metadata.uid != after.metadata.uid:
         return Applied(kind.RESOURCE.kind, key, "created")

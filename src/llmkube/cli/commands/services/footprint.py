@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import trio
-
 from llmkube.base.units import format_bytes
 from llmkube.k8s.resource import Key
 from llmkube.supervisor.host.processes import start_of
@@ -31,13 +29,13 @@ def bytes_of(pid: int) -> int:
     return footprints_here([pid]).get(pid, 0)
 
 
-def memory_of(folders: Sequence[Path], key: Key) -> str:
-    """Return the memory that a service's engine on this machine uses, in words; "" when there is none. Blocks."""
+def used_bytes(folders: Sequence[Path], key: Key) -> int:
+    """Return the memory that a service's engine on this machine uses; 0 when there is none. Blocks."""
     engine = local_engine(folders, key)
-    used = bytes_of(engine.pid) if engine is not None else 0
+    return bytes_of(engine.pid) if engine is not None else 0
+
+
+def memory_of(folders: Sequence[Path], key: Key) -> str:
+    """Return `used_bytes` in words; "" when there is none. Blocks."""
+    used = used_bytes(folders, key)
     return f"{format_bytes(used)} in use on this machine" if used else ""
-
-
-async def find_memory(folders: Sequence[Path], key: Key) -> str:
-    """Look without holding up the event loop."""
-    return await trio.to_thread.run_sync(memory_of, folders, key)

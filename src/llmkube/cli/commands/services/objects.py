@@ -12,9 +12,9 @@ import trio
 from llmkube.base.errors import WorldError
 from llmkube.base.times import utcnow
 from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt, typed_command
-from llmkube.cli.commands.services.footprint import find_memory
+from llmkube.cli.commands.services.footprint import memory_of
 from llmkube.cli.credential_note import tell_credential_problem, tell_full_disk
-from llmkube.cli.object_names import Target, existing, existing_service, or_not_found, parse_target
+from llmkube.cli.object_names import Target, existing, existing_service, find, or_not_found, parse_target
 from llmkube.cli.options import cluster_options, output_option, services, targets, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
@@ -124,9 +124,8 @@ async def _too_few_hosts(cluster: Cluster, key: Key, replicas: int) -> list[str]
     hosts = await find_hosts(cluster, utcnow())
     if replicas < 2 or hosts is None or not is_reported_by_host(service):
         return []
-    try:
-        model = await cluster.client.get(Model, Key(key.namespace, service.spec.model_ref))
-    except NotFoundError:
+    model = await find(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
+    if model is None:
         return []
     accelerator = model.spec.hardware.accelerator
     able = [host.name for host in hosts if accelerator in host.accelerators]
@@ -225,12 +224,9 @@ def _is_there(followed: Followed, target: Target, key: Key, uid: str) -> bool:
 async def _look(cluster: Cluster, service: InferenceService, folders: Sequence[Path]) -> Scene:
     """Gather what belongs to a service."""
     key = service.key
-    try:
-        model: Model | None = await cluster.client.get(Model, Key(key.namespace, service.spec.model_ref))
-    except NotFoundError:
-        model = None
+    model = await find(cluster.client, Model, Key(key.namespace, service.spec.model_ref))
     engines = await find_engines(cluster, key.namespace, key.name)
-    memory = await find_memory(folders, key)
+    memory = await trio.to_thread.run_sync(memory_of, folders, key)
     return Scene(service, model, engines, reporting_hosts(service), await find_hosts(cluster, utcnow()), memory)
 
 

@@ -3,7 +3,6 @@
 import datetime
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import click
@@ -11,7 +10,7 @@ import trio
 
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
-from llmkube.cli.commands.services.footprint import bytes_of, local_engine
+from llmkube.cli.commands.services.footprint import used_bytes
 from llmkube.cli.options import cluster_options
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, run_against, state_dirs
 from llmkube.cli.view import output
@@ -50,7 +49,7 @@ def ps(*, where: Where) -> None:
         engines = await find_all_engines(cluster, namespace)
         now, rows = utcnow(), []
         for service, model in services:
-            used = await trio.to_thread.run_sync(_memory, folders, service.key)
+            used = await trio.to_thread.run_sync(used_bytes, folders, service.key)
             if used or service.status.ready_replicas:
                 rows.append((service, _row(service, model, used, _hosts(service, engines), now)))
         return _table(COLUMNS, rows, namespace) if rows else f"Nothing runs in {namespace or 'any namespace'}."
@@ -95,11 +94,6 @@ def _table(
         columns = ("NAMESPACE", *columns)
         rows = [(service, (service.key.namespace, *cells)) for service, cells in rows]
     return output.table(columns, (cells for _, cells in rows), width=output.line_width())
-
-
-def _memory(folders: Sequence[Path], key: Key) -> int:
-    engine = local_engine(folders, key)
-    return bytes_of(engine.pid) if engine is not None else 0
 
 
 def _hosts(service: InferenceService, engines: Mapping[Key, Sequence[Engine]]) -> str:

@@ -1,6 +1,5 @@
 """`llmkube pull`: a Model, and its file where it will be served."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from llmkube.cli.commands.services.deploy import FIELD_MANAGER, absolute_source,
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import cluster_options, files
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against, state_dirs
-from llmkube.cli.view.locations import Host, find_hosts
+from llmkube.cli.view.locations import find_hosts
 from llmkube.cli.view.output import flowing, printable
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.placement import ACCELERATORS
@@ -82,7 +81,8 @@ def pull(
             return False
         if on_hosts and folder is None:
             words = "fetches it when a service asks for it: no file was fetched yet"
-            click.echo(flowing(f"{_names(hosts, chosen)} {words}"))
+            names = " or ".join(host.name for host in hosts if chosen in host.accelerators)
+            click.echo(flowing(f"{names} {words}"))
             return False
         if not on_hosts:
             leaving.note = f"It is fetched without this command: `llmkube status model/{key.name} --watch` shows how"
@@ -100,10 +100,6 @@ def pull(
 def _local_up(where: Where) -> Path | None:
     """Return the state directory of the `llmkube up` that the command line means, if that runs on this machine."""
     return next((folder for folder in state_dirs(where, None) if up_on(folder) is not None), None)
-
-
-def _names(hosts: Sequence[Host], accelerator: str) -> str:
-    return " or ".join(host.name for host in hosts if accelerator in host.accelerators)
 
 
 async def _wait(cluster: Cluster, key: Key, seconds: float) -> None:

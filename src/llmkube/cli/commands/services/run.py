@@ -10,13 +10,13 @@ from llmkube.cli.commands.inference.chat import chat
 from llmkube.cli.commands.models.catalog import the_entry
 from llmkube.cli.commands.services.arrival import arrive, is_stopped, told_on_interrupt
 from llmkube.cli.commands.services.deploy import absolute_source, deploy
+from llmkube.cli.object_names import find as find_object
 from llmkube.cli.object_names import looks_like_source, name_for
 from llmkube.cli.options import catalog_or_services, cluster_options
 from llmkube.cli.target_cluster import Cluster, Where, answering, run_against
 from llmkube.cli.view.output import shown_source
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.programs.failures import CommandError
 from llmkube.programs.options import NumberRange, command
@@ -68,9 +68,8 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
     async def action(cluster: Cluster) -> bool:
         key = Key(cluster.namespace, name)
         with answering():
-            try:
-                found = await cluster.client.get(InferenceService, key)
-            except NotFoundError:
+            found = await find_object(cluster.client, InferenceService, key)
+            if found is None:
                 return False
             if source is not None:
                 await _check_source(cluster, found, source)
@@ -89,13 +88,10 @@ def _start(where: Where, name: str, source: str | None, seconds: float) -> bool:
 
 async def _check_source(cluster: Cluster, service: InferenceService, source: str) -> None:
     key = Key(service.key.namespace, service.spec.model_ref)
-    try:
-        served = (await cluster.client.get(Model, key)).spec.source
-    except NotFoundError:
-        return
-    if served != source:
+    model = await find_object(cluster.client, Model, key)
+    if model is not None and model.spec.source != source:
         raise CommandError(
-            f"InferenceService {service.key} serves {shown_source(served)} and not {shown_source(source)}; "
+            f"InferenceService {service.key} serves {shown_source(model.spec.source)} and not {shown_source(source)}; "
             "give the new one a name: llmkube deploy NAME --source SOURCE"
         )
 

@@ -129,7 +129,8 @@ def _table(cls: Any, path: str, planned: str) -> Iterator[str]:
     for below, slot, listed in _walk(cls, path):
         row = [f"`{below}`", _type(slot), _default(slot), _bounds(slot.facts), slot.facts.description]
         if planned:
-            row.append("" if _is_block(slot.type) or listed else _effect(planned + below.removeprefix("spec")))
+            is_asked = not (attrs.has(slot.type) or listed)
+            row.append(_MARK if is_asked and honoured_on_hosts(planned + below.removeprefix("spec")) else "")
         yield f"| {' | '.join(map(_cell, row))} |"
 
 
@@ -146,10 +147,6 @@ def _walk(cls: Any, path: str, *, listed: bool = False) -> Iterator[tuple[str, W
 
 def _item(annotation: Any) -> Any:
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is tuple else annotation
-
-
-def _is_block(annotation: Any) -> bool:
-    return attrs.has(annotation)
 
 
 def _rules(cls: Any, path: str) -> Iterator[tuple[str, Rule]]:
@@ -209,10 +206,6 @@ def _cell(text: str) -> str:
 
 
 # -- what takes effect ------------------------------------------------------------------------------------------------
-
-
-def _effect(path: str) -> str:
-    return _MARK if honoured_on_hosts(path) else ""
 
 
 def honoured_on_hosts(path: str) -> bool:

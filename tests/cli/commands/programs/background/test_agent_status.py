@@ -18,9 +18,7 @@ from click.testing import CliRunner
 
 from free_ports import free_port
 from llmkube.cli.commands.programs.background.agent_status import (
-    _lines,
     _look,
-    _News,
     _wait_free,
     cordon,
     cordon_sentence,
@@ -62,20 +60,6 @@ def folder(tmp_path):
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     return state
-
-
-def test_what_has_changed_is_a_line_and_what_has_not_is_none():
-    """The first time all of it; then what is new or different, and a dash for what is no longer said."""
-    news = _News()
-    assert news.since({"agent": "runs", "healthz": "ok"}) == ["agent       runs", "healthz     ok"]
-    assert news.since({"agent": "runs", "healthz": "ok"}) == []
-    assert news.since({"agent": "does not run"}) == ["agent       does not run", "healthz     -"]
-    assert news.since({"agent": "does not run"}) == []
-
-
-def test_what_has_several_lines_stands_under_its_word():
-    """The word begins the first of them."""
-    assert _lines({"draws": "30.0 W  a\n0.0 W   b"}) == ["draws       30.0 W  a\n            0.0 W   b"]
 
 
 async def test_an_agent_that_does_not_answer_is_told(folder):

@@ -7,6 +7,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from cli.cli_objects import kubeconfig
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.programs.background import start_limit as module
 from llmkube.cli.commands.programs.background.start_limit import (
@@ -76,12 +77,7 @@ def test_the_agent_gives_up_with_0_after_its_limit(tmp_path):
     state = tmp_path / "state"
     env = {"HOME": str(tmp_path), "NO_COLOR": "1"}
     args = ["agent", f"--state-dir={state}", "--llama-server=/nowhere/llama-server", "--start-limit=2"]
-    config = tmp_path / "kubeconfig"
-    config.write_text(
-        "apiVersion: v1\nkind: Config\nclusters: [{name: a, cluster: {server: 'https://127.0.0.1:1'}}]\n"
-        "contexts: [{name: a, context: {cluster: a, user: a}}]\ncurrent-context: a\n"
-        "users: [{name: a, user: {token: x}}]\n"
-    )
+    config = kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1")
     args.append(f"--kubeconfig={config}")
     for _ in range(2):
         done = CliRunner().invoke(cli, args, env=env)

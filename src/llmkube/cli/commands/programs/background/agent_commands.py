@@ -84,9 +84,9 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
     """Have launchd run the agent now and from now on; settings go into config.toml, and flags of an older job stay."""
     if flags.get("log_file"):
         raise UserError("--log-file: the job's log is where macOS keeps logs; leave the flag out")
-    _need_launchd()
+    if launchctl_program() is None:
+        raise UserError("this machine has no launchd; run `llmkube agent` by its own service manager (systemd)")
     config = load("agent", AgentConfig, flags)
-    assert config.state_dir is not None, "load() decides it"
     user = current_user()
     _refuse_up(config.state_dir)
     find_config(config.kubeconfig, config.context, config.state_dir)  # what would end the agent ends this, unchanged
@@ -97,7 +97,7 @@ def install(*, daemon: bool, timeout: float, **flags: Any) -> None:
     kept = _kept(user, set(chosen))
     if daemon or any(is_daemon(each) for each in agent_job_files(user) if each.exists()):
         ask_for_root()  # before anything changes: without it, what runs goes on as it is
-    with _quiet_state_dir(config.state_dir):
+    with held_state_dir(config.state_dir, "install.lock"):  # of what edits its files
         additions.write()
     job = agent_job(user, config.state_dir, config, kept, daemon=daemon)
     job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,9 @@ def uninstall(state_dir: Path | None) -> None:
     exit_seconds = exit_seconds_of(load("agent", AgentConfig, {"state_dir": folder}))
 
     async def end() -> None:
-        await _stop(folder, exit_seconds)
+        if (pid := holder_of(folder)) is not None:
+            os.kill(pid, signal.SIGINT)  # which stops the engines too, whatever --on-exit says
+            await wait_gone(folder, pid, exit_seconds)
         for file in files:
             daemon = is_daemon(file)
             await launchd_of(user, label=AGENT_LABEL, daemon=daemon, exit_seconds=exit_seconds).unload()
@@ -225,7 +227,6 @@ def _begin(state_dir: Path | None, seconds: float) -> None:
 
 async def _load(job: Job, user: User, config: AgentConfig, seconds: float) -> None:
     folder = config.state_dir
-    assert folder is not None, "load() decides it"
     for file in agent_job_files(user):
         if file.exists() and file != job.file:
             other = launchd_of(user, label=AGENT_LABEL, daemon=is_daemon(file), exit_seconds=job.exit_seconds)
@@ -299,13 +300,6 @@ def _kept(user: User, given: set[str]) -> Kept:
     return Kept()
 
 
-async def _stop(folder: Path, seconds: float) -> None:
-    pid = holder_of(folder)
-    if pid is not None:
-        os.kill(pid, signal.SIGINT)  # which stops the engines too, whatever --on-exit says
-        await wait_gone(folder, pid, seconds)
-
-
 def _refuse_up(folder: Path) -> None:
     """Leave a `llmkube up` alone that works on the folder: no signal of ours is for it, and no agent can start."""
     if (pid := up_on(folder)) is not None:
@@ -313,11 +307,6 @@ def _refuse_up(folder: Path) -> None:
             f"on {folder} runs no agent, but `llmkube up` (pid {pid}); `llmkube up stop` stops it, or choose another "
             "folder with --state-dir"
         )
-
-
-def _quiet_state_dir(folder: Path) -> Any:
-    """Make the folder ours alone; an agent that runs on it, which is about to be replaced, may hold it."""
-    return held_state_dir(folder, "install.lock")
 
 
 def _warn_of_guarded_folders(config: AgentConfig, user: User) -> None:
@@ -330,11 +319,6 @@ def _warn_of_guarded_folders(config: AgentConfig, user: User) -> None:
                 "Settings, Privacy & Security, Full Disk Access, or move it",
                 err=True,
             )
-
-
-def _need_launchd() -> None:
-    if launchctl_program() is None:
-        raise UserError("this machine has no launchd; run `llmkube agent` by its own service manager (systemd)")
 
 
 def _size_of(folder: Path) -> int:

@@ -251,7 +251,7 @@ def kept_flags(content: bytes, given: Collection[str]) -> Kept:
     Raises:
         ValueError: The file is no job's.
     """
-    takes = dict.fromkeys(_names(), True) | {
+    takes = {each.flag: True for each in settings_of(AgentConfig)} | {
         flag: False
         for each in settings_of(AgentConfig)
         if each.type is bool
@@ -282,10 +282,6 @@ def given_settings(config: AgentConfig, flags: Mapping[str, Any], environ: Mappi
     if first and config.kubeconfig is None:
         found["kubeconfig"] = str(Path(first).absolute())
     return found
-
-
-def _names() -> Sequence[str]:
-    return [each.flag for each in settings_of(AgentConfig)]
 
 
 def _written(value: Any) -> Any:

@@ -144,7 +144,7 @@ async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
     healthy = await probed_health(port) if pid is not None else ""
     said["healthz"] = healthy or (f"no answer that it is well at port {port}" if pid is not None and port else "")
     said["cordon"] = cordon_sentence(folder)
-    said |= power_words(await probed_metrics(port)) if healthy else {}
+    said |= power_words(await _probed(port, "/metrics")) if healthy else {}
     failed = read_failed_starts(folder, start_of(1))
     if pid is None and failed.count:
         said["failed"] = f"{failed.count} starts in a row: {failed.problem or 'see `llmkube agent logs`'}"
@@ -302,11 +302,6 @@ async def _wait_free(folder: Path, seconds: float) -> None:
 async def probed_health(port: int) -> str:
     """Return what `/healthz` answers; "" without a port, and without a good answer within two seconds."""
     return (await _probed(port, "/healthz")).strip()
-
-
-async def probed_metrics(port: int) -> str:
-    """Return what `/metrics` answers, in the same way."""
-    return await _probed(port, "/metrics")
 
 
 async def _probed(port: int, path: str) -> str:

@@ -1,0 +1,209 @@
+"""Looks at an Ollama and an oMLX on this machine: asks each server what is loaded, and the kernel what processes hold.
+
+The server is one witness, and the kernel the other. `llmkube doctor` starts and ends none of them.
+
+Ollama: they differ where a model's process has outlived its server, or is there although the server says that the model
+is unloaded (ollama issue 17792). Facts: `server/routes.go` and `envconfig/config.go` of
+https://github.com/ollama/ollama, 0.17.4. `GET /api/ps` lists what is loaded; a model is still listed while its last
+request runs, also after an unload that was answered.
+
+oMLX: one process holds all of its models; releases of it have kept memory of models that were unloaded (oMLX issue
+2116). Facts: `omlx/server.py` of https://github.com/jundot/omlx. `GET /health` tells both, and asks for no key.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import attrs
+import trio
+
+from llmkube.base.http.client import HttpClient, open_http_client
+from llmkube.base.http.message import NO_HEADERS
+from llmkube.base.units import format_bytes
+from llmkube.cli.commands.doctor.findings import Finding, passed, warned
+from llmkube.programs.daemon_engine.ollama_program import daemon_url
+from llmkube.programs.daemon_engine.omlx_program import DEFAULT_PORT, PORT_VARIABLE
+from llmkube.programs.daemon_engine.processes import Runners, omlx_servers_in, runners_in
+from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp, ProcessTable
+
+OLLAMA_AGAIN_SECONDS: Final = 2.0
+"""Before what differs is believed: a process may be about to end, or to be listed."""
+
+
+@attrs.frozen(kw_only=True)
+class Ollama:
+    """An Ollama on this machine; without a version, a server or a process there is none.
+
+    Attributes:
+        url: Where its server was asked.
+        version: What it says that it is; "" when nothing answers as Ollama does.
+        listed: The models that it lists as loaded.
+        runners: The processes that have models, as the kernel shows them to this user.
+        held: What each of them holds, in bytes by its number.
+    """
+
+    url: str
+    version: str = ""
+    listed: tuple[str, ...] = ()
+    runners: Runners = Runners()
+    held: dict[int, int] = attrs.field(factory=dict)
+
+
+async def ollama() -> tuple[Finding, ...]:
+    """Look at this machine's Ollama."""
+    async with open_http_client() as http:
+        return tuple(judge_ollama(await look_at_ollama(http, daemon_url(os.environ), ProcessTable())))
+
+
+async def look_at_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
+    """Look once; and where server and kernel differ, once more."""
+    found = await _ask_ollama(http, url, table)
+    if found.runners.orphans or len(found.runners.served) > len(found.listed):
+        await trio.sleep(OLLAMA_AGAIN_SECONDS)
+        found = await _ask_ollama(http, url, table)
+    pids = (*found.runners.served, *found.runners.orphans)
+    return attrs.evolve(found, held=dict(await table.footprints(pids))) if pids else found
+
+
+def judge_ollama(fact: Ollama) -> Iterator[Finding]:
+    """What it holds is no other program's to take, and what no server knows of is not given back. Pure."""
+    runners = fact.runners
+    if runners.orphans:
+        yield _orphans(fact)
+    if not fact.version:
+        if runners.servers:
+            yield warned(
+                f"it runs, and does not answer at {fact.url}",
+                why="it may listen elsewhere, or hang: what it has loaded is not known",
+                fix="name its address: `OLLAMA_HOST=127.0.0.1:PORT llmkube doctor`, or start it again",
+            )
+        return
+    here = f"{fact.version} at {fact.url}"
+    if len(runners.served) > len(fact.listed):
+        yield warned(
+            f"{here} lists {_models(len(fact.listed))}, and {_hold(fact, runners.served, 'of it')}",
+            why="a model that is said to be unloaded keeps its memory, and ours get no memory that is taken",
+            fix="quit Ollama and start it again; `ollama ps` shows what it lists",
+        )
+        return
+    names = f": {', '.join(fact.listed)}" if fact.listed else ""
+    size = f", {_held(fact, runners.served)}" if runners.served else ""
+    yield passed(f"{here}; {_models(len(fact.listed))} loaded{size}{names}")
+
+
+def _orphans(fact: Ollama) -> Finding:
+    pids = fact.runners.orphans
+    return warned(
+        f"a server of it has ended, and {_hold(fact, pids, 'of it still')}",
+        why="no server will end it or send it a request, and ours get no memory that is taken",
+        fix=f"`kill {' '.join(map(str, pids))}`",
+    )
+
+
+def _models(count: int) -> str:
+    return "1 model" if count == 1 else f"{count} models"
+
+
+def _hold(fact: Ollama, pids: tuple[int, ...], whose: str) -> str:
+    verb = f"process {whose} holds" if len(pids) == 1 else f"processes {whose} hold"
+    return f"{len(pids)} {verb} {_held(fact, pids)} (pid {', '.join(map(str, pids))})"
+
+
+def _held(fact: Ollama, pids: tuple[int, ...]) -> str:
+    return format_bytes(sum(fact.held.get(pid, 0) for pid in pids))
+
+
+async def _ask_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
+    way, version, models = DaemonHttp(http, url, "Ollama", NO_HEADERS), None, None
+    with contextlib.suppress(DaemonError):  # nothing answers, or something else
+        version = (await way.ask("/api/version")).get("version")
+        models = (await way.ask("/api/ps")).get("models") if isinstance(version, str) else None
+    names = [str(each.get("name")) for each in models if isinstance(each, dict)] if isinstance(models, list) else []
+    return Ollama(
+        url=url,
+        version=str(version) if isinstance(models, list) else "",
+        listed=tuple(names),
+        runners=runners_in(await table.read()),
+    )
+
+
+EMPTY_BYTES: Final = 4 << 30
+"""The most that one without a model takes: its program, and a cache of prompts in memory."""
+
+OMLX_AGAIN_SECONDS: Final = 3.0
+"""Before memory without a model is believed: an unload may be under way."""
+
+
+@attrs.frozen(kw_only=True)
+class Omlx:
+    """An oMLX on this machine.
+
+    Attributes:
+        url: Where it was asked.
+        loaded: How many models it says are loaded; None when nothing answers there as oMLX does.
+        said_bytes: What it says that they take.
+        pid: Its process; None where that is not seen.
+        held_bytes: What the process holds.
+    """
+
+    url: str
+    loaded: int | None = None
+    said_bytes: int = 0
+    pid: int | None = None
+    held_bytes: int = 0
+
+
+async def omlx() -> tuple[Finding, ...]:
+    """Look at this machine's oMLX."""
+    async with open_http_client() as http:
+        return tuple(judge_omlx(await look_at_omlx(http, port_of(os.environ), ProcessTable())))
+
+
+def port_of(environ: Mapping[str, str]) -> int:
+    """Return where it listens: at the port of its own variable, else at its usual one."""
+    said = environ.get(PORT_VARIABLE, "").strip()
+    return int(said) if said.isdecimal() else DEFAULT_PORT
+
+
+async def look_at_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
+    """Look once; and where it holds what it does not tell of, once more."""
+    found = await _ask_omlx(http, port, table)
+    if found.loaded == 0 and found.held_bytes > EMPTY_BYTES:
+        await trio.sleep(OMLX_AGAIN_SECONDS)
+        found = await _ask_omlx(http, port, table)
+    return found
+
+
+def judge_omlx(fact: Omlx) -> Iterator[Finding]:
+    """What it holds is no other program's to take; without a model it has to hold next to nothing. Pure."""
+    if fact.loaded is None:
+        return
+    if fact.loaded == 0 and fact.held_bytes > EMPTY_BYTES:
+        yield warned(
+            f"it says at {fact.url} that no model is loaded, and its process holds {format_bytes(fact.held_bytes)} "
+            f"(pid {fact.pid})",
+            why="memory of models that are said to be unloaded is not back, and ours get no memory that is taken",
+            fix="quit oMLX and start it again",
+        )
+        return
+    said = f", {format_bytes(fact.said_bytes)} by its own word" if fact.said_bytes else ""
+    held = "" if fact.pid is None else f"; its process holds {format_bytes(fact.held_bytes)}"
+    yield passed(f"it runs at {fact.url}; {_models(fact.loaded)} loaded{said}{held}")
+
+
+async def _ask_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
+    found = Omlx(url=f"http://127.0.0.1:{port}")
+    try:
+        pool = (await DaemonHttp(http, found.url, "oMLX", NO_HEADERS).ask("/health")).get("engine_pool")
+    except DaemonError:
+        return found
+    loaded = pool.get("loaded_count") if isinstance(pool, dict) else None
+    if not isinstance(pool, dict) or not isinstance(loaded, int):
+        return found
+    said = pool.get("current_model_memory")
+    pid = await table.listener(omlx_servers_in(await table.read()), port)
+    held = (await table.footprints([pid])).get(pid, 0) if pid is not None else 0
+    said_bytes = said if isinstance(said, int) else 0
+    return attrs.evolve(found, loaded=loaded, said_bytes=said_bytes, pid=pid, held_bytes=held)
