@@ -37,6 +37,7 @@ MOST_HELD: Final = 4 << 20
 _NANOSECONDS: Final = 1_000_000
 _LATEST: Final = 253402300799
 """The last second that a date can say."""
+_REASONS: Final[Mapping[str, str]] = {"length": "length"}
 
 
 def ollama_error(_status: int, error: Mapping[str, Any]) -> JsonObject:
@@ -140,7 +141,7 @@ def _ended(said: Mapping[str, Any], reason: str) -> JsonObject:
     read, written = (_nanoseconds(timings.get(name)) for name in ("prompt_ms", "predicted_ms"))
     return {
         "done": True,
-        "done_reason": "length" if reason == "length" else "stop",
+        "done_reason": _REASONS.get(reason, "stop"),
         "total_duration": read + written,
         "load_duration": 0,
         "prompt_eval_count": count_in(usage, "prompt_tokens"),
