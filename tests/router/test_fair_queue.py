@@ -19,6 +19,16 @@ from llmkube.router.turns import Turns, engines_of
 from router.proxy.router_lab import local
 
 
+def served(queue, turns, charged):
+    """Serve one request after the other; return whose. `charged` says what one was taken to take, and took."""
+    names = []
+    for _ in range(turns):
+        ((name, _),) = queue.admit()
+        names.append(name)
+        queue.ended(name, *charged(name))
+    return names
+
+
 def test_a_quiet_tenant_is_before_every_waiting_request_of_a_busy_one():
     """The slot that ends is its own, although it came last."""
     queue = FairQueue(1)
@@ -67,11 +77,7 @@ def test_what_is_only_claimed_is_not_saved_up():
     for number in range(10):
         queue.offer("other", ("other", number), 100)
     queue.ended("large", 1_000_000, 0)  # the engine has refused it
-    names = []
-    for _ in range(8):
-        ((name, _),) = queue.admit()
-        names.append(name)
-        queue.ended(name, *((1_000_000, 0) if name == "large" else (100, 100)))
+    names = served(queue, 8, lambda name: (1_000_000, 0) if name == "large" else (100, 100))
     assert names.count("steady") >= 3
 
 
@@ -118,11 +124,7 @@ def test_tokens_count_and_not_requests():
     for number in range(100):
         queue.offer("long", ("long", number), 400)
         queue.offer("short", ("short", number), 100)
-    names = []
-    for _ in range(50):
-        (ticket,) = queue.admit()
-        names.append(ticket[0])
-        queue.ended(ticket[0], 400 if ticket[0] == "long" else 100, 400 if ticket[0] == "long" else 100)
+    names = served(queue, 50, lambda name: (400, 400) if name == "long" else (100, 100))
     assert names.count("long") == pytest.approx(10, abs=1)
 
 
@@ -132,11 +134,7 @@ def test_what_a_request_took_replaces_what_it_was_taken_to_take():
     for number in range(20):
         queue.offer("greedy", ("greedy", number), 10)
         queue.offer("modest", ("modest", number), 10)
-    names = []
-    for _ in range(11):
-        (ticket,) = queue.admit()
-        names.append(ticket[0])
-        queue.ended(ticket[0], 10, 100 if ticket[0] == "greedy" else 10)
+    names = served(queue, 11, lambda name: (10, 100 if name == "greedy" else 10))
     assert names.count("greedy") == pytest.approx(2, abs=1)
 
 
@@ -150,11 +148,7 @@ def test_idle_time_saves_no_more_than_one_request_up():
         queue.ended("busy", 10, 10)
     for number in range(10):
         queue.offer("back", ("back", number), 10)
-    names = []
-    for _ in range(10):
-        (ticket,) = queue.admit()
-        names.append(ticket[0])
-        queue.ended(ticket[0], 10, 10)
+    names = served(queue, 10, lambda name: (10, 10))
     assert names[0] == "back"
     assert names.count("back") == pytest.approx(5, abs=1)
 

@@ -20,6 +20,7 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Origin, Response
 from llmkube.router.auth.client_key import digest_of_key, key_refusal, only_reads, shows_key
 from llmkube.router.origin_policy import is_foreign_origin
+from llmkube.router.refusals import refused
 from llmkube.weights.address_policy import Network
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -72,11 +73,8 @@ def keys_judge(digests: Callable[[], Collection[bytes]], open_paths: Collection[
 
     def judge(head: RequestHead, _peer: str) -> Response | None:
         if _CLOSED in head.path.casefold():
-            said = {
-                "message": "this path shows what other clients ask, and is closed to every client",
-                "type": "permission_error",
-            }
-            return Response.json(403, {"error": said | {"code": "slots_closed"}})
+            words = "this path shows what other clients ask, and is closed to every client"
+            return refused(403, words, "slots_closed").response
         if (head.path in open_paths and only_reads(head)) or shows_key(head, digests()):
             return None
         return key_refusal(
@@ -118,8 +116,7 @@ def proxy_handler(backend: Origin, api_key: str, client: HttpClient, *, count_pa
             if not told:
                 _log.warning("the engine did not answer", error=str(error))
             told = True
-            said = {"message": "the engine did not answer", "type": "server_error", "code": "engine_failed"}
-            await exchange.respond(Response.json(502, {"error": said}))
+            await exchange.respond(refused(502, "the engine did not answer", "engine_failed").response)
         finally:
             passing -= 1
 

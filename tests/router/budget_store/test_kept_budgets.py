@@ -12,7 +12,7 @@ from llmkube.base.errors import UserError
 from llmkube.router.budget_store import budget_file, kept_budgets
 from llmkube.router.budget_store.budget_file import BudgetFileError, budget_file_of
 from llmkube.router.budgets.ledger import Amount
-from llmkube.router.budgets.meter import Demand, Reservation
+from llmkube.router.budgets.meter import Demand, Reservation, claim_of
 from llmkube.router.policy.decision import decide
 from llmkube.router.policy.permits import permits_for
 from llmkube.router.policy.request_facts import RequestFacts
@@ -190,7 +190,8 @@ async def test_a_first_budget_by_reload_opens_its_file_by_itself(tmp_path, monke
     kept = kept_budgets.KeptBudgets(file, lambda: datetime(2026, 8, 1, tzinfo=UTC), random.Random(1))
     config, facts = limited(), RequestFacts(model="")
     decision = decide(config, facts, permits_for(config, facts), first_byte_seconds={}, pick=0.0, load={})
-    ask = partial(kept.admit, config, decision, facts, Demand(body={}, body_bytes=5, writes=False))
+    claim = claim_of(config, decision, Demand(body={}, body_bytes=5, writes=False))
+    ask = partial(kept.admit, claim, facts)
     async with trio.open_nursery() as nursery:
         await nursery.start(kept.run)
         await kept.reload(limited())

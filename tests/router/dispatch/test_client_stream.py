@@ -82,15 +82,6 @@ async def test_a_client_of_messages_reads_a_stream():
     assert (events[-2]["usage"]["input_tokens"], events[-2]["usage"]["output_tokens"]) == (7, 2)
 
 
-async def test_a_stream_of_messages_that_breaks_ends_with_an_error_event():
-    """Never with `message_stop`."""
-    async with open_lab(config_of(local("mac")), mac=saying(stream(piece("one"), end=b""))) as lab:
-        _, data, whole = await lab.read(MESSAGE | {"stream": True}, MESSAGES)
-    events = events_of(data)
-    assert (whole, events[-1]["type"], events[-1]["error"]["type"]) == (False, "error", "api_error")
-    assert "message_stop" not in [each["type"] for each in events]
-
-
 async def test_a_provider_of_messages_is_asked_in_its_own_words():
     """With its own headers; its answer is one of chat completions."""
     async with open_lab(config_of(claude()), claude=answer(said=SAID)) as lab:

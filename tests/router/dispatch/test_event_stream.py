@@ -84,4 +84,4 @@ def test_tokens_are_those_of_the_last_event_that_has_some():
     judge.take(b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6}}\n\n')
     assert judge.usage == Usage(11, 6, 7, 1.5, 2.0)
     judge.take(b'data: {"choices":[],"usage":null}\n\n')
-    assert judge.usage.total == 17
+    assert judge.usage.prompt + judge.usage.completion == 17

@@ -65,6 +65,15 @@ def of_decision(change):
     return mutate
 
 
+def of_given(change):
+    """A mutant that sees other circumstances: `change(given)` returns those that differ."""
+    return lambda patch: patch.setattr(
+        decision,
+        "decide",
+        lambda config, facts, allowed, **given: DECIDE(config, facts, allowed, **{**given, **change(given)}),
+    )
+
+
 def every_backend(config, **fields):
     return attrs.evolve(config, backends={name: attrs.evolve(each, **fields) for name, each in config.backends.items()})
 
@@ -126,37 +135,14 @@ def without_permits(patch):
     patch.setattr(decision, "decide", decide)
 
 
-def glob_within_a_slash(patch):
-    """`*` stops at a slash, as in Go's path.Match."""
-    for module in (decision, permits):
-        patch.setattr(
-            module,
-            "fits_any",
-            lambda patterns, model: any(
-                each.count("/") == model.count("/") and FITS_ANY((each,), model) for each in patterns
-            ),
-        )
+def of_patterns(fits_any):
+    """A mutant that takes patterns otherwise: `fits_any(patterns, model)`."""
 
+    def mutate(patch):
+        for module in (decision, permits):
+            patch.setattr(module, "fits_any", fits_any)
 
-def glob_from_the_start_alone(patch):
-    """A pattern fits what begins as it does."""
-    for module in (decision, permits):
-        patch.setattr(module, "fits_any", lambda patterns, model: FITS_ANY(tuple(f"{p}*" for p in patterns), model))
-
-
-def glob_in_any_case(patch):
-    """A pattern's ? fits nothing, too."""
-    for module in (decision, permits):
-        patch.setattr(
-            module,
-            "fits_any",
-            lambda patterns, model: FITS_ANY((*patterns, *(each.replace("?", "") for each in patterns)), model),
-        )
-
-
-def any_header(patch):
-    """Headers of a rule are not asked for."""
-    of_match(headers={})(patch)
+    return mutate
 
 
 MUTANTS = {
@@ -172,65 +158,14 @@ MUTANTS = {
             else attrs.evolve(facts, classes=frozenset({config.classes.default} - {""}))
         )
     ),
-    "the first class counts": of_facts(
-        lambda facts, config, head, body: attrs.evolve(facts, classes=frozenset(sorted(facts.classes)[:1]))
-    ),
-    "no default class": of_facts(
-        lambda facts, config, head, body: (
-            facts if head.get(config.classes.header) else attrs.evolve(facts, classes=frozenset())
-        )
-    ),
     "the default class is always added": of_facts(
         lambda facts, config, head, body: attrs.evolve(facts, classes=facts.classes | ({config.classes.default} - {""}))
     ),
     "regions keep their case": of_facts(
         lambda facts, config, head, body: attrs.evolve(facts, regions=words(head.get("x-llmkube-region", "")))
     ),
-    "no region": of_facts(lambda facts, config, head, body: attrs.evolve(facts, regions=frozenset())),
-    "needs of the header are not read": of_facts(
-        lambda facts, config, head, body: FACTS(config, {**head, "x-llmkube-capabilities": ""}, body, facts.principal)
-    ),
-    "needs of the body are not read": of_facts(
-        lambda facts, config, head, body: FACTS(config, head, {"model": facts.model}, facts.principal)
-    ),
-    "content within content is not read": of_facts(
-        lambda facts, config, head, body: FACTS(
-            config,
-            head,
-            {
-                key: [
-                    {**turn, "content": [p for p in turn["content"] if p["type"] != "tool_result"]}
-                    for turn in value[1:]
-                ]
-                if key in ("messages", "input")
-                else value
-                for key, value in body.items()
-            },
-            facts.principal,
-        )
-    ),
-    "what the body implies is always needed": of_facts(
-        lambda facts, config, head, body: attrs.evolve(
-            facts, capabilities=facts.capabilities | ({"tools"} if body.get("tools") else set())
-        )
-    ),
-    "complexity keeps its case": of_facts(
-        lambda facts, config, head, body: attrs.evolve(facts, complexity=head.get("x-llmkube-task-complexity", ""))
-    ),
     # what it may reach
     "every backend is local": of_permits(lambda config, facts: (every_backend(config, local=True), facts)),
-    "only pii is sensitive": of_permits(
-        lambda config, facts: (
-            attrs.evolve(config, classes=attrs.evolve(config.classes, sensitive=frozenset({"pii"}))),
-            facts,
-        )
-    ),
-    "nothing is sensitive beside what is not": of_permits(
-        lambda config, facts: (
-            config,
-            facts if facts.classes <= config.classes.sensitive else attrs.evolve(facts, classes=frozenset()),
-        )
-    ),
     "no named region is any region": of_permits(
         lambda config, facts: (
             attrs.evolve(
@@ -243,35 +178,11 @@ MUTANTS = {
             facts,
         )
     ),
-    "one of the needs is enough": of_permits(
-        lambda config, facts: (config, attrs.evolve(facts, capabilities=frozenset(sorted(facts.capabilities)[:1])))
-    ),
-    "needs that nobody has are dropped": of_permits(
-        lambda config, facts: (
-            config,
-            attrs.evolve(facts, capabilities=facts.capabilities & config.capabilities),
-        )
-    ),
-    "no lists of teams": of_permits(
-        lambda config, facts: (attrs.evolve(config, auth=attrs.evolve(config.auth, models_of_team={})), facts)
-    ),
     "a team without a list may use all": of_permits(
         lambda config, facts: (
             config
             if facts.principal.team in config.auth.models_of_team
             else attrs.evolve(config, auth=attrs.evolve(config.auth, models_of_team={})),
-            facts,
-        )
-    ),
-    "an empty list admits all": of_permits(
-        lambda config, facts: (
-            attrs.evolve(
-                config,
-                auth=attrs.evolve(
-                    config.auth,
-                    models_of_team={team: each or ("*",) for team, each in config.auth.models_of_team.items()},
-                ),
-            ),
             facts,
         )
     ),
@@ -285,13 +196,21 @@ MUTANTS = {
     "everything fails closed": of_rules(lambda rule: attrs.evolve(rule, fail_closed=True)),
     "classes of rules are not asked for": of_match(classes=frozenset()),
     "models of rules are not asked for": of_match(models=()),
-    "headers of rules are not asked for": any_header,
+    "headers of rules are not asked for": of_match(headers={}),
     "complexity of rules is not asked for": of_match(complexity=""),
     "capabilities of rules are not asked for": of_match(capabilities=frozenset()),
     "latency is not asked for": of_match(latency_seconds=None),
-    "* stops at a slash": glob_within_a_slash,
-    "a pattern fits a beginning": glob_from_the_start_alone,
-    "? fits nothing": glob_in_any_case,
+    "* stops at a slash": of_patterns(
+        lambda patterns, model: any(
+            each.count("/") == model.count("/") and FITS_ANY((each,), model) for each in patterns
+        )
+    ),
+    "a pattern fits a beginning": of_patterns(
+        lambda patterns, model: FITS_ANY(tuple(f"{each}*" for each in patterns), model)
+    ),
+    "? fits nothing": of_patterns(
+        lambda patterns, model: FITS_ANY((*patterns, *(each.replace("?", "") for each in patterns)), model)
+    ),
     # what is tried
     "a fallback is any backend": of_decision(widened),
     "a refusal goes to the default": of_decision(to_the_default),
@@ -300,23 +219,9 @@ MUTANTS = {
     "copies answer": of_decision(
         lambda found, config, facts, given: attrs.evolve(found, order=(*found.order, *found.shadows), shadows=())
     ),
-    "no draw": lambda patch: patch.setattr(
-        decision,
-        "decide",
-        lambda config, facts, allowed, **given: DECIDE(config, facts, allowed, **{**given, "pick": 0}),
-    ),
-    "no load": lambda patch: patch.setattr(
-        decision,
-        "decide",
-        lambda config, facts, allowed, **given: DECIDE(config, facts, allowed, **{**given, "load": {}}),
-    ),
-    "the most loaded": lambda patch: patch.setattr(
-        decision,
-        "decide",
-        lambda config, facts, allowed, **given: DECIDE(
-            config, facts, allowed, **{**given, "load": {name: -count for name, count in given["load"].items()}}
-        ),
-    ),
+    "no draw": of_given(lambda given: {"pick": 0}),
+    "no load": of_given(lambda given: {"load": {}}),
+    "the most loaded": of_given(lambda given: {"load": {name: -count for name, count in given["load"].items()}}),
     "no weights": of_rules(
         lambda rule: attrs.evolve(rule, strategy="primary-fallback") if rule.strategy == "weighted" else rule
     ),

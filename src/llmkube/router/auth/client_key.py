@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Headers, Response
+from llmkube.router.refusals import refused
 
 
 def digest_of_key(key: str) -> bytes:
@@ -41,5 +42,4 @@ def key_refusal(message: str, *, code: str = "invalid_api_key", challenge: str =
         code: For programs.
         challenge: What `WWW-Authenticate` says (RFC 6750, 3).
     """
-    error = {"message": message, "type": "authentication_error", "code": code}
-    return Response.json(401, {"error": error}, headers=Headers.of({"WWW-Authenticate": challenge}))
+    return refused(401, message, code, {"WWW-Authenticate": challenge}).response

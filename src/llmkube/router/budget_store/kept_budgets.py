@@ -21,18 +21,15 @@ from llmkube.base.errors import LLMKubeError
 from llmkube.router.budget_store.budget_file import BudgetFile, BudgetFileError
 from llmkube.router.budget_store.set_aside import SetAside
 from llmkube.router.budgets.meter import (
-    NOTHING,
     Charge,
-    Demand,
+    Claim,
     Exhausted,
     Meter,
     Reservation,
     Took,
     amount_of,
-    claim_of,
 )
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 WRITE_SECONDS: Final = 5.0
@@ -113,17 +110,12 @@ class KeptBudgets:
             await trio.to_thread.run_sync(write)
             self._is_open = True
 
-    async def admit(
-        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
-    ) -> Reservation | Exhausted:
+    async def admit(self, claim: Claim, facts: RequestFacts) -> Reservation | Exhausted:
         """Reserve what a request may take, and return when that is in the file.
 
         Raises:
             BudgetFileError: It is not, and nothing stays reserved.
         """
-        claim = claim_of(config, decision, demand)
-        if claim is None:
-            return NOTHING
         found = self._meter.reserve(claim, facts, now=self._now())
         if isinstance(found, Exhausted) or self.file is None:
             return found

@@ -39,22 +39,19 @@ from llmkube.router.budget_store.redis_scripts import (
 )
 from llmkube.router.budgets.ledger import Amount
 from llmkube.router.budgets.meter import (
-    NOTHING,
     AccountKey,
     BudgetsNotKeptError,
-    Demand,
+    Claim,
     Exhausted,
     Reservation,
     Took,
     account_team,
     amount_of,
-    claim_of,
     exhausted,
     limit_of,
     used_of,
 )
 from llmkube.router.config.routing_config import RedisStore, RoutingConfig
-from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 if TYPE_CHECKING:
@@ -107,21 +104,16 @@ class RedisBudgets:
         self._config = config
         self._changed.set()
 
-    async def admit(
-        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
-    ) -> Reservation | Exhausted:
+    async def admit(self, router: str, claim: Claim, facts: RequestFacts) -> Reservation | Exhausted:
         """Reserve what a request may take in every budget that it is under, or nothing in any.
 
         Raises:
             BudgetsNotKeptError: The server does not confirm it. What it may have reserved stays until it has left the
                 window.
         """
-        claim = claim_of(config, decision, demand)
-        if claim is None:
-            return NOTHING
         budgets = {(each.name, account_team(each, facts, self._taken)): each for each in claim.under}
         limits = {key: limit_of(budget) for key, budget in budgets.items()}
-        answer = await self._ask(RESERVE, reserve_call(config.name, claim.most, limits))
+        answer = await self._ask(RESERVE, reserve_call(router, claim.most, limits))
         found = reserved(answer, list(limits))
         if isinstance(found, NoRoom):
             return exhausted(budgets[found.key], claim.most, found.wait_seconds)

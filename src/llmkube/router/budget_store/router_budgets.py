@@ -7,9 +7,8 @@ import trio
 
 from llmkube.router.budget_store.kept_budgets import KeptBudgets
 from llmkube.router.budget_store.redis_budgets import RedisBudgets
-from llmkube.router.budgets.meter import Demand, Exhausted, Reservation, Took
+from llmkube.router.budgets.meter import NOTHING, Claim, Exhausted, Reservation, Took
 from llmkube.router.config.routing_config import RoutingConfig
-from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.request_facts import RequestFacts
 
 
@@ -47,16 +46,19 @@ class RouterBudgets:
         if config.budget_store is None:
             await self.kept.reload(config)
 
-    async def admit(
-        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
-    ) -> Reservation | Exhausted:
+    async def admit(self, config: RoutingConfig, claim: Claim | None, facts: RequestFacts) -> Reservation | Exhausted:
         """Reserve what a request may take, so that it holds over a restart; or say that there is no room.
+
+        No claim is one of a request that no budget is about.
 
         Raises:
             BudgetsNotKeptError: It cannot be reserved so.
         """
-        place = self.kept if config.budget_store is None else self.shared
-        return await place.admit(config, decision, facts, demand)
+        if claim is None:
+            return NOTHING
+        if config.budget_store is None:
+            return await self.kept.admit(claim, facts)
+        return await self.shared.admit(config.name, claim, facts)
 
     def settle(self, reservation: Reservation, took: Took | None) -> None:
         """Charge what a request took; None charges what was reserved."""

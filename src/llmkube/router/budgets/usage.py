@@ -26,11 +26,6 @@ class Usage:
     prefill_ms: float | None = None
     decode_ms: float | None = None
 
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.prompt + self.completion
-
 
 def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | None:
     """Return what an answer, or an event of one, says of its tokens; what was known if it says nothing."""

@@ -356,11 +356,7 @@ def stays_here(url: str) -> bool:
         # A name without a dot is completed with the cluster's own domains first
         return _LABEL.fullmatch(host) is not None or host.endswith(_LOCAL_ENDINGS)
     mapped = getattr(address, "ipv4_mapped", None)
-    return _is_private(mapped or address)
-
-
-def _is_private(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    return any(address.version == network.version and address in network for network in _PRIVATE)
+    return any((mapped or address) in network for network in _PRIVATE)
 
 
 _PRIVATE: Final = tuple(

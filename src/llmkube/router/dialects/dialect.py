@@ -189,6 +189,21 @@ def dumped(value: object) -> str:
         raise DialectError(f"it is nested too deeply: {exc}") from exc
 
 
+def call_of(call_id: object, name: object, given: object) -> JsonObject:
+    """Return a call as a chat completion writes it: its arguments are text.
+
+    Raises:
+        DialectError: They are nested too deeply.
+    """
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": dumped(given or {})}}
+
+
+def cache_of(block: Mapping[str, Any]) -> JsonObject:
+    """Return what a block says of Anthropic's cache, where it says something."""
+    cached = block.get("cache_control")
+    return {"cache_control": cached} if isinstance(cached, dict) else {}
+
+
 def text_in(said: Mapping[str, Any], name: str) -> str:
     """Return a text; "" of an absent one.
 

@@ -13,8 +13,9 @@ from llmkube.router.dialects.dialect import (
     DialectError,
     JsonObject,
     arguments_of,
+    cache_of,
+    call_of,
     count_in,
-    dumped,
     object_in,
     objects_in,
     text_of_block,
@@ -170,9 +171,7 @@ def _block(part: Mapping[str, Any], where: str) -> JsonObject:
             block["title"] = file["filename"]
     else:
         raise DialectError(f"{where}.type is {kind!r}; messages have text, image_url and file")
-    if isinstance(part.get("cache_control"), dict):
-        block["cache_control"] = part["cache_control"]
-    return block
+    return block | cache_of(part)
 
 
 def _source(url: object, where: str) -> JsonObject:
@@ -190,9 +189,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     for name in ("description", "strict"):
         if function.get(name) is not None:
             said[name] = function[name]
-    if isinstance(tool.get("cache_control"), dict):
-        said["cache_control"] = tool["cache_control"]
-    return said
+    return said | cache_of(tool)
 
 
 def _tool_choice(chat: Mapping[str, Any], any_tool: bool) -> JsonObject | None:
@@ -228,8 +225,7 @@ def chat_of_message(message: Mapping[str, Any]) -> JsonObject:
         elif block.get("type") == "thinking":
             thoughts += str(block.get("thinking") or "")
         elif block.get("type") == "tool_use":
-            function = {"name": block.get("name"), "arguments": dumped(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
     said: JsonObject = {"role": "assistant", "content": text or None, "refusal": None}
     if thoughts:
         said["reasoning_content"] = thoughts

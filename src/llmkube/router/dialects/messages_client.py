@@ -11,8 +11,9 @@ from llmkube.router.dialects.dialect import (
     DialectError,
     JsonObject,
     Translated,
+    cache_of,
+    call_of,
     check_kinds,
-    dumped,
     object_in,
     objects_in,
     text_in,
@@ -100,8 +101,7 @@ def _dropped(body: Mapping[str, Any]) -> tuple[str, ...]:
 def _system(system: object) -> str | list[JsonObject]:
     if isinstance(system, str):
         return system
-    blocks = objects_in(system, "system")
-    return [_content_part(each, f"system[{at}]") for at, each in enumerate(blocks)]
+    return _parts(system, "system")
 
 
 def _format(wanted: Mapping[str, Any]) -> JsonObject:
@@ -143,8 +143,7 @@ def _said_by_model(content: object, where: str) -> JsonObject:
         kind = block.get("type")
         if kind == "tool_use":
             check_kinds(block, {"id": str, "name": str, "input": dict}, f"{where}[{at}].")
-            function = {"name": block.get("name"), "arguments": dumped(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append(call_of(block.get("id"), block.get("name"), block.get("input")))
         elif kind == "thinking":
             thoughts += text_in(block, "thinking")
         elif kind != "redacted_thinking":
@@ -166,9 +165,12 @@ def _tool_result(block: Mapping[str, Any], where: str) -> JsonObject:
     if block.get("is_error"):
         said["is_error"] = True  # what only a backend of messages gets: chat completions have no such field
     if content and not isinstance(content, str):
-        blocks = objects_in(content, f"{where}.content")
-        said["content"] = [_content_part(each, f"{where}.content[{at}]") for at, each in enumerate(blocks)]
+        said["content"] = _parts(content, f"{where}.content")
     return said
+
+
+def _parts(blocks: object, where: str) -> list[JsonObject]:
+    return [_content_part(each, f"{where}[{at}]") for at, each in enumerate(objects_in(blocks, where))]
 
 
 def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
@@ -186,9 +188,7 @@ def _content_part(block: Mapping[str, Any], where: str) -> JsonObject:
             part["file"]["filename"] = block["title"]
     else:
         raise DialectError(f"{where}.type is {kind!r}; this router takes text, image, document, tool_use, tool_result")
-    if isinstance(block.get("cache_control"), dict):
-        part["cache_control"] = block["cache_control"]
-    return part
+    return part | cache_of(block)
 
 
 def _data_url(source: Mapping[str, Any], where: str) -> str:
@@ -207,10 +207,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     function: JsonObject = {"name": tool.get("name"), "parameters": tool.get("input_schema") or {}}
     if "description" in tool:
         function["description"] = tool["description"]
-    said: JsonObject = {"type": "function", "function": function}
-    if isinstance(tool.get("cache_control"), dict):
-        said["cache_control"] = tool["cache_control"]
-    return said
+    return {"type": "function", "function": function} | cache_of(tool)
 
 
 def _tool_choice(choice: Mapping[str, Any]) -> str | JsonObject:

@@ -19,9 +19,9 @@ from llmkube.router.dialects.dialect import (
     NoStream,
     Translated,
     arguments_of,
+    call_of,
     check_kinds,
     count_in,
-    dumped,
     error_in_answer,
     index_of,
     object_in,
@@ -302,8 +302,7 @@ def _turns(turns: list[JsonObject]) -> Iterator[JsonObject]:
             for call in objects_in(turn.get("tool_calls"), f"{where}.tool_calls"):
                 function = object_in(call.get("function"), f"{where}.tool_calls.function")
                 check_kinds(function, {"name": str, "arguments": dict}, f"{where}.tool_calls.function.")
-                written = {"name": function.get("name"), "arguments": dumped(function.get("arguments") or {})}
-                named.append({"id": f"call_{calls}", "type": "function", "function": written})
+                named.append(call_of(f"call_{calls}", function.get("name"), function.get("arguments")))
                 pending.append((f"call_{calls}", function.get("name")))
                 calls += 1
             if named:

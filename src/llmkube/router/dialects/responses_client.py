@@ -6,6 +6,7 @@ completions cannot say, is refused by its name; what changes no answer's meaning
 """
 
 from collections.abc import Mapping, Sequence
+from types import UnionType
 from typing import Any, Final
 
 import attrs
@@ -22,38 +23,15 @@ from llmkube.router.dialects.dialect import (
 from llmkube.router.dialects.responses_answers import ResponsesAnswers
 from llmkube.router.dialects.responses_items import items_of, turns_of
 
-_SAME: Final = (
-    *(
-        "model",
-        "stream",
-        "temperature",
-        "top_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "parallel_tool_calls",
-        "user",
-    ),
-    *("safety_identifier", "prompt_cache_key", "service_tier"),
-)
+_SAMPLING: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+_NAMES: Final = ("user", "safety_identifier", "prompt_cache_key", "service_tier")
+_SAME: Final = ("model", "stream", *_SAMPLING, "parallel_tool_calls", *_NAMES)
 """Fields that a chat completion has under the same name, with the same meaning."""
-_KINDS: Final = {
-    "instructions": str,
-    "max_output_tokens": int,
-    "previous_response_id": str,
-    "store": bool,
-    "background": bool,
-    "truncation": str,
-    "temperature": int | float,
-    "top_p": int | float,
-    "presence_penalty": int | float,
-    "frequency_penalty": int | float,
-    "parallel_tool_calls": bool,
-    "user": str,
-    "safety_identifier": str,
-    "prompt_cache_key": str,
-    "service_tier": str,
-    "max_tool_calls": int,
-    "top_logprobs": int,
+_KINDS: Final[Mapping[str, type | UnionType]] = {
+    **dict.fromkeys(_SAMPLING, int | float),
+    **dict.fromkeys((*_NAMES, "instructions", "previous_response_id", "truncation"), str),
+    **dict.fromkeys(("max_output_tokens", "max_tool_calls", "top_logprobs"), int),
+    **dict.fromkeys(("background", "parallel_tool_calls", "store"), bool),
 }
 _READ: Final = frozenset({*_SAME, *_KINDS, "input", "tools", "tool_choice", "text", "reasoning", "metadata", "include"})
 _NO_MEANING: Final = frozenset(

@@ -131,7 +131,7 @@ class BackendCalls:
             return await self._relay(found, permit, request)
         finally:
             if found is None:
-                self.circuits.abandoned(name)
+                self.circuits.became(name, self.circuits.of(name).abandoned())
             if isinstance(found, Begun):
                 await self.attempts.transport.release(permit, found.answer)  # noqa: ASYNC102 (closes at once)
 
@@ -170,20 +170,21 @@ class BackendCalls:
     ) -> None:
         """Tell circuit, metrics and record what came of an attempt; the circuit, if it counts."""
         if not isinstance(found, Failure):
-            (self.circuits.began if isinstance(found, Begun) else self.circuits.succeeded)(name)
+            circuit = self.circuits.of(name)
+            self.circuits.became(name, circuit.began() if isinstance(found, Begun) else circuit.succeeded())
             self.observed.began(name, seconds)
             headers = found.headers if isinstance(found, Whole) else found.answer.head.lines
             self.watch.heard(name, headers.get("server") or "")
             self._note_attempt(record, name, None, seconds, found.status if isinstance(found, Whole) else 200)
             return
         self._note_attempt(record, name, found, seconds)
-        now = trio.current_time()
+        circuit, now = self.circuits.of(name), trio.current_time()
         if found.cause is Cause.RATE_LIMITED or found.retry_after_seconds is not None:
-            self.circuits.failed(name, now, wait_seconds=found.retry_after_seconds or 1.0)
+            self.circuits.became(name, circuit.told_to_wait(now, found.retry_after_seconds or 1.0))
         elif found.counts and counts:
             self.circuits.failed(name, now)
         else:
-            self.circuits.abandoned(name)
+            self.circuits.became(name, circuit.abandoned())
 
     async def _give(self, whole: Whole, permit: Permit, request: RoutedRequest) -> None:
         client, record = request.client, request.record
@@ -235,7 +236,7 @@ class BackendCalls:
         finally:
             note()
         if ending is Ending.WHOLE:
-            self.circuits.succeeded(name)
+            self.circuits.became(name, self.circuits.of(name).succeeded())
         elif ending not in (Ending.ERROR, Ending.UNTRANSLATABLE, Ending.UNJOINED):
             self.circuits.failed(name, trio.current_time())
         if joined is not None and (ending in BREAKS or ending is Ending.UNJOINED):

@@ -138,33 +138,17 @@ class Circuits:
         return self._by_name.get(name, _CLOSED)
 
     def admit(self, name: str, now: float) -> bool:
-        """Whether a request may go to this backend; if so, one of the next four calls has to follow."""
+        """Whether a request may go to this backend; if so, its circuit has to become another one, or the same."""
         self._by_name[name], may = self.of(name).admit(now)
         return may
 
-    def began(self, name: str) -> None:
-        """The backend's stream has begun."""
-        self._by_name[name] = self.of(name).began()
+    def became(self, name: str, circuit: Circuit) -> None:
+        """Take up what has become of a backend's circuit."""
+        self._by_name[name] = circuit
 
-    def succeeded(self, name: str) -> None:
-        """The backend answered, to the end."""
-        self._by_name[name] = self.of(name).succeeded()
-
-    def failed(self, name: str, now: float, *, wait_seconds: float | None = None) -> None:
-        """The backend did not answer, or said when it wants to be asked again."""
-        circuit = self.of(name)
-        if wait_seconds is not None:
-            self._by_name[name] = circuit.told_to_wait(now, wait_seconds)
-        else:
-            self._by_name[name] = circuit.failed(now, self.terms, self.rng)
-
-    def abandoned(self, name: str) -> None:
-        """Nothing became known."""
-        self._by_name[name] = self.of(name).abandoned()
-
-    def found(self, name: str, by: str, why: str, now: float) -> None:
-        """Something beside requests has found the backend unwell, or well, which is ""."""
-        self._by_name[name] = self.of(name).found(by, why, now)
+    def failed(self, name: str, now: float) -> None:
+        """The backend did not answer."""
+        self.became(name, self.of(name).failed(now, self.terms, self.rng))
 
     def keep_only(self, names: frozenset[str]) -> None:
         """Forget backends that are no more, or are others under the same name."""

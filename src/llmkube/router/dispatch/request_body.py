@@ -60,68 +60,47 @@ NUMBERS: Final = _Leaf()
 WORDS: Final = _Leaf()
 """An object with strings."""
 
-_CACHED: Final[Shape] = {"type": PLAIN, "ttl": PLAIN}
+
+def _plain(*names: str) -> dict[str, Shape]:
+    return dict.fromkeys(names, PLAIN)
+
+
+_CACHED: Final[Shape] = _plain("type", "ttl")
 _PART: Final[Shape] = {
-    "type": PLAIN,
-    "text": PLAIN,
-    "refusal": PLAIN,
+    **_plain("type", "text", "refusal"),
     "image_url": {"url": DATA_URL, "detail": PLAIN},
-    "input_audio": {"data": PLAIN, "format": PLAIN},
-    "file": {"file_data": PLAIN, "filename": PLAIN},
+    "input_audio": _plain("data", "format"),
+    "file": _plain("file_data", "filename"),
     "cache_control": _CACHED,
 }
-_CALL: Final[Shape] = {"name": PLAIN, "arguments": PLAIN}
-_FUNCTION: Final[Shape] = {"name": PLAIN, "description": PLAIN, "parameters": FREE, "strict": PLAIN}
+_CALL: Final[Shape] = _plain("name", "arguments")
+_FUNCTION: Final[Shape] = {**_plain("name", "description", "strict"), "parameters": FREE}
 _SAMPLING: Final[Mapping[str, Shape]] = {
-    "model": PLAIN,
-    "frequency_penalty": PLAIN,
+    **_plain("model", "frequency_penalty", "max_tokens", "n", "presence_penalty", "seed", "stop", "stream"),
+    **_plain("temperature", "top_p", "user"),
     "logit_bias": NUMBERS,
-    "max_tokens": PLAIN,
-    "n": PLAIN,
-    "presence_penalty": PLAIN,
-    "seed": PLAIN,
-    "stop": PLAIN,
-    "stream": PLAIN,
-    "stream_options": {"include_usage": PLAIN},
-    "temperature": PLAIN,
-    "top_p": PLAIN,
-    "user": PLAIN,
+    "stream_options": _plain("include_usage"),
 }
 _MESSAGE: Final[Mapping[str, Shape]] = {
-    "role": PLAIN,
-    "name": PLAIN,
+    **_plain("role", "name", "refusal", "reasoning_content", "tool_call_id"),
     "content": _Many(_PART),
-    "refusal": PLAIN,
-    "reasoning_content": PLAIN,
-    "tool_calls": _Many({"id": PLAIN, "type": PLAIN, "index": PLAIN, "function": _CALL}),
-    "tool_call_id": PLAIN,
+    "tool_calls": _Many({**_plain("id", "type", "index"), "function": _CALL}),
     "function_call": _CALL,
-    "audio": {"id": PLAIN},
+    "audio": _plain("id"),
 }
 _CHAT: Final[Mapping[str, Shape]] = {
     **_SAMPLING,
+    **_plain("logprobs", "max_completion_tokens", "modalities", "parallel_tool_calls", "prompt_cache_key"),
+    **_plain("reasoning_effort", "safety_identifier", "service_tier", "top_logprobs", "verbosity"),
     "messages": _Many(_MESSAGE),
-    "audio": {"voice": PLAIN, "format": PLAIN},
-    "function_call": {"name": PLAIN},
+    "audio": _plain("voice", "format"),
+    "function_call": _plain("name"),
     "functions": _Many(_FUNCTION),
-    "logprobs": PLAIN,
-    "max_completion_tokens": PLAIN,
     "metadata": WORDS,
-    "modalities": PLAIN,
-    "parallel_tool_calls": PLAIN,
-    "prediction": {"type": PLAIN, "content": _Many({"type": PLAIN, "text": PLAIN})},
-    "prompt_cache_key": PLAIN,
-    "reasoning_effort": PLAIN,
-    "response_format": {
-        "type": PLAIN,
-        "json_schema": {"name": PLAIN, "description": PLAIN, "schema": FREE, "strict": PLAIN},
-    },
-    "safety_identifier": PLAIN,
-    "service_tier": PLAIN,
-    "tool_choice": {"type": PLAIN, "function": {"name": PLAIN}},
+    "prediction": {"type": PLAIN, "content": _Many(_plain("type", "text"))},
+    "response_format": {"type": PLAIN, "json_schema": {**_plain("name", "description", "strict"), "schema": FREE}},
+    "tool_choice": {"type": PLAIN, "function": _plain("name")},
     "tools": _Many({"type": PLAIN, "function": _FUNCTION, "cache_control": _CACHED}),
-    "top_logprobs": PLAIN,
-    "verbosity": PLAIN,
 }
 _NESTED: Final = (dict, list)
 
@@ -131,15 +110,9 @@ MOST_NESTED: Final = 64
 COUNT_TOKENS: Final = "/messages/count_tokens"
 FIELDS: Final[Mapping[str, Mapping[str, Shape]]] = {
     "/chat/completions": _CHAT,
-    "/completions": {**_SAMPLING, "prompt": PLAIN, "best_of": PLAIN, "echo": PLAIN, "logprobs": PLAIN, "suffix": PLAIN},
-    "/embeddings": {"model": PLAIN, "input": PLAIN, "dimensions": PLAIN, "encoding_format": PLAIN, "user": PLAIN},
-    "/rerank": {
-        "model": PLAIN,
-        "query": PLAIN,
-        "documents": _Many({"text": PLAIN}),
-        "top_n": PLAIN,
-        "return_documents": PLAIN,
-    },
+    "/completions": {**_SAMPLING, **_plain("prompt", "best_of", "echo", "logprobs", "suffix")},
+    "/embeddings": _plain("model", "input", "dimensions", "encoding_format", "user"),
+    "/rerank": {**_plain("model", "query", "top_n", "return_documents"), "documents": _Many(_plain("text"))},
     COUNT_TOKENS: _CHAT,
 }
 """What may stand in a request to a provider, by the path below `/v1`; before it is said in another dialect."""
@@ -187,16 +160,8 @@ _NUMBERS: Final = (
     *("top_p", "typical_p"),
 )
 _TEXTS: Final = (
-    *(
-        "encoding_format",
-        "prompt_cache_key",
-        "query",
-        "reasoning_effort",
-        "safety_identifier",
-        "service_tier",
-        "suffix",
-    ),
-    *("user", "verbosity"),
+    *("encoding_format", "prompt_cache_key", "query", "reasoning_effort", "safety_identifier", "service_tier"),
+    *("suffix", "user", "verbosity"),
 )
 _TYPES: Final[Mapping[str, type | UnionType]] = {
     **dict.fromkeys(_NUMBERS, int | float),

@@ -10,16 +10,14 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from llmkube.base.http.errors import HttpError
 from llmkube.router.config.routing_config import Backend, RoutingConfig
-from llmkube.router.health.probes import Ask, every_permit
+from llmkube.router.health.probes import Ask, asked, every_permit
 from llmkube.router.health.signs import (
     HEALTH_PATH,
     LLAMA_SERVER,
     PATIENCE_SECONDS,
     SLOTS_PATH,
     CacheUse,
-    Reply,
     cache_use,
 )
 from llmkube.router.policy.permits import Permit
@@ -70,12 +68,7 @@ class CacheWatch:
     async def _look(self, permit: Permit) -> None:
         backend = permit.backend
         is_busy = bool(self.in_flight.get(backend.name))
-        reply: Reply | None = None
-        with trio.move_on_after(PATIENCE_SECONDS):
-            try:
-                reply = await self.ask(permit, SLOTS_PATH if is_busy else HEALTH_PATH)
-            except (HttpError, OSError):
-                reply = None
+        reply = await asked(self.ask, permit, SLOTS_PATH if is_busy else HEALTH_PATH, PATIENCE_SECONDS)
         known, found = self.use(backend), None
         if reply is not None and reply.status == 200 and reply.server == LLAMA_SERVER:
             idle = CacheUse(0, known.tokens) if known is not None else None

@@ -12,8 +12,7 @@ from typing import Final, NoReturn
 import attrs
 import trio
 
-from llmkube.base.http.errors import HttpError
-from llmkube.router.health.probes import Ask
+from llmkube.router.health.probes import Ask, asked
 from llmkube.router.health.signs import (
     EVERY_SECONDS,
     FROZEN_SECONDS,
@@ -21,7 +20,6 @@ from llmkube.router.health.signs import (
     LIVES_SECONDS,
     LLAMA_SERVER,
     LONGEST_SECONDS,
-    Reply,
     Silence,
 )
 from llmkube.router.policy.permits import Permit
@@ -187,12 +185,7 @@ class EngineWatch:
 
     async def _look(self, permit: Permit, engine: _Engine) -> None:
         asked_at = trio.current_time()
-        reply: Reply | None = None
-        with trio.move_on_after(engine.silence.patience(asked_at)):
-            try:
-                reply = await self.ask(permit, HEALTH_PATH)
-            except (HttpError, OSError):
-                reply = None
+        reply = await asked(self.ask, permit, HEALTH_PATH, engine.silence.patience(asked_at))
         if reply is not None:
             engine.silence = engine.silence.heard(reply.server)
             if reply.server == LLAMA_SERVER and reply.status == 200:

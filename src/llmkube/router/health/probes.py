@@ -16,6 +16,17 @@ from llmkube.router.policy.request_facts import RequestFacts
 Ask = Callable[[Permit, str], Awaitable[Reply]]
 """Asks a backend at a path, from the root of its host; raises HttpError or OSError if it does not answer."""
 
+
+async def asked(ask: Ask, permit: Permit, path: str, patience_seconds: float) -> Reply | None:
+    """Return what a backend answers; None where it does not, or not in time."""
+    with trio.move_on_after(patience_seconds):
+        try:
+            return await ask(permit, path)
+        except (HttpError, OSError):
+            return None
+    return None
+
+
 HEALTHY: Final = "healthy"
 UNHEALTHY: Final = "unhealthy"
 LOADING: Final = "loading"

@@ -23,7 +23,15 @@ from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
 from llmkube.router.auth.principals import principal_of
 from llmkube.router.budget_store.router_budgets import RouterBudgets
-from llmkube.router.budgets.meter import BudgetsNotKeptError, Demand, Exhausted, Reservation, with_limit
+from llmkube.router.budgets.meter import (
+    BudgetsNotKeptError,
+    Claim,
+    Demand,
+    Exhausted,
+    Reservation,
+    claim_of,
+    with_limit,
+)
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.dialects.dialect import DialectError
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at, translated_request, unread_code, unread_refusal
@@ -151,9 +159,9 @@ class ListedFields:
         try:
             asked, facts, decision = self._decide(exchange, path, routing, record)
             demand = Demand(body=asked.body, body_bytes=asked.size, writes=asked.path in STREAMING)
-            reservation = await self._admit(routing.config, decision, facts, demand)
+            reservation = await self._admit(routing.config, claim_of(routing.config, decision, demand), facts)
             alone = attrs.evolve(decision, shadows=())  # they get their copies once
-            again = partial(self.budgets.admit, routing.config, alone, facts, demand)
+            again = partial(self.budgets.admit, routing.config, claim_of(routing.config, alone, demand), facts)
             record.charges = AttemptCharges(reservation, again, self.budgets.settle)
             cap = reservation.cap
             if cap is not None and (body := with_limit(asked.body, cap)) is not asked.body:
@@ -222,16 +230,14 @@ class ListedFields:
         )
         return asked, facts, decision
 
-    async def _admit(
-        self, config: RoutingConfig, decision: Decision, facts: RequestFacts, demand: Demand
-    ) -> Reservation:
+    async def _admit(self, config: RoutingConfig, claim: Claim | None, facts: RequestFacts) -> Reservation:
         """Reserve what a request may take, where it holds, before anything is sent.
 
         Raises:
             RefusedError: A budget has no room for it, or cannot be kept.
         """
         try:
-            found = await self.budgets.admit(config, decision, facts, demand)
+            found = await self.budgets.admit(config, claim, facts)
         except BudgetsNotKeptError as exc:
             raise refused(503, NOT_KEPT, "budget_not_kept", {"Retry-After": "5"}) from exc
         if isinstance(found, Exhausted):

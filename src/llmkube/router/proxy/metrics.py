@@ -5,7 +5,6 @@ any more has the health that it has.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -48,64 +47,43 @@ class RouterMetrics:
         Raises:
             ValueError: The registry already has them.
         """
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+
+        def counter(name: str, says: str, *labels: str) -> Counter:
+            return Counter(f"llmkube_router_{name}_total", says, ["router", *labels], registry=registry)
+
+        def histogram(name: str, says: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+            named = f"llmkube_router_{name}_seconds"
+            return Histogram(named, says, ["router", *labels], buckets=buckets, registry=registry)
+
         self.router = router
         self.genai = GenAiMetrics(registry)
         self._at = series_cache()
-        self.requests = counter(
-            "llmkube_router_requests_total",
+        words = (
             "Requests by what became of them, failures among them, and those that cannot be read: request_too_slow,"
-            " body_too_large, headers_too_large, bodies_full, malformed_request.",
-            ["router", "rule", "backend", "classification", "outcome"],
+            " body_too_large, headers_too_large, bodies_full, malformed_request."
         )
-        self.duration_seconds = histogram(
-            "llmkube_router_request_duration_seconds",
-            "Seconds from a request to the end of its answer, streams to their last byte.",
-            ["router", "rule", "backend"],
-            buckets=_SECONDS,
-        )
-        self.fail_closed = counter(
-            "llmkube_router_fail_closed_total",
-            "Requests that were refused rather than sent where their data may not go.",
-            ["router", "rule", "classification"],
-        )
-        self.first_token_seconds = histogram(
-            "llmkube_router_first_token_seconds",
-            "Seconds from a request to the first event of its stream.",
-            ["router", "backend"],
-            buckets=_FIRST_SECONDS,
-        )
-        self.attempts = counter(
-            "llmkube_router_attempts_total",
-            "Attempts at backends by what came of them; more than one for a request is a fallback.",
-            ["router", "backend", "result"],
-        )
-        self.tokens = counter(
-            "llmkube_router_tokens_total",
-            "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt).",
-            ["router", "backend", "kind"],
-        )
-        self.shadows = counter(
-            "llmkube_router_shadows_total",
-            "Copies to backends that are tried out, by what came of them.",
-            ["router", "backend", "result"],
-        )
-        self.prompts = counter(
-            "llmkube_router_prefix_cache_total",
+        self.requests = counter("requests", words, "rule", "backend", "classification", "outcome")
+        words = "Seconds from a request to the end of its answer, streams to their last byte."
+        self.duration_seconds = histogram("request_duration", words, "rule", "backend", buckets=_SECONDS)
+        words = "Requests that were refused rather than sent where their data may not go."
+        self.fail_closed = counter("fail_closed", words, "rule", "classification")
+        words = "Seconds from a request to the first event of its stream."
+        self.first_token_seconds = histogram("first_token", words, "backend", buckets=_FIRST_SECONDS)
+        words = "Attempts at backends by what came of them; more than one for a request is a fallback."
+        self.attempts = counter("attempts", words, "backend", "result")
+        words = "Tokens as backends report them, by kind: prompt, completion, cached (of the prompt)."
+        self.tokens = counter("tokens", words, "backend", "kind")
+        words = "Copies to backends that are tried out, by what came of them."
+        self.shadows = counter("shadows", words, "backend", "result")
+        words = (
             "Answers under strategy least-loaded: hit, the engine had in its cache what was expected; miss, it"
-            " had not; cold, nothing was expected.",
-            ["router", "backend", "result"],
+            " had not; cold, nothing was expected."
         )
-        self.probes = counter(
-            "llmkube_router_probes_total",
-            "Health checks of backends by what they found: healthy, unhealthy, loading.",
-            ["router", "backend", "result"],
-        )
-        self.continuations = counter(
-            "llmkube_router_continuations_total",
-            "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time).",
-            ["router", "outcome"],
-        )
+        self.prompts = counter("prefix_cache", words, "backend", "result")
+        words = "Health checks of backends by what they found: healthy, unhealthy, loading."
+        self.probes = counter("probes", words, "backend", "result")
+        words = "Answers whose engine died, each time: continued, not_continuable, no_engine (none in time)."
+        self.continuations = counter("continuations", words, "outcome")
 
     def unread(self, outcome: str) -> None:
         """Count a request that was refused before all of it was read: for what it shows, or since it cannot be read."""
@@ -196,27 +174,24 @@ class BackendGauges:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield each gauge with a value for each backend."""
-        health = GaugeMetricFamily(
-            "llmkube_router_backend_health",
-            "1 while a backend is asked, 0 while it is left alone or is not available.",
-            labels=["router", "backend"],
+
+        def gauge(name: str, says: str, label: str = "") -> GaugeMetricFamily:
+            labels = ["router", label] if label else ["router"]
+            return GaugeMetricFamily(f"llmkube_router_{name}", says, labels=labels)
+
+        says = "1 while a backend is asked, 0 while it is left alone or is not available."
+        health = gauge("backend_health", says, "backend")
+        active = gauge("active_backends", "Backends that are asked, by tier.", "tier")
+        running = gauge("in_flight", "Requests under way at a backend, those in its queue among them.", "backend")
+        waiting = gauge("queue_depth", "Requests that wait for a slot of an engine.", "backend")
+        says = "1 while the router runs by what its file says, 0 while the file cannot be used and the old one counts."
+        valid = gauge("config_valid", says)
+        says = "Share of a budget that is taken or reserved, from 0 to 1; under scope team, of the team with the most."
+        taken = gauge("budget_utilization", says, "budget")
+        says = (
+            "Share of the KV cache of a backend's engine that running requests hold, from 0 to 1; of those that tell."
         )
-        active = GaugeMetricFamily(
-            "llmkube_router_active_backends", "Backends that are asked, by tier.", labels=["router", "tier"]
-        )
-        running = GaugeMetricFamily(
-            "llmkube_router_in_flight",
-            "Requests under way at a backend, those in its queue among them.",
-            labels=["router", "backend"],
-        )
-        waiting = GaugeMetricFamily(
-            "llmkube_router_queue_depth", "Requests that wait for a slot of an engine.", labels=["router", "backend"]
-        )
-        full = GaugeMetricFamily(
-            "llmkube_router_kv_cache_usage_ratio",
-            "Share of the KV cache of a backend's engine that running requests hold, from 0 to 1; of those that tell.",
-            labels=["router", "backend"],
-        )
+        full = gauge("kv_cache_usage_ratio", says, "backend")
         caches: list[CacheUse] = []
         tiers = {"local": 0, "cloud": 0}
         computing = queued = 0
@@ -228,23 +203,12 @@ class BackendGauges:
             if up and (use := self.cache_use(backend)) is not None:
                 full.add_metric([self.router, name], use.share)
                 caches.append(use)
-            health.add_metric([self.router, name], float(up))
-            running.add_metric([self.router, name], float(under_way))
-            waiting.add_metric([self.router, name], float(waits))
+            for family, value in ((health, up), (running, under_way), (waiting, waits)):
+                family.add_metric([self.router, name], float(value))
             tiers["local" if backend.local else "cloud"] += up
         for tier, count in tiers.items():
             active.add_metric([self.router, tier], float(count))
-        valid = GaugeMetricFamily(
-            "llmkube_router_config_valid",
-            "1 while the router runs by what its file says, 0 while the file cannot be used and the old one counts.",
-            labels=["router"],
-        )
         valid.add_metric([self.router], float(self.config_valid()))
-        taken = GaugeMetricFamily(
-            "llmkube_router_budget_utilization",
-            "Share of a budget that is taken or reserved, from 0 to 1; under scope team, of the team with the most.",
-            labels=["router", "budget"],
-        )
         for budget in self.budgets():
             taken.add_metric([self.router, budget["name"]], float(budget["utilization"]))
         yield from (health, active, running, waiting, valid, taken, full)

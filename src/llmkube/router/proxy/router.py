@@ -213,8 +213,21 @@ async def open_router(
         watch = EngineWatch(attempts.ask, partial(_found, circuits, "watch"))
         probes = Probes(attempts.ask, partial(_found, circuits, "probe"), metrics.probed)
         probes.reload_nowait(routing.config, frozenset())
-        change = _Reload(turns, circuits, prefixes, watch, probes, accounts, audit, write)
-        live = LiveConfig(source, routing, change, checker_of, seen=seen)
+
+        async def reload(before: RoutingConfig, now: RoutingConfig) -> None:
+            """Go by another config; what is known of backends that are the same stays."""
+            same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
+            circuits.terms = Terms.of(now.circuit_seconds)
+            for part in (circuits, prefixes, watch):
+                part.keep_only(same)
+            probes.reload_nowait(now, same)
+            turns.keep_only(engines_of(now.backends.values()))
+            if write is None and now.audit != before.audit:
+                audit.write = writer_of(now.audit)
+            await audit.reload(now)
+            await accounts.reload(now)
+
+        live = LiveConfig(source, routing, reload, checker_of, seen=seen)
         caches = CacheWatch(attempts.ask, lambda: live.routing.config, observed.in_flight, watch.is_llama)
         shadows = Shadows(attempts, metrics.shadowed)
         conversations = Conversations(ResponseStore(), lambda: int(utcnow().timestamp()))
@@ -278,34 +291,6 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
         writing.cancel_scope.cancel(reason="the router closes")
 
 
-@attrs.frozen(eq=False)
-class _Reload:
-    """Has the parts of a router go by another config; what they know of backends that are the same stays."""
-
-    turns: Turns
-    circuits: Circuits
-    prefixes: WarmPrefixes
-    watch: EngineWatch
-    probes: Probes
-    accounts: RouterBudgets
-    audit: AuditLog
-    write: Write | None
-
-    async def __call__(self, before: RoutingConfig, now: RoutingConfig) -> None:
-        """Go from one config to another."""
-        same = frozenset(each for each in now.backends if now.backends[each] == before.backends.get(each))
-        self.circuits.terms = Terms.of(now.circuit_seconds)
-        self.circuits.keep_only(same)
-        self.prefixes.keep_only(same)
-        self.watch.keep_only(same)
-        self.probes.reload_nowait(now, same)
-        self.turns.keep_only(engines_of(now.backends.values()))
-        if self.write is None and now.audit != before.audit:
-            self.audit.write = writer_of(now.audit)
-        await self.audit.reload(now)
-        await self.accounts.reload(now)
-
-
 def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
     """Return what makes checkers of tokens."""
 
@@ -317,4 +302,4 @@ def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
-    circuits.found(name, by, why, trio.current_time())
+    circuits.became(name, circuits.of(name).found(by, why, trio.current_time()))
