@@ -145,12 +145,7 @@ def line(waiting: Iterable[Waiting]) -> dict[Key, tuple[Waiting, int]]:
     return {one.key: (one, position) for position, one in enumerate(ordered, 1)}
 
 
-def _made(make: Callable[[Any], Any]) -> Any:
-    """A field that is made from those before it."""
-    return attrs.field(default=attrs.Factory(make, takes_self=True), init=False)
-
-
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Context:
     """The API server, what is known of it, and how statuses are written.
 
@@ -170,13 +165,18 @@ class Context:
     rng: random.Random
     phase_changes: PhaseChanges
     informers: Informers = attrs.field(factory=Informers, init=False)
-    queues: Queues = _made(lambda self: Queues(self.rng))
-    hosts: HostMonitor = _made(lambda self: HostMonitor(self.client, self.settings.lease_namespace, self.wake_all))
-    models: StatusWriter[Model] = _made(lambda self: StatusWriter(self.client, Model, self.phase_changes.tell))
-    services: StatusWriter[InferenceService] = _made(
-        lambda self: StatusWriter(self.client, InferenceService, self.phase_changes.tell)
-    )
-    routers: StatusWriter[ModelRouter] = _made(lambda self: StatusWriter(self.client, ModelRouter))
+    queues: Queues = attrs.field(init=False)
+    hosts: HostMonitor = attrs.field(init=False)
+    models: StatusWriter[Model] = attrs.field(init=False)
+    services: StatusWriter[InferenceService] = attrs.field(init=False)
+    routers: StatusWriter[ModelRouter] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.queues = Queues(self.rng)
+        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.wake_all)
+        self.models = StatusWriter(self.client, Model, self.phase_changes.tell)
+        self.services = StatusWriter(self.client, InferenceService, self.phase_changes.tell)
+        self.routers = StatusWriter(self.client, ModelRouter)
 
     def wake_all(self) -> None:
         """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
@@ -194,7 +194,7 @@ class Context:
         self.queues.services.add_all(service.key for service in self.informers.services.values())
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class PodContext(Context):
     """The same where pods serve, with the little that a reconcile leaves for the next one.
 
@@ -211,12 +211,17 @@ class PodContext(Context):
 
     workloads: WorkloadSettings
     pods: PodInformers = attrs.field(factory=PodInformers, init=False)
-    owned: OwnedKinds = _made(lambda self: OwnedKinds(self.client, self.pods))
-    optional: OptionalKinds = _made(lambda self: OptionalKinds(self.client, self.settings.namespace, self.wake_owners))
+    owned: OwnedKinds = attrs.field(init=False)
+    optional: OptionalKinds = attrs.field(init=False)
     records: dict[Key, ServiceRecord] = attrs.field(factory=lambda: defaultdict(ServiceRecord), init=False)
     percents: dict[Key, int] = attrs.field(factory=dict, init=False)
     health: dict[Key, Mapping[str, BackendHealth]] = attrs.field(factory=dict, init=False)
     pruning: set[str] = attrs.field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.owned = OwnedKinds(self.client, self.pods)
+        self.optional = OptionalKinds(self.client, self.settings.namespace, self.wake_owners)
 
     def is_pruning(self, namespace: str) -> bool:
         """Whether folders of a namespace's claim are being removed."""
