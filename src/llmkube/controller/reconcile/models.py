@@ -154,7 +154,7 @@ class PodModels:
             return attrs.evolve(seen, claim=claim)
         source = source_of(model.spec)
         assert isinstance(source, VolumeSource), "choose_supply has looked"
-        claim = await self._read_claim(Key(model.key.namespace, claim_path(source).claim))
+        claim = await self._read_claim(Key(model.key.namespace, claim_path(source)[0]))
         if claim is None:
             self.context.queues.models.add_after(model.key, CLAIM_POLL_SECONDS)
         return attrs.evolve(seen, claim=claim)
