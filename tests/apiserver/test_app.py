@@ -35,6 +35,16 @@ async def open_http(**more):
         yield http, memory.server
 
 
+@asynccontextmanager
+async def open_client(server):
+    await server.ensure_namespaces()
+    async with (
+        open_transport(server.handle) as transport,
+        httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,
+    ):
+        yield http
+
+
 class SlowDisk:
     """A durable port that takes a second and remembers; `full` makes it refuse."""
 
@@ -54,12 +64,7 @@ async def test_a_write_is_shown_after_it_is_durable(autojump_clock):
     """Readers see nothing before the commit has returned; a full disk is a 500 that changes nothing."""
     disk = SlowDisk()
     server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
-    await server.ensure_namespaces()
-    async with (
-        open_transport(server.handle) as transport,
-        httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,
-        trio.open_nursery() as nursery,
-    ):
+    async with open_client(server) as http, trio.open_nursery() as nursery:
         nursery.start_soon(lambda: http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}}))
         await trio.sleep(0.5)
         assert (await http.get(f"{CONFIG_MAPS}/a")).status_code == 404
@@ -78,11 +83,7 @@ async def test_a_cancelled_write_that_was_committed_is_shown(autojump_clock):
     """A client that leaves during the commit leaves memory and disk in agreement."""
     disk = SlowDisk()
     server = ApiServer(Store(), durable=disk.commit, utcnow=utcnow, rng=random.Random(0))
-    await server.ensure_namespaces()
-    async with (
-        open_transport(server.handle) as transport,
-        httpx.AsyncClient(transport=transport, base_url="http://apiserver", timeout=None) as http,
-    ):
+    async with open_client(server) as http:
         with trio.move_on_after(0.5):
             await http.post(CONFIG_MAPS, json={"metadata": {"name": "a"}})
         await trio.sleep(2)
@@ -112,11 +113,7 @@ async def test_housekeeping_goes_on_after_a_restart(autojump_clock):
     """A deletion that a crash interrupted is finished by the next server on the same store."""
     store = Store()
     server = ApiServer(store, utcnow=utcnow, rng=random.Random(0))  # without its housekeeping: it dies first
-    await server.ensure_namespaces()
-    async with (
-        open_transport(server.handle) as transport,
-        httpx.AsyncClient(transport=transport, base_url="http://apiserver") as http,
-    ):
+    async with open_client(server) as http:
         await http.post("/api/v1/namespaces", json={"metadata": {"name": "doomed"}})
         await http.post("/api/v1/namespaces/doomed/configmaps", json={"metadata": {"name": "a"}})
         await http.delete("/api/v1/namespaces/doomed")
@@ -160,23 +157,15 @@ async def test_large_bodies_are_refused():
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [
-        ("GET", "/nope", 404),
-        ("GET", "/api/v1/nopes", 404),
         ("GET", "/api/v1/namespaces/default/services/a/scale", 404),
         ("GET", "/apis/inference.example.com/v1", 404),
-        ("POST", CONFIG_MAPS + "/a", 405),
-        ("PUT", CONFIG_MAPS, 405),
         ("OPTIONS", CONFIG_MAPS, 405),
-        ("POST", "/version", 405),
         ("DELETE", "/api/v1/configmaps", 405),
-        ("GET", CONFIG_MAPS + "?limit=x", 400),
-        ("GET", CONFIG_MAPS + "?resourceVersion=x", 400),
-        ("GET", CONFIG_MAPS + "?resourceVersionMatch=Exact", 422),
         ("GET", CONFIG_MAPS + "?resourceVersion=999", 504),
     ],
 )
 async def test_wrong_requests_have_the_right_code(method, path, code):
-    """What is not there is 404, what cannot be done there is 405, what makes no sense is 400 or 422."""
+    """What is not there is 404, what cannot be done there is 405; the recorded script has many more."""
     async with open_http() as (http, _):
         assert (await http.request(method, path)).status_code == code
 

@@ -138,6 +138,8 @@ def test_measured_times_read_well(seconds, text):
         (20 * 3600, "20h"),
         (76 * 3600, "3d4h"),
         (40 * 86400, "40d"),
+        (760 * 86400, "2y30d"),
+        (9 * 365 * 86400, "9y"),
     ],
 )
 def test_ages_look_like_kubectl(seconds, text):

@@ -6,12 +6,19 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import httpx
+import pytest
 import trio
 
 from contracts.chapters import crds
 from contracts.nouns import Chapter
 from contracts.session import GROUP, MERGE, PATIENCE_SECONDS, Answer, Session
 from llmkube.apiserver.server import open_memory_api_server
+
+# httpx nests generators that a request which is left half-way leaves to the garbage collector
+LEFT_HALF_WAY = [
+    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
+]
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 

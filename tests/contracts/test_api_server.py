@@ -18,29 +18,17 @@ import yaml
 from contracts.check_api_server import CHECKS, check_api_server
 from contracts.check_controllers import WORKLOAD_CHECKS
 from contracts.lab import install, open_lab
+from contracts.playing import LEFT_HALF_WAY, open_embedded
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
-from llmkube.apiserver.server import open_api_server, open_memory_api_server
+from llmkube.apiserver.server import open_api_server
 from llmkube.apiserver.storage.revisions import Store
 
-# httpx nests generators that a test which stops reading a watch half-way leaves to the garbage collector
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = LEFT_HALF_WAY
 
 
 @asynccontextmanager
-async def open_memory() -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        open_memory_api_server(utcnow=lambda: datetime.now(UTC), rng=random.Random(0)) as memory,
-        httpx.AsyncClient(transport=memory.transport, base_url="http://apiserver", timeout=30) as http,
-    ):
-        yield http
-
-
-@asynccontextmanager
-async def open_embedded(state_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def open_tls(state_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with open_api_server(state_dir, port=0) as handle:
         config = yaml.safe_load(handle.kubeconfig.read_text())
         token = config["users"][0]["user"]["token"]
@@ -53,15 +41,13 @@ async def open_embedded(state_dir: Path) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 async def test_the_embedded_server_in_memory_keeps_the_contract(check):
     """Each check of the contract holds on a fresh embedded server without a socket."""
-    async with open_memory() as http:
-        await install(http)
-        async with open_lab(http) as lab:
-            await check(lab)
+    async with open_embedded() as http, open_lab(http) as lab:
+        await check(lab)
 
 
 async def test_the_embedded_server_over_tls_keeps_the_contract(tmp_path):
     """The whole contract holds over TLS and SQLite, on one server."""
-    async with open_embedded(tmp_path) as http:
+    async with open_tls(tmp_path) as http:
         await check_api_server(http)
 
 

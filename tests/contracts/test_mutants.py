@@ -16,18 +16,14 @@ from contracts import check_controllers, check_reads, check_writes, script_apply
 from contracts.compare import differences
 from contracts.lab import Lab, open_lab
 from contracts.nouns import Chapter
-from contracts.playing import open_embedded, play
+from contracts.playing import LEFT_HALF_WAY, open_embedded, play
 from contracts.recording import load
 from llmkube.apiserver.protocol import responses
 from llmkube.apiserver.schema import defaults
 from llmkube.apiserver.storage.revisions import Change, Store
 from llmkube.apiserver.writes import apply_planner, preparation, strategy, write_planner
 
-# httpx nests generators that a watch which is left half-way leaves to the garbage collector
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = LEFT_HALF_WAY
 
 
 @attrs.frozen

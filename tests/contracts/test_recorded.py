@@ -8,15 +8,11 @@ import pytest
 from contracts.chapters import CHAPTERS
 from contracts.compare import differences
 from contracts.nouns import Chapter
-from contracts.playing import open_embedded, play
+from contracts.playing import LEFT_HALF_WAY, open_embedded, play
 from contracts.recording import load
 from llmkube.apiserver.storage.revisions import Change, Store
 
-# httpx nests generators that a watch which is left half-way leaves to the garbage collector
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = LEFT_HALF_WAY
 
 VERSION, RECORDED = load()
 

@@ -13,7 +13,7 @@ from contracts.chapters import CHAPTERS
 from contracts.compare import differences, without_chance
 from contracts.drawn import objects
 from contracts.nouns import Chapter
-from contracts.playing import install, open_embedded, open_session, play
+from contracts.playing import LEFT_HALF_WAY, install, open_embedded, open_session, play
 from contracts.recording import load
 from contracts.script_kinds import API_VERSION, manifest
 from contracts.sequences import SEQUENCES
@@ -22,12 +22,7 @@ from lengths import DIFFERENTIAL_SEQUENCES, SOAK
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 
-pytestmark = [
-    pytest.mark.envtest,
-    # httpx nests generators that a watch which is left half-way leaves to the garbage collector
-    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [pytest.mark.envtest, *LEFT_HALF_WAY]
 
 DRY: Final = {"dryRun": "All"}
 DRAWN: Final = settings(

@@ -10,14 +10,17 @@ from pathlib import Path
 import attrs
 import pytest
 import trio
+import yaml
 
 from envtest.build import assets_dir
-from envtest.kubectl_allowed import ALLOWED
 from envtest.kubectl_script import SCRIPT
 from envtest.kubectl_text import Allowed, Row, Session
 from llmkube.apiserver.server import open_api_server
 
 pytestmark = [pytest.mark.envtest, pytest.mark.kubectl]
+
+_ALLOWED_FILE = Path(__file__).with_name("kubectl_allowed.yaml")
+ALLOWED = [Allowed(**row) for row in yaml.safe_load(_ALLOWED_FILE.read_text(encoding="utf-8"))]
 
 
 @attrs.define(eq=False)

@@ -24,7 +24,7 @@ from websockets.sync.server import serve
 from k8s.auth.test_transport import Authority
 from k8s.scripted import ScriptedServer, html, status_object
 from llmkube.base.http.httpx_transport import HttpxTransport
-from llmkube.k8s.auth.config import BearerToken, ClusterConfig, ExecPlugin, InlinePem, TlsSettings
+from llmkube.k8s.auth.config import BearerToken, ClusterConfig, ExecPlugin, TlsSettings
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.client import Client, open_client
 from llmkube.k8s.errors import ForbiddenError, NotFoundError, TransportError, UnauthorizedError
@@ -109,7 +109,7 @@ def serving(handler, ca, **options):
 async def cluster(url, ca, identity=None, **tls):
     config = ClusterConfig(
         server=url,
-        tls=TlsSettings(ca=InlinePem(ca.pem), **tls),
+        tls=TlsSettings(ca=ca.pem, **tls),
         identity=identity or BearerToken("s3cret"),
         headers=(("Impersonate-User", "jane"),),
     )
@@ -258,7 +258,7 @@ async def test_a_certificate_is_enough(ca):
         seen.append(connection.socket.getpeercert()["subject"])
 
     ours = ca.issue("jane")
-    tls = {"certificate": InlinePem(ours.certificate), "key": InlinePem(ours.key)}
+    tls = {"certificate": ours.certificate, "key": ours.key}
     with serving(Kubelet(), ca, process_request=look) as url:
         async with cluster(url, ca, **tls) as client, await connect_to_pod(client, POD, 8080):
             pass
@@ -309,7 +309,7 @@ async def test_a_server_that_never_answers_is_given_up(autojump_clock):
 async def test_a_closed_stream_gives_its_place_back(ca):
     """While a stream is open, the transport that it came from keeps its TLS; afterwards it can be retired."""
     with serving(Kubelet(), ca) as url:
-        async with AuthTransport(ClusterConfig(server=url, tls=TlsSettings(ca=InlinePem(ca.pem)))) as transport:
+        async with AuthTransport(ClusterConfig(server=url, tls=TlsSettings(ca=ca.pem))) as transport:
             stream = await connect_to_pod(Client(TransportSender(transport, url)), POD, 8080)
             assert transport._lane._answers == 1
             await stream.aclose()

@@ -3,6 +3,8 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
 
 import yaml
@@ -224,38 +226,8 @@ _AUDIT_POLICY = {
 }
 """What our own programs ask the API server for, one line each: `logs/audit.jsonl`."""
 
-NAME_SERVICE: Sequence[Mapping[str, Any]] = (
-    {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "kube-dns", "namespace": "kube-system"},
-        "spec": {
-            "clusterIP": DNS,
-            "ports": [
-                {"name": "dns", "port": 53, "protocol": "UDP"},
-                {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
-            ],
-        },
-    },
-    {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": "kube-dns",
-            "namespace": "kube-system",
-            "labels": {"kubernetes.io/service-name": "kube-dns"},
-        },
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [ADDRESS]}],
-        "ports": [{"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53, "protocol": "TCP"}],
-    },
-    {
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
-        "metadata": {"name": "local", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
-        "provisioner": "kubernetes.io/no-provisioner",
-        "volumeBindingMode": "WaitForFirstConsumer",
-    },
+NAME_SERVICE = Template(Path(__file__).with_name("name_service.yaml").read_text(encoding="utf-8")).substitute(
+    DNS=DNS, ADDRESS=ADDRESS
 )
 """What the cluster has besides Kubernetes' own objects: its name service, and volumes that bind at the first pod."""
 

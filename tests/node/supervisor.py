@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import trio
-import yaml
 
 from envtest.certs import Authority, ServiceAccountSigner
 from envtest.plane import ISSUER
@@ -75,7 +74,7 @@ async def _start_control_plane(nursery: trio.Nursery) -> None:
     for program in (cluster.controller_manager(), cluster.scheduler()):
         nursery.start_soon(_keep, program)
     with tempfile.NamedTemporaryFile("w", dir=STATE, suffix=".yaml") as file:
-        yaml.safe_dump_all(cluster.NAME_SERVICE, file)
+        file.write(cluster.NAME_SERVICE)
         file.flush()
         await _answers(*KUBECTL, "apply", "-f", file.name)
 

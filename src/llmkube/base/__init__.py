@@ -10,6 +10,7 @@ private_files           files for the owner only, and tokens that stay in them
 probes                  /healthz, /readyz, /metrics
 trusted_paths           which users decide where a path leads
 json_text               JSON as bytes
+tables                  TOML beside the module that reads it
 full_disk               a disk without room, and what helps
 loop_watchdog           tells of an event loop that stands still
 """

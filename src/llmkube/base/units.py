@@ -98,27 +98,31 @@ def format_duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m"
 
 
+_MINUTE = 60
+_HOUR = 60 * _MINUTE
+_DAY = 24 * _HOUR
+_YEAR = 365 * _DAY
+
+_AGES = (  # below so many seconds: the unit, and a smaller one that is shown beside it
+    (2 * _MINUTE, (1, "s"), None),
+    (10 * _MINUTE, (_MINUTE, "m"), (1, "s")),
+    (3 * _HOUR, (_MINUTE, "m"), None),
+    (8 * _HOUR, (_HOUR, "h"), (_MINUTE, "m")),
+    (2 * _DAY, (_HOUR, "h"), None),
+    (8 * _DAY, (_DAY, "d"), (_HOUR, "h")),
+    (2 * _YEAR, (_DAY, "d"), None),
+    (8 * _YEAR, (_YEAR, "y"), (_DAY, "d")),
+    (math.inf, (_YEAR, "y"), None),
+)
+"""Facts: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`, worked out from its outputs."""
+
+
 def format_age(seconds: float) -> str:
-    """Return an age as kubectl writes it: two units while the smaller one matters: `45s`, `3m20s`, `25m`, `3d4h`."""
-    total = max(int(seconds), 0)
-    minutes, hours, days = total // 60, total // 3600, total // 86400
-    if total < 120:
-        return f"{total}s"
-    if minutes < 10:
-        return _two_units(minutes, "m", total % 60, "s")
-    if hours < 3:
-        return f"{minutes}m"
-    if hours < 8:
-        return _two_units(hours, "h", minutes % 60, "m")
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return _two_units(days, "d", hours % 24, "h")
-    return f"{days}d"
-
-
-def _two_units(whole: int, unit: str, rest: int, smaller: str) -> str:
-    return f"{whole}{unit}{rest}{smaller}" if rest else f"{whole}{unit}"
+    """Return an age as kubectl writes it: `45s`, `3m20s`, `25m`, `4h5m`, `20h`, `3d4h`, `40d`, `2y30d`, `9y`."""
+    whole = max(int(seconds), 0)
+    (large, name), small = next((unit, beside) for below, unit, beside in _AGES if whole < below)
+    rest = whole % large // small[0] if small else 0
+    return f"{whole // large}{name}" + (f"{rest}{small[1]}" if small and rest else "")
 
 
 def _shortened(text: str) -> str:

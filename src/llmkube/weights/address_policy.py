@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.errors import UserError
+from llmkube.base.tables import read_table
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -26,57 +27,9 @@ class Rule:
     always: bool = False
 
 
-def _rules(*rows: tuple[str, str] | tuple[str, str, bool]) -> tuple[Rule, ...]:
-    return tuple(Rule(ipaddress.ip_network(row[0]), *row[1:]) for row in rows)
-
-
-# The first match counts, so the narrow rows stand above the wide ones that hold them.
-_IPV4: Final = _rules(
-    ("169.254.169.254/32", "cloud metadata service", True),
-    ("169.254.170.2/32", "cloud credentials service", True),
-    ("169.254.170.23/32", "cloud credentials service", True),
-    ("100.100.100.200/32", "cloud metadata service", True),
-    ("168.63.129.16/32", "cloud host service", True),
-    ("192.0.0.192/32", "cloud metadata service", True),
-    ("0.0.0.0/8", "unspecified", True),
-    ("10.0.0.0/8", "private network"),
-    ("100.64.0.0/10", "carrier-grade NAT"),
-    ("127.0.0.0/8", "loopback"),
-    ("169.254.0.0/16", "link-local"),
-    ("172.16.0.0/12", "private network"),
-    ("192.0.0.0/24", "protocol assignments"),
-    ("192.0.2.0/24", "documentation"),
-    ("192.31.196.0/24", "AS112"),
-    ("192.52.193.0/24", "multicast tunnelling"),
-    ("192.88.99.0/24", "6to4 relay"),
-    ("192.168.0.0/16", "private network"),
-    ("192.175.48.0/24", "AS112"),
-    ("198.18.0.0/15", "benchmarking"),
-    ("198.51.100.0/24", "documentation"),
-    ("203.0.113.0/24", "documentation"),
-    ("224.0.0.0/4", "multicast", True),
-    ("240.0.0.0/4", "reserved or broadcast", True),
-)
-_IPV6: Final = _rules(
-    ("::/128", "unspecified", True),
-    ("fd00:ec2::254/128", "cloud metadata service", True),
-    ("fd00:ec2::23/128", "cloud credentials service", True),
-    ("fd20:ce::254/128", "cloud metadata service", True),
-    ("::1/128", "loopback"),
-    ("::/96", "IPv4-compatible", True),
-    ("::ffff:0:0:0/96", "IPv4-translated", True),
-    ("64:ff9b:1::/48", "local NAT64"),
-    ("100::/64", "discard only", True),
-    ("2001::/32", "Teredo", True),
-    ("2001::/23", "protocol assignments"),
-    ("2001:db8::/32", "documentation"),
-    ("2002::/16", "6to4", True),
-    ("3fff::/20", "documentation"),
-    ("fc00::/7", "private network"),
-    ("fe80::/10", "link-local"),
-    ("fec0::/10", "site-local"),
-    ("ff00::/8", "multicast", True),
-)
+_ROWS: Final = read_table(__package__, "address_rules")
+_IPV4: Final = tuple(Rule(ipaddress.ip_network(network), *said) for network, *said in _ROWS["ipv4"])
+_IPV6: Final = tuple(Rule(ipaddress.ip_network(network), *said) for network, *said in _ROWS["ipv6"])
 _GLOBAL_UNICAST: Final = ipaddress.IPv6Network("2000::/3")  # all that IANA has handed out so far
 _ELSEWHERE: Final = Rule(ipaddress.IPv6Network("::/0"), "not global unicast")
 _MAPPED: Final = ipaddress.IPv6Network("::ffff:0:0/96")

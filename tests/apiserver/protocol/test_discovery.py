@@ -5,15 +5,7 @@ import random
 import pytest
 
 from contracts.widgets import widget_crd
-from llmkube.apiserver.kinds.catalog import Catalog
 from llmkube.apiserver.protocol import discovery, openapi
-
-
-@pytest.fixture
-def catalog():
-    catalog = Catalog()
-    catalog.learn(widget_crd())
-    return catalog
 
 
 def test_versions_are_ranked_as_kubernetes_does():

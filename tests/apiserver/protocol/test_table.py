@@ -2,8 +2,10 @@
 
 from datetime import UTC, datetime
 
+import pytest
+
 from llmkube.apiserver.kinds.catalog import Catalog
-from llmkube.apiserver.protocol.table import table
+from llmkube.apiserver.protocol.table import age, table
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -39,3 +41,18 @@ def test_builtin_kinds_have_their_well_known_columns():
     scale = {"kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": meta, "spec": {"replicas": 3}}
     shown = cells("", "services", scale)
     assert (shown["Desired"], shown["Available"]) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "shown"),
+    [
+        ("2026-01-01T11:56:40Z", "3m20s"),
+        ("2026-01-01T12:00:01.5Z", "0s"),
+        ("2026-01-01T12:00:05Z", "<invalid>"),
+        ("noon", "<invalid>"),
+        (None, "<unknown>"),
+    ],
+)
+def test_an_age_is_told_from_a_timestamp(timestamp, shown):
+    """A clock that is a little ahead makes an age of nothing; what lies in the future has none."""
+    assert age(timestamp, NOW) == shown

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llmkube.apiserver.schema import cel
-from llmkube.apiserver.schema.structural import Schema
+from llmkube.apiserver.schema.structural import RuleError, Schema
 
 
 def errors(schema: dict[str, Any], value: Any, old: Any = None, path: str = "spec") -> list[str]:
@@ -134,7 +134,7 @@ def test_an_expression_is_compiled_once_and_silently():
 @pytest.mark.parametrize("text", ["self.", "self ==", "(", "1 +* 2"])
 def test_what_is_no_expression_is_refused(text: str):
     """A text that does not parse raises a one-line error."""
-    with pytest.raises(cel.RuleError, match="compilation failed") as caught:
+    with pytest.raises(RuleError, match="compilation failed") as caught:
         cel.compiled(text)
     assert "\n" not in str(caught.value)
 
@@ -290,7 +290,7 @@ def test_a_long_text_is_no_duration_and_a_long_expression_is_no_rule():
     assert "return error for overflow" in errors(rules("duration(self.d) > duration('1h')", d=TEXT), text)[0]
     typed = rules("type(self.d) == string", d={"type": "string", "format": "duration"})
     assert errors(typed, text) == []
-    with pytest.raises(cel.RuleError, match="compilation failed: it has 12002 characters; 10000 are allowed"):
+    with pytest.raises(RuleError, match="compilation failed: it has 12002 characters; 10000 are allowed"):
         cel.compiled("[" + "1," * 6_000 + "]")
 
 

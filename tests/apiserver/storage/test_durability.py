@@ -21,14 +21,11 @@ import trio
 import yaml
 from structlog.testing import capture_logs
 
+from contracts.playing import LEFT_HALF_WAY
 from lengths import KILLS
 from llmkube.apiserver.server import open_api_server
 
-# httpx nests generators that a request to a server which was killed leaves to the garbage collector
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Async generator .* was garbage collected:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = LEFT_HALF_WAY
 
 WRITERS = 4
 MAPS = "/api/v1/namespaces/default/configmaps"

@@ -116,13 +116,13 @@ async def test_a_cancelled_commit_is_still_waited_for(tmp_path, monkeypatch):
         tx.put(REF, thing(1))
         done = False
         with trio.CancelScope() as scope:
-            write_rows, token = journal.write_rows, trio.lowlevel.current_trio_token()
+            write, token = journal.write, trio.lowlevel.current_trio_token()
 
-            def write_cancelled(rows, revision):
+            def write_cancelled(changes):
                 trio.from_thread.run_sync(scope.cancel, trio_token=token)
-                write_rows(rows, revision)
+                write(changes)
 
-            monkeypatch.setattr(journal, "write_rows", write_cancelled)
+            monkeypatch.setattr(journal, "write", write_cancelled)
             await journal.commit(tx.changes)
             done = True
         assert done

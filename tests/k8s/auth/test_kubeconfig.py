@@ -11,8 +11,6 @@ from llmkube.k8s.auth.config import (
     BearerToken,
     ConfigError,
     ExecPlugin,
-    InlinePem,
-    PemFile,
     TlsSettings,
     TokenFile,
 )
@@ -72,18 +70,18 @@ def test_a_user_has_one_identity(tmp_path, user, identity):
     ("cluster", "user", "tls"),
     [
         ({}, {}, TlsSettings()),
-        ({"certificate-authority-data": b64("CA")}, {}, TlsSettings(ca=InlinePem(b"CA"))),
+        ({"certificate-authority-data": b64("CA")}, {}, TlsSettings(ca=b"CA")),
         ({"insecure-skip-tls-verify": True}, {}, TlsSettings(insecure=True)),
         ({"tls-server-name": "kubernetes"}, {}, TlsSettings(server_name="kubernetes")),
         (
             {},
             {"client-certificate-data": b64("C"), "client-key-data": b64("K")},
-            TlsSettings(certificate=InlinePem(b"C"), key=InlinePem(b"K")),
+            TlsSettings(certificate=b"C", key=b"K"),
         ),
         (
             {},
             {"client-certificate-data": b64("C"), "client-certificate": "ignored.crt", "client-key-data": b64("K")},
-            TlsSettings(certificate=InlinePem(b"C"), key=InlinePem(b"K")),
+            TlsSettings(certificate=b"C", key=b"K"),
         ),
     ],
 )
@@ -98,9 +96,9 @@ def test_relative_paths_start_at_the_kubeconfig(tmp_path):
     cluster = {"certificate-authority": "pki/ca.crt"}
     user = {"client-certificate": "me.crt", "client-key": "/etc/me.key", "tokenFile": "token"}
     config = load_config(kubeconfig(home / "config", cluster=cluster, user=user))
-    assert config.tls.ca == PemFile(home / "pki/ca.crt")
-    assert config.tls.certificate == PemFile(home / "me.crt")
-    assert str(config.tls.key.path) == "/etc/me.key"
+    assert config.tls.ca == home / "pki/ca.crt"
+    assert config.tls.certificate == home / "me.crt"
+    assert str(config.tls.key) == "/etc/me.key"
     assert config.identity == TokenFile(home / "token")
     for command, argv0 in (("./bin/plugin", str(home / "bin/plugin")), ("plugin", "plugin")):
         plugin = load_config(kubeconfig(home / "config", user={"exec": {**EXEC, "command": command}})).identity
@@ -262,7 +260,7 @@ def test_a_pod_finds_itself(tmp_path, host, server):
     environ = {**POD, "KUBERNETES_SERVICE_HOST": host, "HOME": str(tmp_path)}
     config = load_config(environ=environ, service_account=account)
     assert (config.server, config.namespace) == (server, "team")
-    assert config.tls == TlsSettings(ca=PemFile(account / "ca.crt"))
+    assert config.tls == TlsSettings(ca=account / "ca.crt")
     assert config.identity == TokenFile(account / "token")
 
 

@@ -30,8 +30,6 @@ from llmkube.k8s.auth.config import (
     ClusterConfig,
     ConfigError,
     ExecPlugin,
-    InlinePem,
-    PemFile,
     TlsSettings,
     TokenFile,
 )
@@ -123,7 +121,7 @@ async def ask(config, tls_port):
 async def test_inline_certificates_prove_us(ca, tls_port):
     """With certificate and key in the kubeconfig the server sees our name."""
     mine = ca.issue("alice")
-    tls = TlsSettings(ca=InlinePem(ca.pem), certificate=InlinePem(mine.certificate), key=InlinePem(mine.key))
+    tls = TlsSettings(ca=ca.pem, certificate=mine.certificate, key=mine.key)
     assert (await ask({"tls": tls}, tls_port))["name"] == "alice"
 
 
@@ -132,7 +130,7 @@ async def test_certificate_files_prove_us(ca, tls_port, tmp_path):
     mine = ca.issue("bob")
     for name, data in (("ca", ca.pem), ("crt", mine.certificate), ("key", mine.key)):
         (tmp_path / name).write_bytes(data)
-    tls = TlsSettings(ca=PemFile(tmp_path / "ca"), certificate=PemFile(tmp_path / "crt"), key=PemFile(tmp_path / "key"))
+    tls = TlsSettings(ca=tmp_path / "ca", certificate=tmp_path / "crt", key=tmp_path / "key")
     answer = await ask({"tls": tls, "identity": BearerToken("t")}, tls_port)
     assert answer == {"name": "bob", "authorization": "Bearer t"}
 
@@ -140,7 +138,7 @@ async def test_certificate_files_prove_us(ca, tls_port, tmp_path):
 async def test_a_server_of_another_authority_is_refused(tls_port):
     """A certificate that our authority did not sign is a TransportError that says so."""
     with pytest.raises(TransportError, match="CERTIFICATE_VERIFY_FAILED"):
-        await ask({"tls": TlsSettings(ca=InlinePem(Authority().pem))}, tls_port)
+        await ask({"tls": TlsSettings(ca=Authority().pem)}, tls_port)
 
 
 async def test_insecure_believes_any_server(tls_port):
@@ -155,7 +153,7 @@ async def test_the_server_name_decides_what_is_verified(ca, tmp_path, nursery, n
     serve = partial(trio.serve_ssl_over_tcp, whoami, 0, context, host="127.0.0.1", https_compatible=True)
     (listener,) = await nursery.start(serve)
     port = listener.transport_listener.socket.getsockname()[1]
-    config = {"tls": TlsSettings(ca=InlinePem(ca.pem), server_name=name)}
+    config = {"tls": TlsSettings(ca=ca.pem, server_name=name)}
     if good:
         assert await ask(config, port)
     else:
@@ -169,7 +167,7 @@ async def test_rotated_files_are_used_for_the_next_request(ca, tls_port, tmp_pat
     first, second = ca.issue("first"), ca.issue("second")
     crt.write_bytes(first.certificate)
     key.write_bytes(first.key)
-    tls = TlsSettings(ca=InlinePem(ca.pem), certificate=PemFile(crt), key=PemFile(key))
+    tls = TlsSettings(ca=ca.pem, certificate=crt, key=key)
     config = ClusterConfig(server=f"https://127.0.0.1:{tls_port}", tls=tls)
     async with open_client(config) as client:
         assert (await client.get_json("/"))["name"] == "first"
@@ -189,7 +187,7 @@ async def test_a_plugins_certificate_proves_us(ca, tls_port, tmp_path):
     }
     (tmp_path / "credential").write_text(json.dumps(credential))
     plugin = ExecPlugin(api_version=credential["apiVersion"], argv=("cat", str(tmp_path / "credential")))
-    tls = TlsSettings(ca=InlinePem(ca.pem))
+    tls = TlsSettings(ca=ca.pem)
     assert (await ask({"tls": tls, "identity": plugin}, tls_port))["name"] == "carol"
     credential["status"]["clientKeyData"] = "not a key"
     (tmp_path / "credential").write_text(json.dumps(credential))
@@ -209,9 +207,9 @@ def test_no_key_is_left_behind(ca, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", spy)
     mine = ca.issue("alice")
-    make_context(TlsSettings(certificate=InlinePem(mine.certificate), key=InlinePem(mine.key)))
+    make_context(TlsSettings(certificate=mine.certificate, key=mine.key))
     with pytest.raises(ConfigError):
-        make_context(TlsSettings(certificate=InlinePem(mine.certificate), key=InlinePem(b"junk")))
+        make_context(TlsSettings(certificate=mine.certificate, key=b"junk"))
     assert modes == [0o600, 0o600]
     assert not list(tmp_path.iterdir())
 
@@ -220,17 +218,17 @@ def test_an_encrypted_key_is_refused_without_a_prompt(ca):
     """A key with a password is a ConfigError, never a question on the terminal."""
     mine = ca.issue("alice", encryption=BestAvailableEncryption(b"x"))
     with pytest.raises(ConfigError, match="encrypted"):
-        make_context(TlsSettings(certificate=InlinePem(mine.certificate), key=InlinePem(mine.key)))
+        make_context(TlsSettings(certificate=mine.certificate, key=mine.key))
 
 
 @pytest.mark.parametrize(
     "tls",
     [
-        TlsSettings(ca=InlinePem(b"junk")),
-        TlsSettings(ca=InlinePem(b"\xff\xfe")),
-        TlsSettings(ca=InlinePem(b"")),
-        TlsSettings(ca=PemFile(Path("/no/such/ca.crt"))),
-        TlsSettings(certificate=InlinePem(b"junk"), key=InlinePem(b"junk")),
+        TlsSettings(ca=b"junk"),
+        TlsSettings(ca=b"\xff\xfe"),
+        TlsSettings(ca=b""),
+        TlsSettings(ca=Path("/no/such/ca.crt")),
+        TlsSettings(certificate=b"junk", key=b"junk"),
     ],
 )
 async def test_unusable_certificates_are_known_before_the_first_request(tls):
@@ -332,7 +330,7 @@ async def test_an_old_watch_outlives_a_rotation(ca, tmp_path):
         key.write_bytes(mine.key)
 
     rotate()
-    tls = TlsSettings(certificate=PemFile(crt), key=PemFile(key))
+    tls = TlsSettings(certificate=crt, key=key)
     transport = AuthTransport(ClusterConfig(server="http://apiserver", tls=tls), connect=connect)
     async with httpx.AsyncClient(transport=transport, base_url="http://apiserver") as http:
         async with http.stream("GET", "/watch"):

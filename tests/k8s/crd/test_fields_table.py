@@ -1,7 +1,7 @@
 """Every field that a user of the original knows is there, with its type, values, bounds and default.
 
 `data/crd-fields.tsv` has the fields of the original's kinds, the parts of pods expanded. Where ours differ, they differ
-on purpose, and `DELIBERATE` says why.
+on purpose, and `data/crd-differences.yaml` says why.
 """
 
 import fnmatch
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 import pytest
+import yaml
 
 from llmkube.k8s.crd.definitions import all_crds
 
@@ -41,79 +42,9 @@ class Difference:
         )
 
 
-DELIBERATE: Final = (
-    Difference("Model spec.source", "pattern", "bare org/repo@revision works, empty URLs do not; builtin:// is ours"),
-    Difference("Model spec.hardware", "default", "filled in, so that kubectl get shows the accelerator"),
-    Difference("* spec", "rules", "rules about several fields, that the original checks while it reconciles"),
-    Difference(
-        "Model spec.hardware.memoryBudget, Model spec.hardware.gpu.memory, Model spec.resources.*,"
-        " InferenceService spec.resources.*, *.targetAverageValue",
-        "pattern maxLength rules",
-        "a quantity that does not parse, or is negative, is refused when it is applied",
-    ),
-    Difference("ModelRouter spec.policy.auth.jwt*", "rules required", "keys are fetched, or are in a Secret"),
-    Difference("Model spec.hardware.memoryFraction", "min max over", "a share of the memory is above 0 and at most 1"),
-    Difference("Model spec.hardware.gpu.resourceClaims[]*", "minLength maxLength", "an empty name names nothing"),
-    Difference("Model spec.hardware.gpu.resourceClaims", "by", "a pod's claims are told apart by name"),
-    Difference("Model spec.hardware.gpu.*Name, Model spec.hardware.gpu.*Key", "maxLength", "as long as a key may be"),
-    Difference("Model spec.mmproj, *.image, *Config.*, InferenceService spec.cacheTypeCustom*",
-               "minLength", "an empty text is no value"),
-    Difference("*.model, *.displayName, *.headerKey, *.modelName, *.profile, *.filePath", "minLength",
-               "an empty text is no value"),
-    Difference("*Ref.name, *Ref.key, *Secrets[].name", "required default minLength maxLength",
-               "a reference without a name refers to nothing"),
-    Difference("InferenceService spec.modelRef, *.draftModelRef, *.metrics[].name, *.gatewayRef.name*, *.slo.name",
-               "minLength maxLength", "a name has between 1 and 253 characters"),
-    Difference("InferenceService spec.env[].name", "minLength", "a variable has a name"),
-    Difference("InferenceService spec.runtime", "enum", "engines of hosts can be chosen, and those that came later"),
-    Difference("InferenceService spec.parallelSlots, InferenceService spec.resources.gpu,"
-               " InferenceService spec.evictionProtection", "default", "the reference page says so"),
-    Difference("InferenceService spec.autoscaling*", "rules maxItems min",
-               "minReplicas above maxReplicas, and metrics that would be dropped without a word, are refused"),
-    Difference("*.endpoint", "rules", "a nodePort on a Service that has none is refused"),
-    Difference("*.endpoint.gateway", "rules", "gatewayRef is needed when the gateway is enabled, and only then"),
-    Difference("*.endpoint.gateway.gatewayRef", "required", "gatewayRef is needed when the gateway is enabled"),
-    Difference("InferenceService spec.resources", "rules", "a shared GPU is one GPU"),
-    Difference("InferenceService spec.rolloutPolicy.idleTimeoutSeconds", "type", "a number of seconds has a width"),
-    Difference("InferenceService spec.slo*", "maxLength", "the cost of a rule is reckoned with the longest text"),
-    Difference("InferenceService spec.vllmConfig.*, InferenceService spec.tgiConfig*", "min rules",
-               "counts of tokens and GPUs start at 1; no room for an answer is a mistake"),
-    Difference("*.gpuMemoryUtilization, *.memFractionStatic", "rules", "0 is not from 0.1 to 0.99"),
-    Difference("*.speculative", "rules", "speculation that is turned on says who guesses"),
-    Difference("ModelRouter spec.backends[].tier", "default", "an external backend is not local because nobody said"),
-    Difference("ModelRouter spec.backends", "rules", "one kind of backend, in the tier that fits it"),
-    Difference("ModelRouter spec.backends[].external", "rules", "bedrock and vertex_ai have no address of their own"),
-    Difference("ModelRouter spec.backends[].external.url", "pattern maxLength", "a URL is one"),
-    Difference("ModelRouter spec.backends, ModelRouter spec.policy.budgets, *.allowlists", "by",
-               "two of one name are refused"),
-    Difference("ModelRouter *", "maxItems maxLength", "the cost of a rule is reckoned with the longest lists"),
-    Difference("*.timeout, ModelRouter spec.proxy.*", "pattern rules", "a time span that does not parse is refused"),
-    Difference("ModelRouter spec.rules[].route.strategy", "enum", "least-loaded: one name over several engines"),
-    Difference("*.sensitiveClassifications", "minItems", "unset means pii and phi; an empty list would be read so too"),
-    Difference("*.allowlists[].team", "pattern", "a team with blanks around it never matches"),
-    Difference("ModelRouter spec.policy.*", "rules", "what the original checks while it reconciles"),
-)  # fmt: skip
-
-EXTRA: Final = (
-    "InferenceService spec.extraVolumes[].ephemeral.volumeClaimTemplate.metadata.",  # it drops the labels there
-    "Model status.cacheVolume",  # without it nobody could tell that a claim was made anew
-    "Model status.quantization",  # without it a column shows no label where no header was read
-    "InferenceService status.selector",  # without it no autoscaler can count the pods of a service
-    "InferenceService spec.aliases",  # without it clients keep asking for a name that is not there
-    "InferenceService spec.metricsPath",  # without it the metrics of any image are out of reach
-    "InferenceService spec.multiNode",  # since September 2026, as is the next one
-    "InferenceService spec.vllmConfig.pipelineParallelSize",
-    "InferenceService spec.hosts",  # without it one name is served by pods or by hosts, never by both
-    "ModelRouter spec.backends[].region",  # where the data of a request may go
-    "ModelRouter spec.policy.classification.defaultClassification",  # a request that names no class has one
-    "ModelRouter spec.policy.auth.keysSecretRef",  # clients without an issuer of tokens
-    "ModelRouter spec.policy.auth.jwt.audiences",  # without them a token for another program counts
-    "ModelRouter spec.policy.auth.jwt.jwksSecretRef",  # keys of an issuer that pods do not reach
-    "ModelRouter spec.policy.budgetStore",  # without it several pods admit several times what a budget allows
-    "InferenceService status.engine",  # without it nobody could tell what serves from what is asked for
-    "InferenceService status.runtime",  # without it a column shows what was asked for
-    "InferenceService spec.apiKeySecretRef",  # without it clients outside the cluster have no keys of their own
-)
+_DIFFERENCES: Final = yaml.safe_load(TABLE.with_name("crd-differences.yaml").read_text(encoding="utf-8"))
+DELIBERATE: Final = tuple(Difference(**row) for row in _DIFFERENCES["deliberate"])
+EXTRA: Final = tuple(_DIFFERENCES["extra"])
 """How fields begin that the original does not have."""
 
 

@@ -280,15 +280,3 @@ def _with_managers(obj: JsonObject, managers: Managers) -> JsonObject:
     if entries := managed_fields.to_json(managers):
         metadata["managedFields"] = entries
     return obj
-
-
-__all__ = [
-    "ApplyConflictError",
-    "ApplyRefusedError",
-    "Conflict",
-    "Endpoint",
-    "MergeError",
-    "record_write",
-    "same_but_for_times",
-    "server_side_apply",
-]

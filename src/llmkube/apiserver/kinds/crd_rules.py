@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmkube.apiserver.schema import cel, patterns
-from llmkube.apiserver.schema import validation as validate
-from llmkube.apiserver.schema.defaults import prune
-from llmkube.apiserver.schema.structural import JsonObject, Schema
+from llmkube.apiserver.schema.defaults import apply_defaults, prune
+from llmkube.apiserver.schema.structural import JsonObject, RuleError, Schema
+from llmkube.apiserver.schema.validation import validate
 from llmkube.apiserver.values import name_rules
 from llmkube.apiserver.values.field_errors import (
     FieldError,
@@ -358,8 +358,8 @@ def _check_default(raw: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         _, unknown = prune(default, schema)
         for field in unknown:
             yield invalid(where, default, f"must not have unknown fields: {field}")
-        default = validate.apply_defaults(default, schema)
-    yield from validate.validate(default, None, schema, where)
+        default = apply_defaults(default, schema)
+    yield from validate(default, None, schema, where)
 
 
 def _check_rule(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -372,7 +372,7 @@ def _check_rule(rule: Mapping[str, Any], path: str) -> Iterator[FieldError]:
         if expression:
             try:
                 cel.compiled(expression)
-            except cel.RuleError as error:
+            except RuleError as error:
                 yield invalid(at(path, field), expression, str(error))
     message = rule.get("message")
     if message is not None and not message.strip():

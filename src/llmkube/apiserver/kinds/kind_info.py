@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.kinds import builtin_schemas
-from llmkube.apiserver.schema.parts import OBJECT_META, always, top_level
+from llmkube.apiserver.schema.builtin_types import OBJECT_META, type_schema
 from llmkube.apiserver.schema.structural import JsonObject, Schema
 from llmkube.apiserver.values import name_rules
 from llmkube.k8s.builtins import PriorityClass
@@ -46,15 +45,16 @@ class KindInfo:
         return "status" in self.resource.subresources
 
 
-def _builtin(schema: JsonObject, resource: Resource, package: str = "io.k8s.api.core.v1", **special: Any) -> KindInfo:
+def _builtin(resource: Resource, package: str = "io.k8s.api.core.v1", *, shape: str = "", **special: Any) -> KindInfo:
     """Return a built-in kind; most have no generation, and those of the core group can be updated unconditionally."""
+    definition = f"{package}.{resource.kind}"
     usual = {"unconditional_update": package == "io.k8s.api.core.v1", "has_generation": False}
     return KindInfo(
         resource=resource,
-        schema=Schema.parse(schema),
+        schema=Schema.parse(type_schema(shape or definition)),
         singular=resource.singular,
         list_kind=resource.list_kind,
-        definition=f"{package}.{resource.kind}",
+        definition=definition,
         builtin=True,
         **(usual | special),
     )
@@ -78,43 +78,33 @@ _STATUS: Final = ("status",)
 
 BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
     _builtin(
-        builtin_schemas.NAMESPACE,
         Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
         selectable_fields=("status.phase",),
         name_rule=name_rules.label,
     ),
-    _builtin(builtin_schemas.CONFIG_MAP, Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))),
-    _builtin(builtin_schemas.SECRET, Resource("", "v1", "Secret", "secrets"), selectable_fields=("type",)),
+    _builtin(Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))),
+    _builtin(Resource("", "v1", "Secret", "secrets"), selectable_fields=("type",)),
+    _builtin(Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",))),
     _builtin(
-        builtin_schemas.SERVICE_ACCOUNT, Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",))
-    ),
-    _builtin(
-        builtin_schemas.SERVICE,
         Resource("", "v1", "Service", "services", short_names=("svc",), subresources=_STATUS, categories=("all",)),
         selectable_fields=("spec.clusterIP", "spec.type"),
         name_rule=name_rules.label,  # an RFC 1035 label before Kubernetes 1.36
     ),
     _builtin(
-        builtin_schemas.ENDPOINTS,
         Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",)),
         deprecation_warning="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ),
     _builtin(
-        builtin_schemas.EVENT,
         Resource("", "v1", "Event", "events", short_names=("ev",)),
         selectable_fields=_EVENT_FIELDS,
     ),
     _builtin(
-        builtin_schemas.ENDPOINT_SLICE,
         Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
         "io.k8s.api.discovery.v1",
         has_generation=True,
     ),
+    _builtin(Resource("coordination.k8s.io", "v1", "Lease", "leases"), "io.k8s.api.coordination.v1"),
     _builtin(
-        builtin_schemas.LEASE, Resource("coordination.k8s.io", "v1", "Lease", "leases"), "io.k8s.api.coordination.v1"
-    ),
-    _builtin(
-        builtin_schemas.CUSTOM_RESOURCE_DEFINITION,
         Resource(
             "apiextensions.k8s.io",
             "v1",
@@ -204,26 +194,16 @@ def _with_metadata(raw: Mapping[str, Any]) -> JsonObject:
     rules = (properties.get("metadata") or {}).get("x-kubernetes-validations")
     if rules:
         meta["x-kubernetes-validations"] = rules
-    properties |= {
-        "apiVersion": builtin_schemas.LEASE["properties"]["apiVersion"],
-        "kind": builtin_schemas.LEASE["properties"]["kind"],
-        "metadata": meta,
-    }
+    usual = type_schema("Workload")["properties"]
+    properties |= {"apiVersion": usual["apiVersion"], "kind": usual["kind"], "metadata": meta}
     return {"type": "object", **raw, "properties": properties}
-
-
-_ANYTHING: Final[dict[str, Any]] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_SCHEMA: Final = top_level("As it came.", spec=_ANYTHING, status=always(_ANYTHING))
-_CLASS: Final = top_level(
-    "A rank.", value={"type": "integer"}, preemptionPolicy={"type": "string"}, description={"type": "string"}
-)
 
 
 WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
     _builtin(
-        _CLASS if resource == PriorityClass.RESOURCE else _SCHEMA,
         attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # nothing here scales
         f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
+        shape="" if resource == PriorityClass.RESOURCE else "Workload",
         has_generation=True,
         unconditional_update=True,
     )

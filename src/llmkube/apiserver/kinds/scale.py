@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from llmkube.apiserver.schema.parts import OBJECT_META
+from llmkube.apiserver.schema.builtin_types import type_schema
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.storage.revisions import Object
 from llmkube.apiserver.values.api_errors import internal
@@ -12,21 +12,7 @@ from llmkube.apiserver.values.json_values import copy, is_integer
 
 JsonObject = dict[str, Any]
 
-SCALE = Schema.parse(
-    {
-        "type": "object",
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": OBJECT_META,
-            "spec": {"type": "object", "properties": {"replicas": {"type": "integer"}}},
-            "status": {
-                "type": "object",
-                "properties": {"replicas": {"type": "integer"}, "selector": {"type": "string"}},
-            },
-        },
-    }
-)
+SCALE = Schema.parse(type_schema("io.k8s.api.autoscaling.v1.Scale"))
 """What a Scale is made of."""
 
 _SHOWN_METADATA = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")

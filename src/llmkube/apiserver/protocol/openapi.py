@@ -17,7 +17,7 @@ import orjson
 from llmkube.apiserver.kinds.catalog import Catalog
 from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.protocol.negotiation import JSON_OR_YAML, patch_types
-from llmkube.apiserver.schema import parts as schemaparts
+from llmkube.apiserver.schema.builtin_types import OBJECT_META, type_names
 
 JsonObject = dict[str, Any]
 
@@ -25,71 +25,6 @@ _META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
 _CORE: Final = "io.k8s.api.core.v1"
 _DISCOVERY: Final = "io.k8s.api.discovery.v1"
 _EXTENSIONS: Final = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1"
-_REFERENCE: Final = f"{_CORE}.ObjectReference"
-_VERSIONS: Final = "spec.versions[]"
-
-_OF_METADATA: Final[Mapping[str, str]] = {
-    "metadata": f"{_META}.ObjectMeta",
-    "metadata.managedFields[]": f"{_META}.ManagedFieldsEntry",
-    "metadata.managedFields[].fieldsV1": f"{_META}.FieldsV1",
-    "metadata.ownerReferences[]": f"{_META}.OwnerReference",
-}
-_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
-    f"{_CORE}.Namespace": {
-        "status.conditions[]": f"{_CORE}.NamespaceCondition",
-    },
-    f"{_CORE}.Service": {
-        "spec.ports[]": f"{_CORE}.ServicePort",
-        "spec.ports[].targetPort": "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
-        "spec.sessionAffinityConfig": f"{_CORE}.SessionAffinityConfig",
-        "spec.sessionAffinityConfig.clientIP": f"{_CORE}.ClientIPConfig",
-        "status.conditions[]": f"{_META}.Condition",
-        "status.loadBalancer": f"{_CORE}.LoadBalancerStatus",
-        "status.loadBalancer.ingress[]": f"{_CORE}.LoadBalancerIngress",
-        "status.loadBalancer.ingress[].ports[]": f"{_CORE}.PortStatus",
-    },
-    f"{_CORE}.ServiceAccount": {
-        "secrets[]": _REFERENCE,
-        "imagePullSecrets[]": f"{_CORE}.LocalObjectReference",
-    },
-    f"{_CORE}.Endpoints": {
-        "subsets[]": f"{_CORE}.EndpointSubset",
-        "subsets[].addresses[]": f"{_CORE}.EndpointAddress",
-        "subsets[].addresses[].targetRef": _REFERENCE,
-        "subsets[].notReadyAddresses[]": f"{_CORE}.EndpointAddress",
-        "subsets[].ports[]": f"{_CORE}.EndpointPort",
-    },
-    f"{_CORE}.Event": {
-        "involvedObject": _REFERENCE,
-        "related": _REFERENCE,
-        "series": f"{_CORE}.EventSeries",
-        "source": f"{_CORE}.EventSource",
-    },
-    f"{_DISCOVERY}.EndpointSlice": {
-        "endpoints[]": f"{_DISCOVERY}.Endpoint",
-        "endpoints[].conditions": f"{_DISCOVERY}.EndpointConditions",
-        "endpoints[].hints": f"{_DISCOVERY}.EndpointHints",
-        "endpoints[].hints.forNodes[]": f"{_DISCOVERY}.ForNode",
-        "endpoints[].hints.forZones[]": f"{_DISCOVERY}.ForZone",
-        "endpoints[].targetRef": _REFERENCE,
-        "ports[]": f"{_DISCOVERY}.EndpointPort",
-    },
-    "io.k8s.api.coordination.v1.Lease": {},
-    f"{_EXTENSIONS}.CustomResourceDefinition": {
-        "spec.conversion": f"{_EXTENSIONS}.CustomResourceConversion",
-        "spec.names": f"{_EXTENSIONS}.CustomResourceDefinitionNames",
-        _VERSIONS: f"{_EXTENSIONS}.CustomResourceDefinitionVersion",
-        f"{_VERSIONS}.additionalPrinterColumns[]": f"{_EXTENSIONS}.CustomResourceColumnDefinition",
-        f"{_VERSIONS}.schema": f"{_EXTENSIONS}.CustomResourceValidation",
-        f"{_VERSIONS}.schema.openAPIV3Schema": f"{_EXTENSIONS}.JSONSchemaProps",
-        f"{_VERSIONS}.selectableFields[]": f"{_EXTENSIONS}.SelectableField",
-        f"{_VERSIONS}.subresources": f"{_EXTENSIONS}.CustomResourceSubresources",
-        f"{_VERSIONS}.subresources.scale": f"{_EXTENSIONS}.CustomResourceSubresourceScale",
-        f"{_VERSIONS}.subresources.status": f"{_EXTENSIONS}.CustomResourceSubresourceStatus",
-        "status.acceptedNames": f"{_EXTENSIONS}.CustomResourceDefinitionNames",
-        "status.conditions[]": f"{_EXTENSIONS}.CustomResourceDefinitionCondition",
-    },
-}
 _ALSO_REQUIRED: Final[Mapping[str, Sequence[str]]] = {
     f"{_CORE}.Event": ("metadata",),
     f"{_CORE}.ServicePort": ("port",),
@@ -109,9 +44,7 @@ def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], 
         raw: The kind's schema.
         prefix: What a reference begins with, such as `#/components/schemas/`.
     """
-    names = dict(_OF_METADATA)
-    if definition in _NAMES:
-        names |= {"spec": f"{definition}Spec", "status": f"{definition}Status", **_NAMES[definition]}
+    names = type_names(definition)
 
     def walk(schema: Any, path: str) -> Any:
         """Return the schema at a path with its parts referred to."""
@@ -132,7 +65,7 @@ def add_definitions(found: JsonObject, definition: str, raw: Mapping[str, Any], 
             return walk(schema, path)
         if name not in found:
             # a CRD may restrict metadata.name; all kinds share the definition
-            shared = schemaparts.OBJECT_META if path == "metadata" else schema
+            shared = OBJECT_META if path == "metadata" else schema
             found[name] = _with_required(walk(shared, path), name)
         reference = {"$ref": f"{prefix}{name}"}
         described = {"description": schema["description"]} if schema.get("description") else {}

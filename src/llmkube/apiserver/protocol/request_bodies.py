@@ -10,7 +10,7 @@ import attrs
 import yaml
 
 from llmkube.apiserver.protocol import protobuf_bodies
-from llmkube.apiserver.schema import parts as schemaparts
+from llmkube.apiserver.schema import builtin_types
 from llmkube.apiserver.schema.defaults import MAX_COMPLAINTS
 from llmkube.apiserver.schema.patterns import FORMATS
 from llmkube.apiserver.schema.structural import Schema
@@ -160,7 +160,7 @@ def cannot_unmarshal(path: str, wanted: str) -> DecodeError:
     return DecodeError(f"json: cannot unmarshal value into Go struct field .{path} of type {wanted}")
 
 
-OBJECT_META: Final = Schema.parse(schemaparts.OBJECT_META)
+OBJECT_META: Final = Schema.parse(builtin_types.OBJECT_META)
 
 
 def _json(body: bytes) -> tuple[Any, list[str]]:

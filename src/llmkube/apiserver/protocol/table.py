@@ -2,12 +2,8 @@
 
 Facts: Kubernetes API concepts, "Receiving resources as Tables"; meta.k8s.io/v1 Table; columns as a
 kube-apiserver 1.36 sends them.
-
-Ages are read as kubectl writes them: two units while young, one when old.
-Facts: `k8s.io/apimachinery/pkg/util/duration.HumanDuration`, worked out from its outputs.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,6 +14,7 @@ from llmkube.apiserver.kinds.kind_info import KindInfo
 from llmkube.apiserver.kinds.scale import is_scale
 from llmkube.apiserver.storage.revisions import Object
 from llmkube.apiserver.values import json_text, jsonpath
+from llmkube.base.units import format_age
 
 JsonObject = dict[str, Any]
 Cell = Callable[[Object, datetime], Any]
@@ -278,35 +275,6 @@ _BUILTIN: Final[Mapping[str, tuple[Column, ...]]] = {
 }
 
 
-_MINUTE: Final = 60
-_HOUR: Final = 60 * _MINUTE
-_DAY: Final = 24 * _HOUR
-_YEAR: Final = 365 * _DAY
-
-
-_AGES: Final = (  # below so many seconds: the unit, and a smaller one that is shown beside it
-    (2 * _MINUTE, (1, "s"), None),
-    (10 * _MINUTE, (_MINUTE, "m"), (1, "s")),
-    (3 * _HOUR, (_MINUTE, "m"), None),
-    (8 * _HOUR, (_HOUR, "h"), (_MINUTE, "m")),
-    (2 * _DAY, (_HOUR, "h"), None),
-    (8 * _DAY, (_DAY, "d"), (_HOUR, "h")),
-    (2 * _YEAR, (_DAY, "d"), None),
-    (8 * _YEAR, (_YEAR, "y"), (_DAY, "d")),
-    (math.inf, (_YEAR, "y"), None),
-)
-
-
-def human_duration(seconds: float) -> str:
-    """Return `45s`, `3m20s`, `25m`, `4h5m`, `20h`, `3d4h`, `40d`, `2y30d`, `9y`."""
-    whole = max(int(seconds), 0)
-    if int(seconds) < -1:
-        return "<invalid>"
-    (large, name), small = next((unit, beside) for below, unit, beside in _AGES if whole < below)
-    rest = whole % large // small[0] if small else 0
-    return f"{whole // large}{name}" + (f"{rest}{small[1]}" if small and rest else "")
-
-
 def age(timestamp: Any, now: datetime) -> str:
     """Return how long ago an RFC 3339 timestamp was; `<unknown>` when it is none."""
     if not isinstance(timestamp, str) or not timestamp:
@@ -316,4 +284,5 @@ def age(timestamp: Any, now: datetime) -> str:
     except ValueError:
         return "<invalid>"
     then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
-    return human_duration((now - then).total_seconds())
+    seconds = (now - then).total_seconds()
+    return "<invalid>" if seconds <= -2 else format_age(seconds)

@@ -6,5 +6,5 @@ validation                     the errors of an object, in kube-apiserver's word
 cel, cel_rules, cel_functions  `x-kubernetes-validations`
 cel_evaluator                  what they say of an object, within what they may cost
 patterns                       RE2, within a bound; string formats
-parts                          building blocks for the schemas of built-in kinds
+builtin_types                  the schemas of built-in kinds
 """

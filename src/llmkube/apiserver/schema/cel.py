@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from llmkube.apiserver.schema.structural import RuleError, Schema
+from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values.field_errors import FieldError
-
-__all__ = ["RuleError", "check", "compiled"]
 
 _DEPTH: Final = 2500
 """What celpy sets."""

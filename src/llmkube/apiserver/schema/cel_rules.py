@@ -165,18 +165,21 @@ def _check_here(value: Any, old: Any, schema: Schema, path: str, budget: Budget)
         except RuleError as exc:  # it cannot be run on this value
             bad = schema.type if schema.type in {"object", "array"} else value
             said = _MISSING.sub(r"no such key: \1", str(exc))
-            yield FieldError(path, ErrorType.INVALID, f"{said} evaluating rule: {rule.message or rule.rule}", bad)
+            yield FieldError(
+                path, ErrorType.INVALID, f"{said} evaluating rule: {rule.get('message') or rule['rule']}", bad
+            )
             continue
         if error is not None:
             shown = ABSENT if schema.type in {"object", "array"} else value
-            where = path + rule.field_path if path else rule.field_path.removeprefix(".")
+            below = rule.get("fieldPath", "")
+            where = path + below if path else below.removeprefix(".")
             yield attrs.evolve(error, path=where, bad_value=shown)
 
 
 def _is_settled(rule: Rule, new: Any, old: Any) -> bool:
     """Whether a rule has nothing to say: it is about a change where there is none, or has let the value through."""
     try:
-        expression = compiled(rule.rule)
+        expression = compiled(rule.get("rule", ""))
     except RuleError:
         return False  # which is to be told
     if expression.uses_old_self:
@@ -190,19 +193,19 @@ def _apply_rule(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> Field
     Raises:
         RuleError: The rule cannot be run on this value.
     """
-    held = compiled(rule.rule).evaluate(typed, typed_old, budget)
+    held = compiled(rule.get("rule", "")).evaluate(typed, typed_old, budget)
     if not isinstance(held, ct.BoolType):
         raise RuleError("the result is no boolean")
-    kind = _REASONS.get(rule.reason, ErrorType.INVALID)
+    kind = _REASONS.get(rule.get("reason", ""), ErrorType.INVALID)
     return None if held else FieldError("", kind, _message(rule, typed, typed_old, budget))
 
 
 def _message(rule: Rule, typed: Any, typed_old: Any, budget: Budget) -> str:
-    if rule.message_expression:
+    if expression := rule.get("messageExpression"):
         try:
-            said = str(compiled(rule.message_expression).evaluate(typed, typed_old, budget)).strip()
+            said = str(compiled(expression).evaluate(typed, typed_old, budget)).strip()
         except RuleError:
             said = ""  # a message that fails must not hide the verdict
         if said and "\n" not in said:
             return said
-    return rule.message.strip() or f"failed rule: {rule.rule.strip()}"
+    return rule.get("message", "").strip() or f"failed rule: {rule.get('rule', '').strip()}"

@@ -182,13 +182,10 @@ def _drop_unknown(value: Any, schema: Schema, path: str) -> Iterator[str]:
             yield from _drop_unknown(item, schema.items, at_index(path, index))
 
 
-def unknown_fields(paths: tuple[str, ...], duplicates: tuple[str, ...] = ()) -> list[str]:
-    """Return the complaints of strict field validation: `unknown field "spec.colour"`, `duplicate field "spec.size"`.
+def unknown_fields(paths: tuple[str, ...]) -> list[str]:
+    """Return the complaints of strict field validation: `unknown field "spec.colour"`.
 
     With `fieldValidation=Strict` the server answers 400 `strict decoding error: ` and these, joined by `, `; with
     `Warn` each is a warning of its own.
     """
-    return [
-        *(f'unknown field "{path}"' for path in paths),
-        *(f'duplicate field "{path}"' for path in duplicates),
-    ]
+    return [f'unknown field "{path}"' for path in paths]

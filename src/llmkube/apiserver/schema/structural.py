@@ -1,7 +1,7 @@
 """A schema is read once into a tree of values that defaulting, pruning, validation and merging all walk.
 
 The JSON form is OpenAPI v3 as CustomResourceDefinitions carry it, with Kubernetes' `x-kubernetes-*` extensions;
-built-in kinds use the same form (`kinds.builtin_schemas`), so there is one code path for both.
+built-in kinds use the same form (`builtin_types`), so there is one code path for both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Self
 
 import attrs
 
-from llmkube.apiserver.schema.parts import OBJECT_META
+from llmkube.apiserver.schema.builtin_types import OBJECT_META
 from llmkube.apiserver.values.json_values import compact, is_list, is_object
 from llmkube.base.errors import UserError
 
@@ -23,28 +23,8 @@ class RuleError(UserError):
     """The text is no CEL expression that this server can run."""
 
 
-@attrs.frozen
-class Rule:
-    """One entry of `x-kubernetes-validations`."""
-
-    rule: str
-    message: str = ""
-    message_expression: str = ""
-    reason: str = ""
-    field_path: str = ""
-    optional_old_self: bool = False
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON form; absent parts are empty."""
-        return cls(
-            rule=raw.get("rule", ""),
-            message=raw.get("message", ""),
-            message_expression=raw.get("messageExpression", ""),
-            reason=raw.get("reason", ""),
-            field_path=raw.get("fieldPath", ""),
-            optional_old_self=bool(raw.get("optionalOldSelf", False)),
-        )
+Rule = Mapping[str, Any]
+"""One entry of `x-kubernetes-validations`."""
 
 
 @attrs.frozen(eq=False)
@@ -91,7 +71,7 @@ class Schema:
         fields = {name: cls.parse(sub) for name, sub in properties.items()}
         values = cls.parse(additional) if is_object(additional) else None
         item = cls.parse(items) if is_object(items) else None
-        rules = tuple(Rule.parse(rule) for rule in raw.get("x-kubernetes-validations") or ())
+        rules = tuple(raw.get("x-kubernetes-validations") or ())
         return cls(
             raw=raw,
             type=raw.get("type", ""),

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmkube.apiserver.schema import cel, patterns
-from llmkube.apiserver.schema.defaults import apply_defaults, prune
 from llmkube.apiserver.schema.patterns import FORMATS
 from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values.field_errors import (
@@ -37,8 +36,6 @@ from llmkube.apiserver.values.json_values import (
     json_type,
     same,
 )
-
-__all__ = ["apply_defaults", "bounds", "prune", "validate", "with_rules"]
 
 _BITS: Final = {"int32": 32, "int64": 64}
 _GO_FORMATS: Final = {int: "int64", float: "float64"}

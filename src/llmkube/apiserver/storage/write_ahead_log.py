@@ -38,10 +38,6 @@ INSERT OR IGNORE INTO meta VALUES (1, 0);
 """
 
 
-_Row = tuple[tuple[str, str, str], str | None]
-"""A place, and the JSON of what is there from now on; None when nothing is."""
-
-
 class StorageError(WorldError):
     """The database cannot be read or written: a full disk, a damaged file, a lock held by another process."""
 
@@ -90,10 +86,7 @@ class WriteAheadLog:
         Raises:
             JournalError: Nothing was written.
         """
-        rows = _rows(changes)  # here, not in the thread: who answers and who watches need the same bytes
-        await trio.to_thread.run_sync(
-            self.write_rows, rows, changes[-1].revision, abandon_on_cancel=False, limiter=self._limiter
-        )
+        await trio.to_thread.run_sync(self.write, changes, abandon_on_cancel=False, limiter=self._limiter)
 
     def write(self, changes: Sequence[Change]) -> None:
         """Write the changes and the revision they reach in one transaction, synced to disk.
@@ -101,22 +94,16 @@ class WriteAheadLog:
         Raises:
             JournalError: Nothing was written.
         """
-        self.write_rows(_rows(changes), changes[-1].revision)
-
-    def write_rows(self, rows: Sequence[_Row], revision: int) -> None:
-        """Do what `write` does with what it makes of changes.
-
-        Raises:
-            JournalError: Nothing was written.
-        """
         with _translated("write", self._path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            for place, text in rows:
-                if text is None:
+            for change in changes:
+                place = change.ref.kind, change.ref.key.namespace, change.ref.key.name
+                if change.removed:
                     self._connection.execute("DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", place)
                 else:
+                    text = encoded(change.after).decode()
                     self._connection.execute("INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?)", (*place, text))
-            self._connection.execute("UPDATE meta SET revision = ?", (revision,))
+            self._connection.execute("UPDATE meta SET revision = ?", (changes[-1].revision,))
 
 
 @contextmanager
@@ -157,17 +144,6 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _rows(changes: Sequence[Change]) -> list[_Row]:
-    with _translated("write"):
-        return [
-            (
-                (change.ref.kind, change.ref.key.namespace, change.ref.key.name),
-                None if change.removed else encoded(change.after).decode(),
-            )
-            for change in changes
-        ]
-
-
 def move_aside(path: Path, now: datetime) -> Path:
     """Rename a damaged database and its side files, so that a new one can be made; returns where to.
 
@@ -191,13 +167,13 @@ def _aside(path: Path, stamp: str, number: int) -> Path:
 
 
 @contextmanager
-def _translated(verb: str, path: Path | None = None) -> Iterator[None]:
+def _translated(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as exc:
         code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the rest says where, not what
         kind = StorageDamagedError if code in _DAMAGED else StorageError
-        why = full_disk(path.parent) if code == sqlite3.SQLITE_FULL and path is not None else str(exc)
+        why = full_disk(path.parent) if code == sqlite3.SQLITE_FULL else str(exc)
         raise kind(f"cannot {verb} the API server's database: {why}") from exc
     except (ValueError, TypeError) as exc:
         raise StorageDamagedError(f"the API server's database holds what it cannot decode: {exc}") from exc

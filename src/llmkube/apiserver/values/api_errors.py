@@ -18,18 +18,10 @@ _MAX_ERRORS: Final = 500  # that are told; kube-apiserver tells all
 _ERRORS_BYTES: Final = 1024 * 1024
 
 
-@attrs.frozen
-class StatusCause:
-    """One reason inside a Status: a field and what is wrong with it."""
-
-    reason: str
-    message: str
-    field: str = ""
-
-    def to_json(self) -> JsonObject:
-        """Return the cause as it stands in `details.causes`."""
-        cause = {"reason": self.reason, "message": self.message}
-        return {**cause, "field": self.field} if self.field else cause
+def status_cause(reason: str, message: str, field: str = "") -> JsonObject:
+    """Return one reason inside a Status, as it stands in `details.causes`: a field and what is wrong with it."""
+    cause = {"reason": reason, "message": message}
+    return {**cause, "field": field} if field else cause
 
 
 @attrs.frozen
@@ -133,9 +125,9 @@ STALE = "the object has been modified; please apply your changes to the latest v
 """Why a write with an old resourceVersion conflicts."""
 
 
-def apply_conflict(message: str, causes: Sequence[StatusCause]) -> RequestRefusedError:
+def apply_conflict(message: str, causes: Sequence[JsonObject]) -> RequestRefusedError:
     """Refuse an apply that would take fields from other managers."""
-    return RequestRefusedError(409, "Conflict", message, {"causes": [cause.to_json() for cause in causes]})
+    return RequestRefusedError(409, "Conflict", message, {"causes": list(causes)})
 
 
 def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedError:
@@ -145,7 +137,7 @@ def invalid(subject: Subject, errors: Sequence[FieldError]) -> RequestRefusedErr
     if len(told) < len(errors):
         said.append(f"and {len(errors) - len(told)} more errors")
     listed = said[0] if len(said) == 1 else "[" + ", ".join(said) + "]"
-    causes = [StatusCause(error.reason, error.message, error.path or "<nil>").to_json() for error in told]
+    causes = [status_cause(error.reason, error.message, error.path or "<nil>") for error in told]
     details = {**subject.to_json(), "causes": causes}
     return RequestRefusedError(422, "Invalid", f'{subject.qualified} "{subject.name}" is invalid: {listed}', details)
 
@@ -181,11 +173,11 @@ def rejected(why: str = "") -> RequestRefusedError:
     return RequestRefusedError(422, "Invalid", f"{said}: {why}" if why else said, {})
 
 
-def forbidden(subject: Subject, why: str, *, cause: StatusCause | None = None) -> RequestRefusedError:
+def forbidden(subject: Subject, why: str, *, cause: JsonObject | None = None) -> RequestRefusedError:
     """Refuse a write that the state of the server forbids."""
     details = subject.to_json()
     if cause is not None:
-        details["causes"] = [cause.to_json()]
+        details["causes"] = [cause]
     return RequestRefusedError(403, "Forbidden", f'{subject.qualified} "{subject.name}" is forbidden: {why}', details)
 
 
@@ -234,7 +226,7 @@ def expired(message: str) -> RequestRefusedError:
 def too_large_revision(asked: int, current: int) -> RequestRefusedError:
     """Refuse a read at a resourceVersion that this server has not reached."""
     message = f"Too large resource version: {asked}, current: {current}"
-    cause = StatusCause("ResourceVersionTooLarge", "Too large resource version").to_json()
+    cause = status_cause("ResourceVersionTooLarge", "Too large resource version")
     return RequestRefusedError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
 
 

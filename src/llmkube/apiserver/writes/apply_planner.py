@@ -28,12 +28,12 @@ from llmkube.apiserver.storage.revisions import Object, Transaction
 from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import (
     RequestRefusedError,
-    StatusCause,
     apply_conflict,
     bad_request,
     conflict,
     not_found,
     plain_internal,
+    status_cause,
     unprocessable,
 )
 from llmkube.apiserver.values.json_values import ABSENT, is_object
@@ -185,7 +185,7 @@ class ApplyPlanner:
                 return _apply_of_kubectl(attempt, old or {}, wanted, endpoint.schema, force=options.force)
             return attempt(force=options.force)
         except ApplyConflictError as exc:
-            causes = [StatusCause("FieldManagerConflict", each.message, each.path) for each in exc.conflicts]
+            causes = [status_cause("FieldManagerConflict", each.message, each.path) for each in exc.conflicts]
             raise apply_conflict(str(exc), causes) from exc
         except ApplyRefusedError as exc:
             raise bad_request(str(exc)) from exc

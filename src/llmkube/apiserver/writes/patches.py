@@ -10,20 +10,9 @@ from typing import Any, Final
 
 import attrs
 
-from llmkube.apiserver.fields.strategic_merge import strategic_merge_patch
 from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.json_values import copy, is_list, is_object, same
 from llmkube.base.errors import UserError
-
-__all__ = [
-    "CopiedTooMuchError",
-    "PatchDocumentError",
-    "PatchFailedError",
-    "PatchTooLargeError",
-    "json_patch",
-    "merge_patch",
-    "strategic_merge_patch",
-]
 
 MAX_OPERATIONS: Final = 10_000
 """The most operations that kube-apiserver takes in one JSON patch."""

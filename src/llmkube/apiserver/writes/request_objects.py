@@ -6,12 +6,10 @@ from typing import Any
 
 from llmkube.apiserver.kinds.catalog import NAMESPACES, Catalog, ref_of
 from llmkube.apiserver.protocol import request_bodies
-from llmkube.apiserver.protocol.negotiation import OBJECT_TYPES, content_type
 from llmkube.apiserver.storage.revisions import Object, Ref, Transaction
 from llmkube.apiserver.values.api_errors import (
     STALE,
     RequestRefusedError,
-    StatusCause,
     Subject,
     bad_request,
     conflict,
@@ -20,6 +18,7 @@ from llmkube.apiserver.values.api_errors import (
     invalid,
     not_found,
     plain_internal,
+    status_cause,
     undecodable,
 )
 from llmkube.apiserver.values.field_errors import Verbatim
@@ -27,7 +26,6 @@ from llmkube.apiserver.values.field_errors import invalid as field_invalid
 from llmkube.apiserver.values.json_values import ABSENT, compact
 from llmkube.apiserver.writes.request_target import Target
 from llmkube.apiserver.writes.write_options import DeleteOptions
-from llmkube.base.http.message import Request
 from llmkube.k8s.resource import Key
 
 JsonObject = dict[str, Any]
@@ -68,17 +66,6 @@ def parse_manifest(body: bytes, media: str) -> tuple[JsonObject, list[str]]:
     if content is not None and not isinstance(content, dict):
         raise bad_request("error decoding YAML: the body is not an object")
     return content or {}, duplicates
-
-
-def delete_options(request: Request) -> DeleteOptions:
-    """Read how to delete, from the body and the query."""
-    body: JsonObject = {}
-    if request.body.strip():
-        media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
-        body, _ = request_bodies.parse_object(request.body, media)
-        if body.get("kind") not in {None, "", "DeleteOptions"}:
-            raise bad_request(f'no kind "{body["kind"]}" is registered for version "{body.get("apiVersion") or ""}"')
-    return DeleteOptions.parse(request, body)
 
 
 @contextmanager
@@ -155,7 +142,7 @@ def check_namespace(catalog: Catalog, tx: Transaction, target: Target) -> None:
         kind = catalog.versions(NAMESPACES)[0]
         raise not_found(Target(kind, ref_of(kind, "", name)).subject)
     if "deletionTimestamp" in home["metadata"]:
-        cause = StatusCause("NamespaceTerminating", f"namespace {name} is being terminated", "metadata.namespace")
+        cause = status_cause("NamespaceTerminating", f"namespace {name} is being terminated", "metadata.namespace")
         why = f"unable to create new content in namespace {name} because it is being terminated"
         raise forbidden(target.subject, why, cause=cause)
 

@@ -27,11 +27,10 @@ from llmkube.apiserver.writes.preparation import ObjectPreparation
 from llmkube.apiserver.writes.request_objects import (
     check_delete_preconditions,
     decoding,
-    delete_options,
     parse_manifest,
 )
 from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target, outcome_of
-from llmkube.apiserver.writes.write_options import WriteOptions
+from llmkube.apiserver.writes.write_options import DeleteOptions, WriteOptions
 from llmkube.apiserver.writes.write_planner import WritePlanner
 from llmkube.base.http.message import Request
 from llmkube.k8s.wire.times import timestamp
@@ -106,7 +105,7 @@ class RestHandlers:
         )
 
     def _plan_delete(self, request: Request, target: Target) -> PlannedWrite:
-        options = delete_options(request)
+        options = DeleteOptions.parse(request)
 
         def decide(tx: Transaction) -> Outcome:
             stored = tx.get(target.ref)
@@ -125,7 +124,7 @@ class RestHandlers:
         return PlannedWrite(decide, options.dry_run)
 
     def _plan_delete_all(self, request: Request, target: Target, chosen: Predicate) -> PlannedWrite:
-        options = delete_options(request)
+        options = DeleteOptions.parse(request)
 
         def decide(tx: Transaction) -> Outcome:
             deleted = []

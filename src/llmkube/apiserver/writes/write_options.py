@@ -5,7 +5,8 @@ from typing import Any, Final, Literal, cast
 
 import attrs
 
-from llmkube.apiserver.protocol.request_bodies import parse_flag
+from llmkube.apiserver.protocol.negotiation import OBJECT_TYPES, content_type
+from llmkube.apiserver.protocol.request_bodies import parse_flag, parse_object
 from llmkube.apiserver.values.api_errors import RequestRefusedError, Subject, bad_request, invalid
 from llmkube.apiserver.values.field_errors import FieldError, forbidden, not_supported, required, too_long
 from llmkube.apiserver.values.field_errors import invalid as invalid_value
@@ -70,12 +71,19 @@ class DeleteOptions:
     dry_run: bool = False
 
     @classmethod
-    def parse(cls, request: Request, body: Mapping[str, Any]) -> "DeleteOptions":
+    def parse(cls, request: Request) -> "DeleteOptions":
         """Read the body (a `DeleteOptions` object, or nothing) and the query; the body wins.
 
         Raises:
             RequestRefusedError: 400 or 422, a value that makes no sense.
         """
+        body: dict[str, Any] = {}
+        if request.body.strip():
+            media = content_type(request.headers.get("content-type") or "", OBJECT_TYPES)
+            body, _ = parse_object(request.body, media)
+            if body.get("kind") not in {None, "", "DeleteOptions"}:
+                version = body.get("apiVersion") or ""
+                raise bad_request(f'no kind "{body["kind"]}" is registered for version "{version}"')
         propagation = body.get("propagationPolicy") or request.param("propagationPolicy")
         orphan = body.get("orphanDependents")
         if orphan is None:

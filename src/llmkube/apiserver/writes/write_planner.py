@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from llmkube.apiserver.fields.strategic_merge import StrategicPatchError
+from llmkube.apiserver.fields.strategic_merge import StrategicPatchError, strategic_merge_patch
 from llmkube.apiserver.kinds.catalog import Catalog, in_version
 from llmkube.apiserver.kinds.scale import SCALE, scale_with_replicas, scaled
 from llmkube.apiserver.protocol import request_bodies
@@ -32,7 +32,6 @@ from llmkube.apiserver.writes.patches import (
     PatchTooLargeError,
     json_patch,
     merge_patch,
-    strategic_merge_patch,
 )
 from llmkube.apiserver.writes.preparation import ObjectPreparation
 from llmkube.apiserver.writes.request_objects import (

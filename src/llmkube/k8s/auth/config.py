@@ -18,21 +18,8 @@ def is_token(text: Any) -> bool:
     return isinstance(text, str) and text != "" and text.isascii() and text.isprintable() and " " not in text
 
 
-@attrs.frozen
-class InlinePem:
-    """A certificate or key that stands in the configuration itself."""
-
-    data: bytes = attrs.field(repr=False)
-
-
-@attrs.frozen
-class PemFile:
-    """A certificate or key in a file, which may be replaced while we run."""
-
-    path: Path
-
-
-Pem = InlinePem | PemFile
+Pem = bytes | Path
+"""A certificate or key: as it stands in the configuration, or in a file, which may be replaced while we run."""
 
 
 @attrs.frozen
@@ -55,9 +42,9 @@ class TlsSettings:
         insecure: Believe any server.
     """
 
-    ca: Pem | None = None
-    certificate: Pem | None = None
-    key: Pem | None = None
+    ca: Pem | None = attrs.field(default=None, repr=False)
+    certificate: Pem | None = attrs.field(default=None, repr=False)
+    key: Pem | None = attrs.field(default=None, repr=False)
     server_name: str = ""
     insecure: bool = False
 

@@ -26,9 +26,7 @@ from llmkube.k8s.auth.config import (
     ConfigError,
     ExecPlugin,
     Identity,
-    InlinePem,
     Pem,
-    PemFile,
     TlsSettings,
     TokenFile,
     is_token,
@@ -60,7 +58,7 @@ def read_service_account(directory: Path, environ: Mapping[str, str]) -> Cluster
         server=found.host,
         namespace=default,
         context="in-cluster",
-        tls=TlsSettings(ca=PemFile(ca)),
+        tls=TlsSettings(ca=ca),
         identity=TokenFile(token),
     )
 
@@ -172,11 +170,10 @@ class Section:
         data = self.text(f"{name}-data")
         if data:
             try:
-                return InlinePem(base64.b64decode(data, validate=False))
+                return base64.b64decode(data, validate=False)
             except binascii.Error as error:
                 raise ConfigError(f"{self.label}: not base64: {error}", field=f"{name}-data") from error
-        path = self.path(name)
-        return PemFile(path) if path else None
+        return self.path(name)
 
 
 def _find(files: Sequence[File], what: str, name: str) -> Section:
@@ -280,7 +277,7 @@ def _exec_cluster(cluster: Section) -> Mapping[str, Any]:
     """Return what a plugin with provideClusterInfo gets: the Cluster type of client.authentication.k8s.io/v1."""
     ca = cluster.pem("certificate-authority")
     try:
-        ca_data = ca.path.read_bytes() if isinstance(ca, PemFile) else ca.data if ca else b""
+        ca_data = ca.read_bytes() if isinstance(ca, Path) else ca or b""
     except OSError as error:
         raise ConfigError(f"{cluster.label}: {error}", field="certificate-authority") from error
     extensions = cluster.entries.get("extensions") or []

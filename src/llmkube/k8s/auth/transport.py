@@ -19,7 +19,7 @@ import trio
 
 from llmkube.base.http.httpx_transport import HttpxTransport
 from llmkube.base.times import utcnow
-from llmkube.k8s.auth.config import ClientCertificate, ClusterConfig, ConfigError, InlinePem, Pem, PemFile, TlsSettings
+from llmkube.k8s.auth.config import ClientCertificate, ClusterConfig, ConfigError, Pem, TlsSettings
 from llmkube.k8s.auth.credentials import Credential, make_credentials
 from llmkube.k8s.errors import CredentialsError
 
@@ -169,7 +169,7 @@ Stamp = tuple[tuple[int, int, int], ...]
 
 def stamp_of(settings: TlsSettings) -> Stamp:
     """Return the present stamp of the files that the settings name; cheap enough for every request (stat)."""
-    paths = [pem.path for pem in (settings.ca, settings.certificate, settings.key) if isinstance(pem, PemFile)]
+    paths = [pem for pem in (settings.ca, settings.certificate, settings.key) if isinstance(pem, Path)]
     stamps = []
     for path in paths:
         try:
@@ -235,13 +235,13 @@ def _no_password() -> str:
 
 
 def _read(pem: Pem) -> bytes:
-    if isinstance(pem, InlinePem):
-        return pem.data
+    if isinstance(pem, bytes):
+        return pem
     try:
-        return pem.path.read_bytes()
+        return pem.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{pem.path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{pem} cannot be read: {error.strerror}") from error
 
 
 def _label(pem: Pem) -> str:
-    return str(pem.path) if isinstance(pem, PemFile) else "data"
+    return str(pem) if isinstance(pem, Path) else "data"

@@ -1,5 +1,6 @@
 """llama.cpp's server in a pod: one model, or as a router over a folder of them."""
 
+import importlib.resources
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -27,26 +28,10 @@ from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
-_BUNDLED_WORDS: Final = """
---alias --api-key-file --api-prefix --batch-size --cache-prompt --cache-ram --cache-reuse --cache-type-k
---cache-type-v --chat-template --chat-template-file --chat-template-kwargs --check-tensors --cont-batching
---context-shift --cors-origins --cpu-moe --ctx-checkpoints --ctx-size --embd-normalize --embedding --embeddings
---fit --flash-attn --gpu-layers --host --jinja --kv-offload --kv-unified --lazy-mode --load-mode --log-verbose
---log-verbosity --main-gpu --metrics --min-p --model --model-draft --n-cpu-moe --n-gpu-layers --n-predict
---no-cache-prompt --no-cont-batching --no-context-shift --no-host --no-jinja --no-kv-offload --no-op-offload
---no-repack --no-slots --no-ui --no-warmup --no-webui --override-tensor --parallel --pooling --port --predict
---props --reasoning --reasoning-budget --reasoning-budget-message --reasoning-format --repeat-penalty --rerank
---reranking --reuse-port --rope-freq-base --rope-freq-scale --rope-scale --rope-scaling --seed --sleep-idle-seconds
---slot-prompt-similarity --slots --spec-draft-model --spec-draft-n-max --spec-draft-n-min --spec-draft-ngl
---spec-draft-p-min --spec-type --split-mode --sse-ping-interval --swa-full --temp --tensor-split --threads
---threads-batch --threads-http --timeout --top-k --top-p --ubatch-size --ui --verbose --verbosity --warmup --webui
---yarn-attn-factor --yarn-beta-fast --yarn-beta-slow --yarn-ext-factor --yarn-orig-ctx -a -b -c -cb -cmoe -cram -ctk
--ctv -ctxcp -fa -fit -kvo -kvu -lm -lv -lzm -m -md -mg -n -ncmoe -ngl -ngld -nkvo -nocb -np -nr -ot -rea -s -sm -sps
--t -tb -to -ts -ub -v
-"""
-
-BUNDLED_FLAGS: Final = frozenset(_BUNDLED_WORDS.split())
-"""Every flag that it honours (`cli.bundled_engine.llama_params`)."""
+BUNDLED_FLAGS: Final = frozenset(
+    importlib.resources.files(__package__).joinpath("bundled_flags.txt").read_text("utf-8").split()
+)
+"""Every flag that the bundled engine honours (`programs.bundled_engine.llama_params`)."""
 
 _LAYERS_FLAG: Final = "--n-gpu-layers"
 _ARGUMENT_VARIABLE: Final = "LLAMA_ARG_"

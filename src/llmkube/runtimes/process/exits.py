@@ -1,6 +1,6 @@
 """Why an engine ended, from how it ended and what it said last. Pure.
 
-Each runtime has words of its own: `LLAMA_RULES`, the phases of a load and `metal_error` are llama.cpp's.
+Each runtime has words of its own, as rows of `exit_rules.toml`; the phases of a load and `metal_error` are llama.cpp's.
 
 The words move between llama.cpp versions, so each cause is known by several, and an exit whose words say nothing is
 told as it is: code, signal, last lines. The first rule that matches wins; they are ordered from the particular to the
@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import Final
 
 import attrs
+
+from llmkube.base.tables import read_table
 
 
 class ExitCause(StrEnum):
@@ -63,9 +65,25 @@ class Rule:
     next_step: str = ""
 
 
-def rule(cause: ExitCause, words: str, summary: str, next_step: str = "") -> Rule:
-    """Return a rule whose words are a pattern; case does not count."""
-    return Rule(cause, re.compile(words, re.IGNORECASE), summary, next_step)
+_ROWS: Final = read_table(__package__, "exit_rules")
+
+
+def rules_of(name: str) -> tuple[Rule, ...]:
+    """Return the rules of a runtime, by the rows of `exit_rules.toml`; case does not count in their words."""
+    rules: list[Rule] = []
+    for row in _ROWS[name]:
+        if "general" in row:
+            rules += rules_of("general")
+        else:
+            words = re.compile("|".join(row["words"]), re.IGNORECASE)
+            rules.append(Rule(ExitCause[row["cause"]], words, row["summary"], row.get("next_step", "")))
+    return tuple(rules)
+
+
+GENERAL_RULES: Final = rules_of("general")
+"""What programs of every kind say."""
+
+LLAMA_RULES: Final = rules_of("llamacpp")
 
 
 def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
@@ -84,112 +102,6 @@ def phase_reader(*phases: tuple[str, str]) -> Callable[[Sequence[str]], str]:
 
 
 _LESS_MEMORY: Final = "a smaller spec.contextSize, fewer spec.parallelSlots or a smaller quantization needs less"
-
-GENERAL_RULES: Final = (
-    rule(
-        ExitCause.PORT_TAKEN,
-        r"address already in use|couldn't bind .*socket|cannot bind",
-        "another process took its port: {said}",
-    ),
-    rule(
-        ExitCause.BAD_ADDRESS,
-        r"cannot assign requested address|can't assign requested address",
-        "this host does not have the address that it should listen on: {said}",
-        "check --host-ip and the bind address of the agent",
-    ),
-)
-"""What programs of every kind say."""
-
-
-def python_rules(name: str, flag: str, *, missing: str, memory: str, model: str, cannot: str) -> tuple[Rule, ...]:
-    """Return the rules of a server in Python.
-
-    Args:
-        name: The runtime.
-        flag: The agent's flag that names another one.
-        missing: Words of a missing library, as a pattern.
-        memory: Words of too little memory.
-        model: Words of a model that it cannot use.
-        cannot: What it cannot do with such a one.
-    """
-    return (
-        rule(
-            ExitCause.MISSING_LIBRARY,
-            rf"ModuleNotFoundError|ImportError|{missing}",
-            "its Python lacks what it needs: {said}",
-            f"install {name} again, or give another one with {flag}",
-        ),
-        *GENERAL_RULES,
-        rule(
-            ExitCause.OUT_OF_MEMORY,
-            rf"{memory}|insufficient memory|out of memory|MemoryError",
-            "there was not enough memory: {said}",
-            "a smaller spec.contextSize or fewer spec.parallelSlots needs less",
-        ),
-        rule(
-            ExitCause.BAD_FLAG,
-            r"error: unrecognized arguments|: error: argument ",
-            "it does not accept its command line: {said}",
-            f"install a newer {name}",
-        ),
-        rule(
-            ExitCause.BAD_MODEL,
-            model,
-            f"it cannot {cannot} the model: {{said}}",
-            "check the Model's spec.source and spec.format",
-        ),
-    )
-
-
-LLAMA_RULES: Final = (
-    rule(
-        ExitCause.MISSING_LIBRARY,
-        r"error while loading shared libraries: (?P<what>[^:]+)|library not loaded: (?P<lib>\S+)|symbol not found",
-        "a library that the engine needs is missing: {said}",
-        "install the engine again, or give another one with --llama-server",
-    ),
-    *GENERAL_RULES,
-    rule(
-        ExitCause.BAD_FLAG,
-        r"unknown argument|invalid argument: |unrecognized arguments|is not honoured by the engine"
-        r"|: error: argument |error while handling argument|expected value for argument|no such argument",
-        "it does not accept its command line: {said}",
-        "change spec.extraArgs",
-    ),
-    rule(
-        ExitCause.OUT_OF_MEMORY,
-        r"failed to allocate|insufficient memory|bad_alloc|out of memory|cannot allocate memory|unable to allocate"
-        r"|OutOfMemory|kIOGPUCommandBufferCallbackErrorOutOfMemory|ErrorDeviceLost.*memory",
-        "there was not enough memory: {said}",
-        _LESS_MEMORY,
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        r"not within the file bounds|corrupted or incomplete|invalid magic|is not a GGUF file|cannot read the model"
-        r"|failed to read key-value|failed to read tensor|unknown model architecture|unknown pre-tokenizer"
-        r"|missing tensor|wrong number of tensors|wrong shape|key not found in model|gguf_init_from"
-        r"|failed to open GGUF|done_getting_tensors|unsupported model architecture",
-        "it cannot use the model file: {said}",
-        "check the Model's spec.source; a truncated file is fetched again when spec.sha256 is given",
-    ),
-    rule(
-        ExitCause.BAD_SETTING,
-        r"requires flash_attn|failed to create.?context|failed to initialize the context|invalid cache type",
-        "it cannot run this model with these settings: {said}",
-        "change the fields of the spec that the message names",
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        r"error loading model|failed to load model",
-        "it cannot load the model: {said}",
-        "check the Model's spec.source",
-    ),
-    rule(
-        ExitCause.CRASH,
-        r"GGML_ASSERT|GGML_ABORT|assertion .*failed|terminate called|what\(\):|panic|segmentation fault|fatal error",
-        "it crashed: {said}",
-    ),
-)
 
 SIGN_AGAIN: Final = "install it again, or sign it with `codesign --force --sign - FILE`"
 """What mends a program whose code signature macOS does not accept, as after a copy over the file."""

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from llmkube.base.tables import read_table
 from llmkube.runtimes.arguments import flags_in
 from llmkube.runtimes.plan import EngineInfo, Placeholder
 from llmkube.weights.estimate.demand import ALL_LAYERS, DEFAULT_CACHE_RAM_BYTES, Demand
@@ -16,44 +17,12 @@ from llmkube.weights.estimate.tensor_placement import EXPERTS
 _MIB: Final = 1 << 20
 _MOST_LAYERS: Final = 512
 _OFF: Final = frozenset(("off", "0", "false", "disabled"))
-_FLAGS: Final[Mapping[str, str]] = {
-    flag: name
-    for flags, name in {
-        "-c --ctx-size": "context",
-        "-np --parallel": "slots",
-        "-b --batch-size": "batch",
-        "-ub --ubatch-size": "ubatch",
-        "-ctk --cache-type-k": "cache_type_k",
-        "-ctv --cache-type-v": "cache_type_v",
-        "-fa --flash-attn": "flash_attention",
-        "-ngl --gpu-layers --n-gpu-layers": "device_layers",
-        "-cram --cache-ram": "cache_ram_bytes",
-        "-ctxcp --ctx-checkpoints --swa-checkpoints": "checkpoints",
-        "-ot --override-tensor": "overrides",
-        "-ncmoe --n-cpu-moe": "overrides",
-        "-lm --load-mode": "mmap",
-        "--spec-type": "speculation",
-        "-md --model-draft --spec-draft-model": "draft_path",
-        "-ngld --spec-draft-ngl --gpu-layers-draft --n-gpu-layers-draft": "draft_device_layers",
-        "-mm --mmproj": "projector_path",
-    }.items()
-    for flag in flags.split()
-}
+_TABLE: Final = read_table(__package__, "memory_flags")
+_FLAGS: Final[Mapping[str, str]] = {flag: name for name, flags in _TABLE["values"].items() for flag in flags.split()}
 _SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
-    flag: what
-    for flags, what in {
-        "-kvu --kv-unified": ("unified_kv", "yes"),
-        "-no-kvu --no-kv-unified": ("unified_kv", "no"),
-        "--swa-full": ("swa_full", "yes"),
-        "-nkvo --no-kv-offload": ("kv_offload", "no"),
-        "-kvo --kv-offload": ("kv_offload", "yes"),
-        "-nr --no-repack": ("repack", "no"),
-        "--repack": ("repack", "yes"),
-        "--no-mmap": ("mmap", "none"),
-        "--mmap": ("mmap", "mmap"),
-        "--embedding --embeddings --rerank --reranking": ("embedding", "yes"),
-        "--no-mmproj-offload": ("projector_on_device", "no"),
-    }.items()
+    flag: (name, value)
+    for name, said in _TABLE["switches"].items()
+    for value, flags in said.items()
     for flag in flags.split()
 }
 

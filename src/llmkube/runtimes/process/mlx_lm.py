@@ -17,7 +17,7 @@ from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
-from llmkube.runtimes.process.exits import python_rules
+from llmkube.runtimes.process.exits import rules_of
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
@@ -29,16 +29,6 @@ PROMPT_CACHES: Final = 2
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.mode"}
 _OFFLINE: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"))
 """The folder is whole: a server that fetches has been asked for something else."""
-
-_RULES: Final = python_rules(
-    NAME,
-    "--mlx-server",
-    missing="is not the mlx_lm that llmkube knows",
-    memory=r"attempting to allocate|\[metal::malloc\]",
-    model=r"^(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|JSONDecode|Safetensor)Error: "
-    r"|generation thread died: ",
-    cannot="load or compute",
-)
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
@@ -151,6 +141,6 @@ RUNTIME: Final = HostRuntime(
         progress=("tokens_predicted_total",),
         names_path="/v1/models",
     ),
-    log=LogWords(_RULES),
+    log=LogWords(rules_of(NAME)),
     keys_asked_by="what LLMKube puts before it",
 )

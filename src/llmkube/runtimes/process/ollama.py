@@ -13,7 +13,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import context_of, layers_of, mode_of, vain_context
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, phase_reader, rule
+from llmkube.runtimes.process.exits import phase_reader, rules_of
 from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
 from llmkube.runtimes.process.memory_demand import demand_of
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
@@ -30,24 +30,6 @@ _HONOURED: Final = HONOURED_BY_THE_HOST | {
 }
 
 _VERSION: Final = re.compile(r"version is v?(\d[\w.+-]*)")
-_OURS: Final = r"^ollama: "
-
-_RULES: Final = (
-    *GENERAL_RULES,
-    rule(
-        ExitCause.OUT_OF_MEMORY,
-        _OURS + r".*(requires more system memory|out of memory|unable to allocate)",
-        "Ollama has not enough memory for it: {said}",
-        "a smaller spec.contextSize or a smaller quantization needs less",
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        _OURS + r".*(unsupported model architecture|unknown model architecture|invalid file magic|error loading model)",
-        "Ollama cannot use the model file: {said}",
-        "check the Model's spec.source, or use llamacpp",
-    ),
-    rule(ExitCause.UNKNOWN, _OURS, "{said}"),
-)
 
 phase: Final = phase_reader(
     ("Ollama loads the model", "Ollama is loading the model"),
@@ -124,7 +106,7 @@ RUNTIME: Final = HostRuntime(
     check=check,
     plan=plan,
     questions=FRONT_QUESTIONS,
-    log=LogWords(_RULES, phase=phase),
+    log=LogWords(rules_of(NAME), phase=phase),
     memory_elsewhere=True,
     library=SCHEME,
     keys_asked_by="what LLMKube puts before it",

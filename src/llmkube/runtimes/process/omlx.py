@@ -13,7 +13,7 @@ from llmkube.k8s.crd.pairing import OMLX
 from llmkube.runtimes.allowances import Allowances
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, PlanError
-from llmkube.runtimes.process.exits import GENERAL_RULES, ExitCause, phase_reader, rule
+from llmkube.runtimes.process.exits import phase_reader, rules_of
 from llmkube.runtimes.process.host_runtime import FRONT_QUESTIONS, HostRuntime, LogWords, Program, ProgramError
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs, front_arguments, refuse_further
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
@@ -26,24 +26,6 @@ CACHES: Final = 2
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.aliases", "spec.mode", "spec.contextSize"}
 
 _VERSION: Final = re.compile(r"\bv?(\d+(?:\.\w+)+)")
-_OURS: Final = r"^omlx: "
-
-_RULES: Final = (
-    *GENERAL_RULES,
-    rule(
-        ExitCause.OUT_OF_MEMORY,
-        _OURS + r".*(answers 507|memory ceiling|[Ii]nsufficient memory|out of memory)",
-        "oMLX has not enough memory for it: {said}",
-        "a smaller model needs less; oMLX's own ceiling is in its settings",
-    ),
-    rule(
-        ExitCause.BAD_MODEL,
-        _OURS + r".*(failed to load|is not an embedding model|[Uu]nsupported model)",
-        "oMLX cannot use the model: {said}",
-        "check the Model's spec.source and spec.format, or use mlx-lm",
-    ),
-    rule(ExitCause.UNKNOWN, _OURS, "{said}"),
-)
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
@@ -94,7 +76,7 @@ RUNTIME: Final = HostRuntime(
     check=check,
     plan=plan,
     questions=FRONT_QUESTIONS,
-    log=LogWords(_RULES, phase=phase_reader(("oMLX loads the model", "oMLX is loading the model"))),
+    log=LogWords(rules_of(NAME), phase=phase_reader(("oMLX loads the model", "oMLX is loading the model"))),
     memory_elsewhere=True,
     keys_asked_by="what LLMKube puts before it",
 )

@@ -17,7 +17,7 @@ from llmkube.runtimes.arguments import flag_words
 from llmkube.runtimes.llama_fields import mode_of
 from llmkube.runtimes.plan import EngineInfo, LaunchPlan, Placeholder, PlanError
 from llmkube.runtimes.process.environment import plan_environment
-from llmkube.runtimes.process.exits import python_rules
+from llmkube.runtimes.process.exits import rules_of
 from llmkube.runtimes.process.host_runtime import HostRuntime, LogWords, Program, ProgramError, Questions
 from llmkube.runtimes.process.plan_inputs import HONOURED_BY_THE_HOST, PlanInputs
 from llmkube.weights.estimate.demand import ALL_LAYERS, Demand
@@ -28,16 +28,6 @@ NAME: Final = "vllm-metal"
 _HONOURED: Final = HONOURED_BY_THE_HOST | {"spec.parallelSlots", "spec.contextSize", "spec.aliases", "spec.mode"}
 _ENV: Final = (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"))
 """The folder is whole, and nothing of this host is told to vLLM's makers."""
-
-_RULES: Final = python_rules(
-    NAME,
-    "--vllm-metal",
-    missing="No platform detected|Failed to infer device type",
-    memory=r"kv_budget|No available memory for the cache blocks|larger than the (?:available|maximum) .*KV cache",
-    model=r"(?:^|\s)(?:\w+\.)*(?:Value|Key|Type|Runtime|OS|FileNotFound|Validation|Safetensor)Error: "
-    r"|are not supported for now",
-    cannot="load",
-)
 
 
 def check(isvc: InferenceService, model: Model, allowances: Allowances) -> None:
@@ -128,6 +118,6 @@ RUNTIME: Final = HostRuntime(
         progress=("prompt_tokens_total", "generation_tokens_total"),
         names_path="/v1/models",
     ),
-    log=LogWords(_RULES),
+    log=LogWords(rules_of(NAME)),
     keys_asked_by="the agent's proxy",
 )

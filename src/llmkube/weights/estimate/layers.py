@@ -1,7 +1,8 @@
 """What each layer of a model keeps for every token or every slot, to the byte and as llama.cpp lays it out.
 
-An architecture whose layers have different windows says so in its header or is in the tables here. The facts are from
-llama.cpp's `llama-model.cpp` (the patterns of windows) and `llama-hparams.cpp` (the state of recurrent layers).
+An architecture whose layers have different windows says so in its header or is in the tables of `families.toml`, which
+says what each means. The facts are from llama.cpp's `llama-model.cpp` (the patterns of windows) and `llama-hparams.cpp`
+(the state of recurrent layers).
 """
 
 from collections.abc import Mapping
@@ -9,81 +10,27 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.tables import read_table
 from llmkube.weights.formats.gguf_format import TENSOR_TYPES
 from llmkube.weights.formats.shape import Shape
 
-_WINDOW_PERIOD: Final[Mapping[str, int]] = {
-    "afmoe": 4,
-    "cohere2": 4,
-    "exaone-moe": 4,
-    "exaone4": 4,
-    "gemma2": 2,
-    "gemma3": 6,
-    "gemma3n": 5,
-    "gpt-oss": 2,
-    "llama4": 4,
-    "olmo2": 4,
-    "plamo3": 8,
-    "smallthinker": 4,
-}
-"""Every so many layers, the last one sees the whole context; the others see a window. Their files may say another."""
+_FAMILIES: Final = read_table(__package__, "families")
 
-_FIRST_IS_WHOLE: Final = frozenset(("smallthinker",))
-"""Here it is the first of every so many that sees the whole context."""
 
-_WINDOW: Final[Mapping[str, int]] = {"llama4": 8192, "gemma2": 4096}
-"""Windows, in tokens, of architectures whose files need not name one."""
+def _family(name: str) -> frozenset[str]:
+    return frozenset(_FAMILIES[name])
 
-_WINDOW_IGNORED: Final = frozenset(("llama", "phi3", "phimoe", "qwen2", "qwen2moe", "qwen3", "qwen3moe", "starcoder2"))
-"""Their files may name a window, and the engine gives every layer a cache for the whole context all the same."""
 
-_NO_CACHE: Final = frozenset(
-    (
-        "bert",
-        "eurobert",
-        "gemma-embedding",
-        "jina-bert-v2",
-        "jina-bert-v3",
-        "modern-bert",
-        "neo-bert",
-        "nomic-bert",
-        "nomic-bert-moe",
-        "t5encoder",
-        "dream",
-        "llada",
-        "llada-moe",
-        "rnd1",
-    )
-)
-"""Encoders and diffusion models read a text as a whole: nothing is kept from token to token."""
-
-_RECURRENT: Final = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
-"""Every layer is recurrent."""
-
-_WHERE_NO_HEADS: Final = frozenset(
-    ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
-)
-"""Layers without heads for keys and values are recurrent."""
-
-_INTERVAL: Final = frozenset(("qwen3next", "qwen35", "qwen35moe"))
-"""Layers are recurrent but for every `full_attention_interval`-th."""
-
-_BOTH: Final = frozenset(("falcon-h1",))
-"""Every layer has attention and a recurrent part side by side."""
-
-# fmt: off
-_PLAIN: Final = frozenset((
-    "apertus", "arcee", "arctic", "baichuan", "bailingmoe", "bailingmoe2", "bitnet", "bloom", "chameleon", "chatglm",
-    "codeshell", "cogvlm", "command-r", "dbrx", "deci", "deepseek", "deepseek2", "deepseek2-ocr", "dots1", "ernie4_5",
-    "ernie4_5-moe", "exaone", "falcon", "gemma", "gemma4", "glm4", "glm4moe", "gpt2", "gptj", "gptneox", "granite",
-    "granitemoe", "grok", "grovemoe", "hunyuan-dense", "hunyuan-moe", "internlm2", "jais", "jais2", "llama",
-    "llama-embed", "maincoder", "mimo2", "minicpm", "minicpm3", "minimax-m2", "mistral3", "mistral4", "mpt", "nemotron",
-    "olmo", "olmoe", "openelm", "orion", "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plm", "qwen", "qwen2",
-    "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "refact", "seed_oss", "smollm3",
-    "stablelm", "starcoder", "starcoder2", "step35", "xverse",
-))
-# fmt: on
-"""Attention in every layer, with nothing that the header does not tell."""
+_WINDOW_PERIOD: Final[Mapping[str, int]] = _FAMILIES["window_period"]
+_WINDOW: Final[Mapping[str, int]] = _FAMILIES["window"]
+_FIRST_IS_WHOLE: Final = _family("first_is_whole")
+_WINDOW_IGNORED: Final = _family("window_ignored")
+_NO_CACHE: Final = _family("no_cache")
+_RECURRENT: Final = _family("recurrent")
+_WHERE_NO_HEADS: Final = _family("where_no_heads")
+_INTERVAL: Final = _family("interval")
+_BOTH: Final = _family("both")
+_PLAIN: Final = _family("plain")
 
 KNOWN: Final = _PLAIN | _WINDOW_PERIOD.keys() | _NO_CACHE | _RECURRENT | _WHERE_NO_HEADS | _INTERVAL | _BOTH
 

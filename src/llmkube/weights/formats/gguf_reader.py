@@ -119,7 +119,7 @@ class HeaderReader:
 
     Args:
         name: What the file is called in an error's sentence.
-        size_bytes: How long the file is, or None if that is not fmt.
+        size_bytes: How long the file is, or None if that is not known.
         limit_bytes: How far into the file the reader may ever want to look.
 
     Attributes:

@@ -16,7 +16,7 @@ from llmkube.cli.commands.programs.host_identity import (
     kubeconfig_of,
     portable,
 )
-from llmkube.k8s.auth.config import InlinePem, PemFile, TlsSettings
+from llmkube.k8s.auth.config import TlsSettings
 from llmkube.k8s.builtins import Lease
 from llmkube.k8s.codec import decode
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
@@ -31,10 +31,10 @@ def test_what_proves_the_administrator_is_left_out(tmp_path):
     """The authority comes along, wherever it stands; certificate and key do not."""
     ca = tmp_path / "ca.crt"
     ca.write_bytes(b"pem")
-    for pem in (InlinePem(b"pem"), PemFile(ca)):
-        admin = TlsSettings(ca=pem, certificate=InlinePem(b"mine"), key=InlinePem(b"secret"), server_name="api")
+    for pem in (b"pem", ca):
+        admin = TlsSettings(ca=pem, certificate=b"mine", key=b"secret", server_name="api")
         taken = portable(admin, "admin")
-        assert taken == TlsSettings(ca=InlinePem(b"pem"), server_name="api")
+        assert taken == TlsSettings(ca=b"pem", server_name="api")
         document = kubeconfig_of("https://outer", taken, "ml", tmp_path / "host-1.token")
         assert document["clusters"][0]["cluster"] == {
             "server": "https://outer",
@@ -54,7 +54,7 @@ def test_a_server_that_is_believed_anyway_stays_one(tmp_path):
 def test_an_authority_that_cannot_be_read_is_said(tmp_path):
     """Before anything is made in the cluster."""
     with pytest.raises(UserError, match="certificate authority of admin cannot be read"):
-        portable(TlsSettings(ca=PemFile(tmp_path / "none")), "admin")
+        portable(TlsSettings(ca=tmp_path / "none"), "admin")
 
 
 @attrs.define(eq=False)

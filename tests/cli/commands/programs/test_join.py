@@ -23,7 +23,7 @@ from llmkube.cli.commands.programs.join import (
     encode_join_token,
 )
 from llmkube.cli.main import cli
-from llmkube.k8s.auth.config import InlinePem, TlsSettings
+from llmkube.k8s.auth.config import TlsSettings
 from llmkube.k8s.builtins import ServiceAccount
 from llmkube.programs.state_dir import held_state_dir
 from llmkube.supervisor.nouns.join_record import JoinRecord, read_record
@@ -355,7 +355,7 @@ NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 RECORD = JoinRecord(host="box", server="https://api:6443", networks=("10.0.0.0/8",), secrets=("hf",))
 HOUR = token_of("llmkube-system", "llmkube-agent-box", issued=NOW.timestamp(), life=3600)
 WHOLE = JoinToken(
-    identity=Identity(record=RECORD, tls=TlsSettings(ca=InlinePem(b"pem"), server_name="api"), token=HOUR),
+    identity=Identity(record=RECORD, tls=TlsSettings(ca=b"pem", server_name="api"), token=HOUR),
     allow_from=("10.1.0.0/16",),
 )
 
@@ -372,7 +372,7 @@ def line_of(**changed):
 
 
 @pytest.mark.parametrize(
-    "tls", [TlsSettings(), TlsSettings(ca=InlinePem(b"\xff")), TlsSettings(insecure=True), WHOLE.identity.tls]
+    "tls", [TlsSettings(), TlsSettings(ca=b"\xff"), TlsSettings(insecure=True), WHOLE.identity.tls]
 )
 def test_a_token_is_read_back(tls):
     """As it was made, on one line, whatever white space a terminal puts around it."""

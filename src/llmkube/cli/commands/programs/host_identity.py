@@ -19,7 +19,7 @@ from llmkube.base.errors import UserError
 from llmkube.base.private_files import write_private
 from llmkube.cli.commands.tools.rbac import agent_manifests, checked_network
 from llmkube.cli.target_cluster import answering, find_config
-from llmkube.k8s.auth.config import ClusterConfig, InlinePem, TlsSettings
+from llmkube.k8s.auth.config import ClusterConfig, TlsSettings
 from llmkube.k8s.builtins import Lease, Namespace
 from llmkube.k8s.client import Client
 from llmkube.k8s.errors import ForbiddenError, NotFoundError
@@ -210,9 +210,9 @@ def portable(tls: TlsSettings, context: str) -> TlsSettings:
         UserError: The certificate authority cannot be read.
     """
     ca = tls.ca
-    if ca is not None and not isinstance(ca, InlinePem):
+    if isinstance(ca, Path):
         try:
-            ca = InlinePem(ca.path.read_bytes())
+            ca = ca.read_bytes()
         except OSError as error:
             raise UserError(f"the certificate authority of {context} cannot be read: {error}") from error
     return TlsSettings(ca=ca, server_name=tls.server_name, insecure=tls.insecure)
@@ -220,7 +220,7 @@ def portable(tls: TlsSettings, context: str) -> TlsSettings:
 
 def authority_of(tls: TlsSettings) -> bytes:
     """Return the certificate authority that `portable` has read; empty for the system's."""
-    return tls.ca.data if isinstance(tls.ca, InlinePem) else b""
+    return tls.ca if isinstance(tls.ca, bytes) else b""
 
 
 def kubeconfig_of(server: str, tls: TlsSettings, namespace: str, token: Path) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from llmkube.cli.commands.programs.host_identity import (
 )
 from llmkube.cli.config_edit import Addition, plan_addition
 from llmkube.cli.target_cluster import ANSWER_SECONDS, answering
-from llmkube.k8s.auth.config import BearerToken, ClusterConfig, InlinePem, TlsSettings, is_token
+from llmkube.k8s.auth.config import BearerToken, ClusterConfig, TlsSettings, is_token
 from llmkube.k8s.builtins import Node
 from llmkube.k8s.client import open_client
 from llmkube.k8s.errors import ForbiddenError, TransportError, UnauthorizedError
@@ -150,7 +150,7 @@ def _token_of(said: Any) -> JoinToken:
     if own is None or (own.namespace, own.account) != (record.lease_namespace, account_of(record.host)):
         raise ValueError("a token of another account")
     _check_record(record)
-    tls = TlsSettings(ca=InlinePem(ca) if ca else None, server_name=server_name, insecure=insecure)
+    tls = TlsSettings(ca=ca or None, server_name=server_name, insecure=insecure)
     return JoinToken(identity=Identity(record=record, tls=tls, token=token), allow_from=allow_from)
 
 

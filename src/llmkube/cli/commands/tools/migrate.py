@@ -9,8 +9,9 @@ import attrs
 import click
 import yaml
 
+from llmkube.apiserver.schema.defaults import apply_defaults, prune
 from llmkube.apiserver.schema.structural import Schema
-from llmkube.apiserver.schema.validation import apply_defaults, prune, validate
+from llmkube.apiserver.schema.validation import validate
 from llmkube.base.errors import UserError
 from llmkube.cli.commands.tools.files import load_manifests
 from llmkube.cli.options import cluster_options
