@@ -225,9 +225,13 @@ class Cluster:
     async def run_again(self, settings: ControllerSettings) -> None:
         """Bury a controller as soon as it has crashed, and run another one."""
         await self.faults.crashed.wait()
+        self.bury()
+        await self.run_controller(settings)
+
+    def bury(self) -> None:
+        """End the controller that runs; another one may then."""
         self.controller_scope.cancel()
         self.controller_scope, self.registry = trio.CancelScope(), CollectorRegistry()
-        await self.run_controller(settings)
 
     async def run_controller(
         self, settings: ControllerSettings, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

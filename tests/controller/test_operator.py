@@ -11,17 +11,16 @@ from controller.cluster import SETTLED, open_cluster, utcnow
 from controller.objects import service
 from controller.podcluster import open_pods
 from controller.second_controller import Second
-from llmkube.controller.informers import Informers
 from llmkube.controller.operator import run_controller
 from llmkube.controller.reconcile import inference_services
+from llmkube.controller.reconcile.context import Context
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.writes.status_writer import StatusWriter
+from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.codec import decode, encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
-from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.leases.lease import DURATION_SECONDS, HOLD_SECONDS, RENEW_SECONDS
 from llmkube.k8s.resource import Key
 from llmkube.k8s.watch import WatchEvent
@@ -422,18 +421,11 @@ async def test_nothing_is_written_before_everything_is_known(autojump_clock, slo
 
 async def test_a_model_that_cannot_be_read_is_not_a_missing_one():
     """A service keeps its status while its Model has a shape that this version does not understand."""
-    informers, unused = Informers(), None  # no client: nothing is sent
-    hosts = HostMonitor(unused, "llmkube-system", unused)
-    for cache in (informers.models.cache, informers.slices.cache, informers.host_claims.cache, hosts.leases):
+    unused = None  # no client: nothing is sent
+    context = Context(unused, ControllerSettings(), utcnow, unused, PhaseChanges(unused, unused, utcnow))
+    informers, reconciler = context.informers, inference_services.ServiceReconciler(context)
+    for cache in (informers.models.cache, informers.slices.cache, informers.host_claims.cache, context.hosts.leases):
         cache.synced.set()
-    reconciler = inference_services.ServiceReconciler(
-        ControllerSettings(),
-        utcnow,
-        informers,
-        hosts,
-        StatusWriter(unused, InferenceService),
-        unused,
-    )
     wire = encode(service())
     informers.services.cache.apply(WatchEvent(type="ADDED", kind=InferenceService, raw=wire))
     newer = {"metadata": {"name": "phi", "namespace": "ml", "resourceVersion": "9"}, "spec": {"source": {"url": "x"}}}

@@ -1,9 +1,7 @@
 """A real engine that is stopped is replaced, one that computes is left alone, and a taken port is not served from."""
 
-import datetime
 import json
 import os
-import random
 import signal
 import struct
 import sys
@@ -11,7 +9,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-import attrs
 import pytest
 import trio
 
@@ -21,30 +18,19 @@ from e2e.separate_programs import DEMO, chat, logs, open_cluster
 from e2e.up_process import ANSWER
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
-from llmkube.base.http.listen import open_listeners
-from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import run_server
-from llmkube.base.mailbox import Mailbox
+from llmkube.base.http.message import Headers
 from llmkube.k8s.builtins import Event
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
-from llmkube.k8s.events import EventRecorder
 from llmkube.runtimes.process.plan_inputs import PlanInputs
 from llmkube.runtimes.registry import plan_for
-from llmkube.supervisor.cluster.applier import Applier
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.engine.launcher import LocalEngines
-from llmkube.supervisor.memory.ledger import Ledger
 from llmkube.supervisor.nouns.desired import Desired, Launch
-from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.nouns.liveness import Limits
-from llmkube.supervisor.nouns.ports import Command, Grace, Ports, Shutdown
+from llmkube.supervisor.nouns.ports import Command, Grace, Shutdown
 from llmkube.supervisor.nouns.settings import AgentSettings
-from llmkube.supervisor.service.context import ServiceContext
-from llmkube.supervisor.service.facts import Facts
-from llmkube.supervisor.service.runner import Runner
-from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.store.blobs import WeightsFile
 from waiting import until
@@ -145,76 +131,4 @@ async def test_a_long_prompt_is_left_alone_and_a_stop_in_its_middle_is_not(tmp_p
         with trio.fail_after(60):
             await until(lambda: verdict)
         assert "state T" in verdict[0]
-        nursery.cancel_scope.cancel()
-
-
-@attrs.define(eq=False)
-class Elsewhere:
-    """Engines of this machine for which the first ports that they get are others' already."""
-
-    engines: LocalEngines
-    taken: list[int]
-
-    def free_port(self, host):
-        return self.taken.pop() if self.taken else self.engines.free_port(host)
-
-    def __getattr__(self, name):
-        return getattr(self.engines, name)
-
-
-class Nowhere:
-    """A journal that forgets."""
-
-    async def write(self, entry):
-        await trio.lowlevel.checkpoint()
-
-    async def remove(self, key):
-        await trio.lowlevel.checkpoint()
-
-
-async def stranger(exchange):
-    """Another program that answers everything with 200, as many do."""
-    await exchange.respond(Response.json(200, {"data": [{"id": "something-else"}]}))
-
-
-async def keep_views(manager, views):
-    """Never return: keep every snapshot of a service."""
-    while True:
-        version = manager.changed.version
-        views.append(manager.view)
-        await manager.changed.wait_newer(version)
-
-
-async def test_a_port_that_somebody_takes_first_is_given_up_for_another(tmp_path):
-    """While a stranger answers on the engine's port nothing is ready; it gets another port, and serves there."""
-    host = settings(tmp_path)
-    (listener,) = await open_listeners("127.0.0.1", 0)
-    taken = listener.socket.getsockname()[1]
-    engines, views = Elsewhere(LocalEngines(host), [taken, taken]), []
-    rng = random.Random(0)
-
-    def utcnow():
-        return datetime.datetime.now(datetime.UTC)
-
-    async with open_http_client() as http, trio.open_nursery() as nursery:
-        await nursery.start(run_server, stranger, [listener])
-        manager = StatusManager(
-            Facts(wish(), host.host_name, Reach(None)),
-            host,
-            Applier(rng),
-            EventRecorder("test", "box", utcnow, rng),
-            utcnow,
-            Mailbox(None),
-            Mailbox(Reach(None)),
-        )
-        nursery.start_soon(keep_views, manager, views)
-        ports = Ports(engines, None, Nowhere(), http, utcnow, rng)
-        runner = Runner(ServiceContext(manager, ports, host, Shutdown(), Ledger(watched=False)))
-        nursery.start_soon(runner.run, Mailbox(launched(MODEL, await engines.info())))
-        await until(lambda: views and views[-1].ready)
-        assert views[-1].port != taken
-        assert not any(view.ready and view.port == taken for view in views)
-        told = [view.message for view in views if view.reason == "PortTaken"]
-        assert len(told) == 2
-        assert views[-1].restarts == 2
         nursery.cancel_scope.cancel()

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import re
-import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ import trio
 import llmkube
 from e2e.client_packages import find_client_packages
 from e2e.up_process import ANSWER, environment, open_program
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
@@ -47,12 +47,6 @@ spec:
       timeout: 90s
   defaultRoute: local-mac
 """
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextlib.asynccontextmanager

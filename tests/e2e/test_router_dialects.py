@@ -8,8 +8,9 @@ import pytest
 import trio
 
 from e2e.client_packages import find_client_packages
-from e2e.test_router import QUESTION, free_port, open_engine, open_provider
+from e2e.test_router import QUESTION, open_engine, open_provider
 from e2e.up_process import ANSWER, environment, open_program
+from free_ports import free_port
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
 

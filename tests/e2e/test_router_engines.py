@@ -11,8 +11,9 @@ from functools import partial
 import pytest
 import trio
 
-from e2e.test_router import DEMO, free_port, open_engine
+from e2e.test_router import DEMO, open_engine
 from e2e.up_process import open_program
+from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 
 pytestmark = pytest.mark.e2e

@@ -21,17 +21,10 @@ import attrs
 import structlog
 
 from llmkube.controller.informer import Event
-from llmkube.controller.informers import (
-    Informers,
-    PodInformers,
-    claimed_service,
-    models_of,
-    owners_of,
-)
-from llmkube.controller.reconciler import Queues
+from llmkube.controller.informers import claimed_service, models_of, owners_of
+from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.status.job_result import is_inspected
 from llmkube.controller.writes.owned_objects import OwnedObjects
-from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.builtins import EndpointSlice, Lease
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -83,120 +76,100 @@ def _state(obj: Model | InferenceService) -> tuple[object, ...]:
 
 @attrs.frozen(eq=False)
 class EventHandlers:
-    """The handlers of what users write and hosts say; `in_pods` if there are nodes that serve, too."""
+    """The handlers of what users write and hosts say."""
 
-    informers: Informers
-    queues: Queues
-    service_writer: StatusWriter[InferenceService]
-    in_pods: bool
+    context: Context
 
     def on_model(self, event: Event[Model]) -> None:
         """Reconcile a Model after whatever change: users' claims are not watched, and an edit makes us look at them."""
-        self.queues.models.add_nowait(event.key)
+        self.context.queues.models.add_nowait(event.key)
         if change_of(event):
-            for service in self.informers.services_by_model.keys(event.key):
-                self.queues.services.add_nowait(service)
+            for service in self.context.informers.services_by_model.keys(event.key):
+                self.context.queues.services.add_nowait(service)
                 self._wake_routers(service)
 
     def on_service(self, event: Event[InferenceService]) -> None:
         """Reconcile a service, unless nothing has changed that a reconcile reads, or only by our own status."""
         change = change_of(event)
-        if not change and not self.queues.services.is_failing(event.key):
+        if not change and not self.context.queues.services.is_failing(event.key):
             return  # of what fails, any change may be what it waits for
         if change is Change.SPEC:
             self._wake_routers(event.key)
-            for model in self.informers.services_by_model.values(event):
+            for model in self.context.informers.services_by_model.values(event):
                 # Who uses a Model decides who brings its weights, and whether it may go.
-                users = self.informers.services_by_model.count(model)
-                self.queues.models.add_after(model, USERS_SETTLE_SECONDS + users * SECONDS_PER_USER)
-        if event.before is None and not self.in_pods:
-            self.queues.services.add_after(event.key, HOST_STARTS_SECONDS)
-        elif event.now is None or not self.service_writer.is_own(event.now):  # a reconcile writes the status last
-            self.queues.services.add_nowait(event.key)
+                users = self.context.informers.services_by_model.count(model)
+                self.context.queues.models.add_after(model, USERS_SETTLE_SECONDS + users * SECONDS_PER_USER)
+        if event.before is None and self.context.settings.workloads is None:
+            self.context.queues.services.add_after(event.key, HOST_STARTS_SECONDS)
+        elif event.now is None or not self.context.services.is_own(event.now):  # a reconcile writes the status last
+            self.context.queues.services.add_nowait(event.key)
 
     def on_router(self, event: Event[ModelRouter]) -> None:
         """Reconcile a router."""
-        self.queues.routers.add_nowait(event.key)
+        self.context.queues.routers.add_nowait(event.key)
 
     def on_slice(self, event: Event[EndpointSlice]) -> None:
         """Reconcile a slice, and the service whose endpoints it lists."""
-        self.queues.slices.add_nowait(event.key)
-        for label in self.informers.slices_by_label.values(event):
-            for service in self.informers.services_by_label.keys(label):
-                self.queues.services.add_nowait(service)
+        self.context.queues.slices.add_nowait(event.key)
+        for label in self.context.informers.slices_by_label.values(event):
+            for service in self.context.informers.services_by_label.keys(label):
+                self.context.queues.services.add_nowait(service)
                 self._wake_routers(service)
 
     def on_host_claim(self, event: Event[Lease]) -> None:
         """Reconcile the service that a host claims, or has claimed."""
         if event.now is not None and not claimed_service(event.now):
             log.warning("claim names no service", lease=str(event.key))
-        self.queues.services.add_all(self.informers.host_claims_by_service.values(event))
-
-    def wake_all(self) -> None:
-        """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
-        self.queues.models.add_all(model.key for model in self.informers.models.values())
-        self.wake_services()
-        self.queues.slices.add_all(piece.key for piece in self.informers.slices.values())
+        self.context.queues.services.add_all(self.context.informers.host_claims_by_service.values(event))
 
     def _wake_routers(self, service: Key) -> None:
-        self.queues.routers.add_all(self.informers.routers_by_service.keys(service))
-
-    def wake_owners(self) -> None:
-        """Reconcile every service and router: a kind that they may use has been installed or uninstalled."""
-        self.wake_services()
-        self.queues.routers.add_all(router.key for router in self.informers.routers.values())
-
-    def wake_services(self) -> None:
-        """Reconcile every service: what all of them go by has changed."""
-        self.queues.services.add_all(service.key for service in self.informers.services.values())
+        self.context.queues.routers.add_all(self.context.informers.routers_by_service.keys(service))
 
 
 @attrs.frozen(eq=False)
 class PodEventHandlers:
     """The handlers of what runs in pods."""
 
-    informers: Informers
-    pods: PodInformers
-    queues: Queues
+    context: PodContext
 
     def on_owned(self, writer: OwnedObjects[Any], event: Event[Any]) -> None:
         """Reconcile the service or the router of an object, unless the change is a write of ours."""
         if event.now is not None and writer.is_own(event.now):
             return
         self._wake_services_of(event)
-        self.queues.routers.add_all(owners_of(ModelRouter, event.before, event.now))
+        self.context.queues.routers.add_all(owners_of(ModelRouter, event.before, event.now))
 
     def on_job(self, event: Event[Job]) -> None:
         """Reconcile the Model of a Job."""
-        self.queues.models.add_all(self.pods.jobs_by_model.values(event))
+        self.context.queues.models.add_all(self.context.pods.jobs_by_model.values(event))
 
     def on_volume_claim(self, event: Event[PersistentVolumeClaim]) -> None:
         """Reconcile the service whose claim for weights has come, changed or gone, or the Models of its namespace."""
         if owners_of(InferenceService, event.before, event.now):
             self._wake_services_of(event)
             return
-        for model in self.informers.models.values():
+        for model in self.context.informers.models.values():
             if model.key.namespace == event.key.namespace:
-                self.queues.models.add_nowait(model.key)
+                self.context.queues.models.add_nowait(model.key)
 
     def on_pod(self, event: Event[Pod]) -> None:
         """Reconcile the service or the router of a pod, or the Model whose Job has made it."""
-        for label in self.pods.pods_by_service.values(event):
-            for service in self.informers.services_by_label.keys(label):
-                self.queues.services.add_nowait(service)
+        for label in self.context.pods.pods_by_service.values(event):
+            for service in self.context.informers.services_by_label.keys(label):
+                self.context.queues.services.add_nowait(service)
                 self._wake_uninspected(service)
-        for job_key in self.pods.pods_by_job.values(event):
-            self.queues.models.add_all(owners_of(Model, self.pods.jobs.get(job_key)))
-        for label in self.pods.pods_by_router.values(event):
-            self.queues.routers.add_all(self.informers.routers_by_label.keys(label))
+        for job_key in self.context.pods.pods_by_job.values(event):
+            self.context.queues.models.add_all(owners_of(Model, self.context.pods.jobs.get(job_key)))
+        for label in self.context.pods.pods_by_router.values(event):
+            self.context.queues.routers.add_all(self.context.informers.routers_by_label.keys(label))
 
     def _wake_services_of(self, event: Event[Any]) -> None:
-        self.queues.services.add_all(owners_of(InferenceService, event.before, event.now))
+        self.context.queues.services.add_all(owners_of(InferenceService, event.before, event.now))
 
     def _wake_uninspected(self, key: Key) -> None:
         """Reconcile those Models of a service whose header is read once a pod of it runs."""
-        service = self.informers.services.get(key)
+        service = self.context.informers.services.get(key)
         for model_key in models_of(service) if service is not None else ():
-            model = self.informers.models.get(model_key)
+            model = self.context.informers.models.get(model_key)
             if model is not None and model.status.gguf is None and is_inspected(model):
-                self.queues.models.add_nowait(model.key)
+                self.context.queues.models.add_nowait(model.key)

@@ -112,6 +112,10 @@ class Informer(Generic[T]):
         """Return an object as last seen, or None when there is none as far as the cache knows."""
         return self.cache.get(key)
 
+    def pick(self, keys: Iterable[Key]) -> tuple[T, ...]:
+        """Return those of these objects that there are, in the order of their keys."""
+        return tuple(found for key in sorted(keys) if (found := self.cache.get(key)) is not None)
+
     def values(self) -> tuple[T, ...]:
         """Return all objects, as a snapshot."""
         return self.cache.values()

@@ -11,7 +11,7 @@
 ```
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -118,15 +118,14 @@ class Informers:
         services = (service for key in keys if (service := self.services.get(key)) is not None)
         return [service for service in services if model in _models_of_pods(service)]
 
-    def slices_of(self, service: Key) -> list[EndpointSlice]:
+    def slices_of(self, service: Key) -> tuple[EndpointSlice, ...]:
         """Return what hosts have published of a service."""
-        keys = sorted(self.slices_by_label.keys(label_of(service)))
-        return [piece for key in keys if (piece := self.slices.get(key)) is not None]
+        return self.slices.pick(self.slices_by_label.keys(label_of(service)))
 
     def holders(self, service: Key) -> tuple[str, ...]:
         """Return the hosts that claim a replica of a service, alive or not."""
-        held = [self.host_claims.get(key) for key in self.host_claims_by_service.keys(service)]
-        return tuple(sorted({claim.spec.holder_identity for claim in held if claim and claim.spec.holder_identity}))
+        held = self.host_claims.pick(self.host_claims_by_service.keys(service))
+        return tuple(sorted({claim.spec.holder_identity for claim in held if claim.spec.holder_identity}))
 
     @property
     def followed(self) -> tuple[FollowedKind, ...]:
@@ -173,19 +172,18 @@ class PodInformers:
 
     def pods_of_service(self, service: Key) -> tuple[Pod, ...]:
         """Return the pods of a service, in the order of their names."""
-        return self._pods(self.pods_by_service.keys(label_of(service)))
+        return self.pods.pick(self.pods_by_service.keys(label_of(service)))
 
     def pods_of_job(self, job: Job | None) -> tuple[Pod, ...]:
         """Return the pods that a Job has made: not those of an earlier one of its name, or with its label only."""
         if job is None:
             return ()
-        return tuple(
-            pod for pod in self._pods(self.pods_by_job.keys(job.key)) if is_controlled_by(pod, job.metadata.uid)
-        )
+        pods = self.pods.pick(self.pods_by_job.keys(job.key))
+        return tuple(pod for pod in pods if is_controlled_by(pod, job.metadata.uid))
 
     def pods_of_router(self, router: Key) -> tuple[Pod, ...]:
         """Return the pods of a router, in the order of their names."""
-        return self._pods(self.pods_by_router.keys(label_of(router)))
+        return self.pods.pick(self.pods_by_router.keys(label_of(router)))
 
     def has_running_pod(self, service: Key) -> bool:
         """Whether a pod of a service runs."""
@@ -221,9 +219,6 @@ class PodInformers:
     def make_models(self) -> bool:
         """Whether all is known without which it cannot be decided how weights reach pods."""
         return all(one.is_known for one in (self.pods, self.jobs, self.volume_claims))
-
-    def _pods(self, keys: Iterable[Key]) -> tuple[Pod, ...]:
-        return tuple(pod for key in sorted(keys) if (pod := self.pods.get(key)) is not None)
 
 
 def drafts_of(service: InferenceService) -> tuple[str, ...]:

@@ -14,38 +14,31 @@ Where several controllers may run, all of this happens only while the Lease `llm
 
 import datetime
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Never, NoReturn
 
-import attrs
 import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
 from llmkube.controller.event_handlers import EventHandlers, PodEventHandlers
 from llmkube.controller.informer import HOSTS_WAIT, ControllerHealth, Event, FollowedKind, Informer
-from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.metrics import Durations, FleetCollector, ReconcileMetrics
-from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.inference_services import PodServices, ServiceReconciler, SliceReconciler
 from llmkube.controller.reconcile.models import ModelReconciler, PodModels
 from llmkube.controller.reconcile.namespace import run_namespace_keeper
 from llmkube.controller.reconcile.pod_answers import run_progress, run_router_health
 from llmkube.controller.reconcile.pruning import Pruner
 from llmkube.controller.reconcile.routers import PodRouters, RouterPlacement, RouterReconciler
-from llmkube.controller.reconciler import Queues, Reconciler
-from llmkube.controller.settings import ControllerSettings, WorkloadSettings
-from llmkube.controller.writes.owned_kinds import OptionalKinds, OwnedKinds
+from llmkube.controller.reconciler import Reconciler
+from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.writes.owned_objects import OwnedObjects
-from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
+from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.client import Client
-from llmkube.k8s.crd.inferenceservice import InferenceService
-from llmkube.k8s.crd.model import Model
-from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.k8s.errors import root_words
 from llmkube.k8s.events import EventRecorder
-from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.leases.lease import LeaseLostError, hold_lease
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 
@@ -54,158 +47,92 @@ log = structlog.get_logger()
 Task = Callable[[], Awaitable[Never]]
 
 
-@attrs.define(eq=False)
-class Controller:
-    """The parts of one controller, put together."""
+def _informer_tasks(context: Context) -> Iterator[Task]:
+    """Return the tasks that keep the caches true."""
+    known, handlers = context.informers, EventHandlers(context)
+    yield _run(context, known.models, handlers.on_model)
+    yield _run(context, known.services, handlers.on_service)
+    yield _run(context, known.routers, handlers.on_router)
+    yield _run(context, known.slices, handlers.on_slice)
+    yield _run(context, known.host_claims, handlers.on_host_claim, namespace=context.settings.lease_namespace)
+    yield partial(context.hosts.run_reflector, context.rng)
+    if not isinstance(context, PodContext):
+        return
+    pods, owned, of_pods = context.pods, context.owned, PodEventHandlers(context)
+    kinds: tuple[OwnedObjects[Any], ...] = (
+        owned.deployments,
+        owned.kubernetes_services,
+        owned.budgets,
+        owned.autoscalers,
+        owned.config_maps,
+        owned.network_policies,
+    )
+    for kind in kinds:
+        yield _run(context, kind.informer, partial(of_pods.on_owned, kind))
+    yield _run(context, pods.jobs, of_pods.on_job)
+    yield _run(context, pods.pods, of_pods.on_pod)
+    yield _run(context, pods.volume_claims, of_pods.on_volume_claim)
+    if _asks_for_ranks(context):
+        yield _run(context, pods.priority_classes, lambda _: context.wake_services())
 
-    client: Client
-    settings: ControllerSettings
-    utcnow: Callable[[], datetime.datetime]
-    rng: random.Random
-    phase_changes: PhaseChanges
-    routers: RouterPlacement | None
-    informers: Informers = attrs.field(factory=Informers, init=False)
-    queues: Queues = attrs.field(init=False)
-    model_writer: StatusWriter[Model] = attrs.field(init=False)
-    service_writer: StatusWriter[InferenceService] = attrs.field(init=False)
-    handlers: EventHandlers = attrs.field(init=False)
-    hosts: HostMonitor = attrs.field(init=False)
-    pods: PodContext | None = attrs.field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.queues = Queues(self.rng)
-        self.model_writer = StatusWriter(self.client, Model)
-        self.service_writer = StatusWriter(self.client, InferenceService)
-        workloads = self.settings.workloads
-        in_pods = workloads is not None
-        self.handlers = EventHandlers(self.informers, self.queues, self.service_writer, in_pods=in_pods)
-        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.handlers.wake_all)
-        self.pods = self._pod_context(workloads) if workloads is not None else None
-
-    def informer_tasks(self) -> tuple[Task, ...]:
-        """Return the tasks that keep the caches true."""
-        known, handlers = self.informers, self.handlers
-        return (
-            self._run(known.models, handlers.on_model),
-            self._run(known.services, handlers.on_service),
-            self._run(known.routers, handlers.on_router),
-            self._run(known.slices, handlers.on_slice),
-            self._run(known.host_claims, handlers.on_host_claim, namespace=self.settings.lease_namespace),
-            partial(self.hosts.run_reflector, self.rng),
-            *(self._pod_informer_tasks(self.pods) if self.pods is not None else ()),
-        )
-
-    @property
-    def followed(self) -> tuple[FollowedKind, ...]:
-        """What has to be known, kind by kind, before that is written which needs it."""
-        hosts = FollowedKind("Leases of hosts", HOSTS_WAIT, self.hosts.leases)
-        pods = self.pods.pods.followed if self.pods is not None else ()
-        return (*self.informers.followed, hosts, *pods, *(self._ranks(self.pods) if self.pods is not None else ()))
-
-    def other_tasks(self) -> tuple[Task, ...]:
-        """Return the tasks that begin together with the reconcilers."""
-        return (self.hosts.run_expiry, *(self._pod_tasks(self.pods) if self.pods is not None else ()))
-
-    async def wait_until_listed(self, kind: FollowedKind) -> None:
-        """Say what is missing; once it has come, reconcile everything that has waited for it."""
-        log.warning("acting without a kind", lacks=kind.sentence)
-        await kind.cache.synced.wait()
-        log.info("a kind can be listed now", kind=kind.name)
-        self.handlers.wake_all()
-
-    def reconcilers(self, metrics: ReconcileMetrics) -> tuple[Reconciler, ...]:
-        """Return what brings objects in line, one for each queue."""
-        pods, changes = self.pods, self.phase_changes
-        models = ModelReconciler(
-            self.client,
-            self.settings,
-            self.utcnow,
-            self.informers,
-            self.hosts,
-            self.model_writer,
-            changes,
-            PodModels(pods, self.model_writer) if pods is not None else None,
-        )
-        services = ServiceReconciler(
-            self.settings,
-            self.utcnow,
-            self.informers,
-            self.hosts,
-            self.service_writer,
-            changes,
-            PodServices(pods, self.service_writer) if pods is not None else None,
-        )
-        slices = SliceReconciler(self.client, self.informers, self.hosts)
-        routers = RouterReconciler(
-            self.informers.routers,
-            StatusWriter(self.client, ModelRouter),
-            self.utcnow,
-            self.queues.routers,
-            PodRouters(pods) if pods is not None else self.routers,
-        )
-        return (
-            Reconciler("model", models.reconcile, metrics, self.queues.models),
-            Reconciler("inferenceservice", services.reconcile, metrics, self.queues.services),
-            Reconciler("endpointslice", slices.reconcile, metrics, self.queues.slices),
-            Reconciler("modelrouter", routers.reconcile, metrics, self.queues.routers),
-        )
-
-    def _pod_context(self, workloads: WorkloadSettings) -> PodContext:
-        pods = PodInformers()
-        return PodContext(
-            self.client,
-            self.settings,
-            workloads,
-            self.utcnow,
-            informers=self.informers,
-            pods=pods,
-            owned=OwnedKinds(self.client, pods),
-            optional=OptionalKinds(self.client, self.settings.namespace, self.handlers.wake_owners),
-            queues=self.queues,
-            phase_changes=self.phase_changes,
-        )
-
-    def _ranks(self, context: PodContext) -> Iterable[FollowedKind]:
-        """PriorityClasses, where nothing says how they are called; a controller of one namespace may not see them."""
-        if context.workloads.priority_class_prefix is None and self.settings.namespace is None:
+def _followed(context: Context) -> Iterator[FollowedKind]:
+    """Return what has to be known, kind by kind, before that is written which needs it."""
+    yield from context.informers.followed
+    yield FollowedKind("Leases of hosts", HOSTS_WAIT, context.hosts.leases)
+    if isinstance(context, PodContext):
+        yield from context.pods.followed
+        if _asks_for_ranks(context):
             yield FollowedKind("PriorityClasses", "spec.priority gives no rank", context.pods.priority_classes.cache)
 
-    def _pod_informer_tasks(self, context: PodContext) -> Iterable[Task]:
-        pods, owned = context.pods, context.owned
-        handlers = PodEventHandlers(self.informers, pods, self.queues)
-        kinds: tuple[OwnedObjects[Any], ...] = (
-            owned.deployments,
-            owned.kubernetes_services,
-            owned.budgets,
-            owned.autoscalers,
-            owned.config_maps,
-            owned.network_policies,
-        )
-        for kind in kinds:
-            yield self._run(kind.informer, partial(handlers.on_owned, kind))
-        yield self._run(pods.jobs, handlers.on_job)
-        yield self._run(pods.pods, handlers.on_pod)
-        yield self._run(pods.volume_claims, handlers.on_volume_claim)
-        for _ in self._ranks(context):
-            yield self._run(pods.priority_classes, lambda _: self.handlers.wake_services())
 
-    def _pod_tasks(self, context: PodContext) -> Iterable[Task]:
-        handlers, owned = PodEventHandlers(self.informers, context.pods, self.queues), context.owned
-        kinds: tuple[OwnedObjects[Any], ...] = (owned.groups, owned.monitors, owned.routes, owned.objectives)
-        for kind in kinds:
-            yield partial(context.optional.run, kind.informer, partial(handlers.on_owned, kind), self.rng)
-        yield partial(run_progress, context)
-        yield partial(run_router_health, context)
-        if context.workloads.prune_cache:
-            pods = context.pods
-            reads = (self.informers.models, pods.pods, pods.deployments, pods.jobs, pods.volume_claims)
-            yield partial(_run_once_known, reads, Pruner(context).run)
+def _asks_for_ranks(context: PodContext) -> bool:
+    """Whether nothing says how PriorityClasses are called; a controller of one namespace may not see them."""
+    return context.workloads.priority_class_prefix is None and context.settings.namespace is None
 
-    def _run(
-        self, informer: Informer[Any], handle: Callable[[Event[Any]], None], *, namespace: str | None = None
-    ) -> Task:
-        namespace = namespace or self.settings.namespace
-        return partial(informer.run, self.client, handle, namespace=namespace, rng=self.rng)
+
+def _other_tasks(context: Context) -> Iterator[Task]:
+    """Return the tasks that begin together with the reconcilers."""
+    yield context.hosts.run_expiry
+    if not isinstance(context, PodContext):
+        return
+    handlers, owned, pods = PodEventHandlers(context), context.owned, context.pods
+    kinds: tuple[OwnedObjects[Any], ...] = (owned.groups, owned.monitors, owned.routes, owned.objectives)
+    for kind in kinds:
+        yield partial(context.optional.run, kind.informer, partial(handlers.on_owned, kind), context.rng)
+    yield partial(run_progress, context)
+    yield partial(run_router_health, context)
+    if context.workloads.prune_cache:
+        reads = (context.informers.models, pods.pods, pods.deployments, pods.jobs, pods.volume_claims)
+        yield partial(_run_once_known, reads, Pruner(context).run)
+
+
+def _reconcilers(
+    context: Context, routers: RouterPlacement | None, metrics: ReconcileMetrics
+) -> tuple[Reconciler, ...]:
+    """Return what brings objects in line, one for each queue."""
+    in_pods = context if isinstance(context, PodContext) else None
+    models = ModelReconciler(context, PodModels(in_pods) if in_pods is not None else None)
+    services = ServiceReconciler(context, PodServices(in_pods) if in_pods is not None else None)
+    placed = RouterReconciler(context, PodRouters(in_pods) if in_pods is not None else routers)
+    queues = context.queues
+    return (
+        Reconciler("model", models.reconcile, metrics, queues.models),
+        Reconciler("inferenceservice", services.reconcile, metrics, queues.services),
+        Reconciler("endpointslice", SliceReconciler(context).reconcile, metrics, queues.slices),
+        Reconciler("modelrouter", placed.reconcile, metrics, queues.routers),
+    )
+
+
+def _run(
+    context: Context,
+    informer: Informer[Any],
+    handle: Callable[[Event[Any]], None],
+    *,
+    namespace: str | None = None,
+) -> Task:
+    namespace = namespace or context.settings.namespace
+    return partial(informer.run, context.client, handle, namespace=namespace, rng=context.rng)
 
 
 async def run_controller(
@@ -244,14 +171,15 @@ async def run_controller(
     acting = trio.Event()
 
     async def act() -> Never:
-        controller = Controller(client, settings, utcnow, rng, phase_changes, routers)
-        reconcilers = controller.reconcilers(metrics)
+        shared = client, settings, utcnow, rng, phase_changes
+        context = Context(*shared) if settings.workloads is None else PodContext(*shared, settings.workloads)
+        reconcilers = _reconcilers(context, routers, metrics)
         queues = {each.name: each.queue for each in reconcilers}
-        fleet = FleetCollector(controller.informers.models, controller.informers.services, queues)
+        fleet = FleetCollector(context.informers.models, context.informers.services, queues)
         registry.register(fleet)
-        health.kinds = controller.followed
+        health.kinds = tuple(_followed(context))
         try:
-            await _run_tasks(controller, reconcilers, health, acting)
+            await _run_tasks(context, reconcilers, health, acting)
         finally:
             health.kinds, health.acting = (), False
             registry.unregister(fleet)  # the controller that acts next exports its own
@@ -286,24 +214,32 @@ async def _run_elected(
 
 
 async def _run_tasks(
-    controller: Controller, reconcilers: Iterable[Reconciler], health: ControllerHealth, acting: trio.Event
+    context: Context, reconcilers: Iterable[Reconciler], health: ControllerHealth, acting: trio.Event
 ) -> NoReturn:
     """Fill the caches, then reconcile; a kind that the API server refuses holds up nothing else."""
     async with trio.open_nursery() as nursery:
-        for task in controller.informer_tasks():
+        for task in _informer_tasks(context):
             nursery.start_soon(task)
-        for kind in controller.followed:
+        for kind in health.kinds:
             await kind.cache.answered.wait()
-        for kind in controller.followed:
+        for kind in health.kinds:
             if not kind.cache.synced.is_set():
-                nursery.start_soon(controller.wait_until_listed, kind)
-        for task in controller.other_tasks():
+                nursery.start_soon(_wait_until_listed, context, kind)
+        for task in _other_tasks(context):
             nursery.start_soon(task)
         for reconciler in reconcilers:
-            nursery.start_soon(reconciler.run, controller.settings.workers)
+            nursery.start_soon(reconciler.run, context.settings.workers)
         health.acting = True
         acting.set()
     raise AssertionError("informers never return")
+
+
+async def _wait_until_listed(context: Context, kind: FollowedKind) -> None:
+    """Say what is missing; once it has come, reconcile everything that has waited for it."""
+    log.warning("acting without a kind", lacks=kind.sentence)
+    await kind.cache.synced.wait()
+    log.info("a kind can be listed now", kind=kind.name)
+    context.wake_all()
 
 
 async def _run_once_known(informers: Iterable[Informer[Any]], task: Task) -> Never:

@@ -5,7 +5,6 @@ import json
 import attrs
 import pytest
 import trio
-from prometheus_client import CollectorRegistry
 
 from controller.cluster import SETTLED
 from controller.podcluster import open_pods
@@ -134,8 +133,7 @@ async def test_other_settings_restart_no_download_that_runs(autojump_clock, runn
         if running:
             await hands.job_pod(job, {"running": {}}, "Running")
         cluster = hands.cluster
-        cluster.controller_scope.cancel()
-        cluster.controller_scope, cluster.registry = trio.CancelScope(), CollectorRegistry()
+        cluster.bury()
         upgraded = attrs.evolve(SETTINGS, hub_endpoint="https://mirror.example.org", image="example.org/llmkube:next")
         async with trio.open_nursery() as nursery:
             await nursery.start(cluster.run_controller, ControllerSettings(workloads=upgraded))
@@ -172,13 +170,12 @@ async def test_what_an_early_version_has_kept_is_let_go(autojump_clock, settings
     async with open_pods() as hands:
         await hands.bring_up()
         cluster = hands.cluster
-        cluster.controller_scope.cancel()
+        cluster.bury()
         kept = {"metadata": {"finalizers": [FINALIZER, *(() if deleted else ("example.org/theirs",))]}}
         await hands.client.patch(Model, Key("ml", "phi"), kept)
         if deleted:
             await hands.client.delete(Model, Key("ml", "phi"))
             assert await hands.exists(Model, "phi")
-        cluster.controller_scope, cluster.registry = trio.CancelScope(), CollectorRegistry()
         async with trio.open_nursery() as nursery:
             await nursery.start(cluster.run_controller, ControllerSettings(**settings))
             await trio.sleep(SETTLED)

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 import attrs
 import pytest
 import trio
-from prometheus_client import CollectorRegistry
 
 from controller.cluster import SETTLED
 from controller.objects import NOW
@@ -160,8 +159,7 @@ async def test_an_engine_that_cannot_tell_is_named(autojump_clock, engine):
 @asynccontextmanager
 async def upgraded(hands, image=SETTINGS.image, engines=SETTINGS.images):
     """Run a controller of another LLMKube, or with other images of engines, in the place of the one that runs."""
-    hands.cluster.controller_scope.cancel()
-    hands.cluster.controller_scope, hands.cluster.registry = trio.CancelScope(), CollectorRegistry()
+    hands.cluster.bury()
     settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, image=image, images=engines))
     async with trio.open_nursery() as nursery:
         await nursery.start(hands.cluster.run_controller, settings)

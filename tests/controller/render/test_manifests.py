@@ -63,7 +63,7 @@ def with_draft(source, draft):
 
 
 def mounted(source):
-    return f"/model-source/{claim_path(source_of(cluster_model(source).spec)).path}"
+    return f"/model-source/{claim_path(source_of(cluster_model(source).spec))[1]}"
 
 
 def shared_claim():

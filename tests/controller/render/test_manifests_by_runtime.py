@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from controller.podobjects import SETTINGS, cluster_model, pod_service
-from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.workload_plans import plan_workload, user_of
 from llmkube.controller.render.jobs import fetch_job
@@ -25,6 +24,7 @@ from llmkube.controller.render.model_sources import cache_key, published_name
 from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.controller.status.pod_service_status import desired_replicas
 from llmkube.controller.status.supply import choose_supply
+from llmkube.controller.writes.status_writer import PhaseChanges
 from llmkube.k8s.crd.model import Model
 from llmkube.runtimes.registry import BUILT_IN
 from llmkube.weights.errors import WeightsError
@@ -152,7 +152,7 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     allowed = {"allow": frozenset(Allowance), "priority_classes": ("mine",)}
     settings = ControllerSettings(workloads=attrs.evolve(SETTINGS, priority_class_prefix="llmkube-", **allowed))
     unused: Any = None
-    context = PodContext(unused, settings, settings.workloads, unused, Informers(), PodInformers(), *[unused] * 4)
+    context = PodContext(unused, settings, unused, unused, PhaseChanges(unused, unused, unused), settings.workloads)
     workload = plan_workload(context, service, model)
     facts = workload.facts
     if facts.plan is None or workload.weights is None:

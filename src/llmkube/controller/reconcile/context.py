@@ -1,4 +1,4 @@
-"""What the reconcilers of Models and services in pods share.
+"""What the reconcilers share, and those of Models, services and routers in pods besides.
 
 What is kept of a service from one reconcile to the next is one record, dropped with the service. Only `deferred_since`
 is a fact of its own. The rest is computed from objects of the caches, and computed again as soon as one of those is
@@ -9,6 +9,7 @@ PriorityClasses that there are. The chart's own are in the order of these priori
 """
 
 import datetime
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
@@ -25,8 +26,12 @@ from llmkube.controller.status.job_result import ended_at
 from llmkube.controller.status.pod_service_status import ServiceFacts
 from llmkube.controller.status.router_status import BackendHealth
 from llmkube.controller.writes.owned_kinds import OptionalKinds, OwnedKinds
-from llmkube.controller.writes.status_writer import PhaseChanges
+from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.client import Client
+from llmkube.k8s.crd.inferenceservice import InferenceService
+from llmkube.k8s.crd.model import Model
+from llmkube.k8s.crd.modelrouter import ModelRouter
+from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key
 from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.plan import PlanError
@@ -140,41 +145,83 @@ def line(waiting: Iterable[Waiting]) -> dict[Key, tuple[Waiting, int]]:
     return {one.key: (one, position) for position, one in enumerate(ordered, 1)}
 
 
-@attrs.frozen(eq=False)
-class PodContext:
-    """The API server, what is known of it, and the little that a reconcile leaves for the next one.
+@attrs.define(eq=False)
+class Context:
+    """The API server, what is known of it, and how statuses are written.
 
     Attributes:
-        client: The API server.
         settings: What to look after.
-        workloads: How to serve it in pods.
         utcnow: The wall clock, for what is written and for ages that the cluster's clock has given.
-        informers: What users write.
+        rng: Spreads pauses.
+        phase_changes: Told of every new phase.
+        informers: What users write, and what hosts say.
+        queues: What is reconciled again.
+        hosts: Which hosts are alive.
+    """
+
+    client: Client
+    settings: ControllerSettings
+    utcnow: Callable[[], datetime.datetime]
+    rng: random.Random
+    phase_changes: PhaseChanges
+    informers: Informers = attrs.field(factory=Informers, init=False)
+    queues: Queues = attrs.field(init=False)
+    hosts: HostMonitor = attrs.field(init=False)
+    models: StatusWriter[Model] = attrs.field(init=False)
+    services: StatusWriter[InferenceService] = attrs.field(init=False)
+    routers: StatusWriter[ModelRouter] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.queues = Queues(self.rng)
+        self.hosts = HostMonitor(self.client, self.settings.lease_namespace, self.wake_all)
+        self.models = StatusWriter(self.client, Model, self.phase_changes.tell)
+        self.services = StatusWriter(self.client, InferenceService, self.phase_changes.tell)
+        self.routers = StatusWriter(self.client, ModelRouter)
+
+    def wake_all(self) -> None:
+        """Reconcile everything: hosts come and go rarely, and any object may be concerned."""
+        self.queues.models.add_all(model.key for model in self.informers.models.values())
+        self.wake_services()
+        self.queues.slices.add_all(piece.key for piece in self.informers.slices.values())
+
+    def wake_owners(self) -> None:
+        """Reconcile every service and router: a kind that they may use has been installed or uninstalled."""
+        self.wake_services()
+        self.queues.routers.add_all(router.key for router in self.informers.routers.values())
+
+    def wake_services(self) -> None:
+        """Reconcile every service: what all of them go by has changed."""
+        self.queues.services.add_all(service.key for service in self.informers.services.values())
+
+
+@attrs.define(eq=False)
+class PodContext(Context):
+    """The same where pods serve, with the little that a reconcile leaves for the next one.
+
+    Attributes:
+        workloads: How to serve in pods.
         pods: What runs.
         owned: Writes what the controller makes for services, Models and routers.
         optional: Which of those kinds there are.
-        queues: What is reconciled again.
-        phase_changes: Called for every new phase.
         records: One per service.
         percents: How far Jobs say that they are.
         health: What the pods of each router say of its backends, by the backend's name.
         pruning: Namespaces for which a Job is being made that removes folders.
     """
 
-    client: Client
-    settings: ControllerSettings
     workloads: WorkloadSettings
-    utcnow: Callable[[], datetime.datetime]
-    informers: Informers
-    pods: PodInformers
-    owned: OwnedKinds
-    optional: OptionalKinds
-    queues: Queues
-    phase_changes: PhaseChanges
+    pods: PodInformers = attrs.field(factory=PodInformers, init=False)
+    owned: OwnedKinds = attrs.field(init=False)
+    optional: OptionalKinds = attrs.field(init=False)
     records: dict[Key, ServiceRecord] = attrs.field(factory=lambda: defaultdict(ServiceRecord), init=False)
     percents: dict[Key, int] = attrs.field(factory=dict, init=False)
     health: dict[Key, Mapping[str, BackendHealth]] = attrs.field(factory=dict, init=False)
     pruning: set[str] = attrs.field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.owned = OwnedKinds(self.client, self.pods)
+        self.optional = OptionalKinds(self.client, self.settings.namespace, self.wake_owners)
 
     def is_pruning(self, namespace: str) -> bool:
         """Whether folders of a namespace's claim are being removed."""

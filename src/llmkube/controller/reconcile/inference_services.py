@@ -7,22 +7,18 @@ the controller edits there: the agent of a host that is gone cannot say that its
 would go on sending requests to it.
 """
 
-import datetime
-from collections.abc import Callable
 from typing import Any
 
 import attrs
 import structlog
 import trio
 
-from llmkube.controller.informers import Informers
-from llmkube.controller.reconcile.context import GpuQueue, PodContext, Waiting, Weights, WorkloadPlan
+from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, Waiting, Weights, WorkloadPlan
 from llmkube.controller.reconcile.models import ensure_service_claim
 from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle
 from llmkube.controller.render.storage import names_own_cache
-from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.pod_service_status import (
     ServiceFacts,
     derive_pod_status,
@@ -39,14 +35,11 @@ from llmkube.controller.status.service_status import (
     weight_of,
 )
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
-from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
 from llmkube.k8s.builtins import EndpointSlice
-from llmkube.k8s.client import Client
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NameTakenError, NotFoundError
-from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, HOST_LABEL, service_name
 from llmkube.k8s.wire.times import timestamp
@@ -59,7 +52,6 @@ class PodServices:
     """Look after the services that run as pods; `gpu_queue` holds those that find no GPU."""
 
     context: PodContext
-    writer: StatusWriter[InferenceService]
     gpu_queue: GpuQueue = attrs.field(factory=GpuQueue, init=False)
 
     async def reconcile(self, cached: InferenceService, model: Model | None, part: HostPart | None = None) -> None:
@@ -69,13 +61,12 @@ class PodServices:
         workload = plan_workload(self.context, cached, model) if model is not None else WorkloadPlan(ServiceFacts())
         facts = await self._make_pods(cached, workload)
         facts = attrs.evolve(self._observe(cached, facts), hosts=part)
-        key, newest, now = cached.key, self.writer.newest(cached), self.context.utcnow()
+        key, newest, now = cached.key, self.context.services.newest(cached), self.context.utcnow()
         verdict = judge_pods(newest, facts)
         self._queue_up(newest, facts, waits=verdict.phase == WAITING_FOR_GPU)
         position = self.gpu_queue.position(key)
         status = derive_pod_status(newest, facts, self.context.settings, verdict=verdict, position=position, now=now)
-        if await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)}):
-            self.context.phase_changes.tell(newest, status)
+        await self.context.services.write(cached, status, along={"lastUpdated": timestamp(now)})
 
     async def retire(self, service: InferenceService) -> None:
         """Take away what a service had as pods, now that a host serves it; nothing of it is ever the host's."""
@@ -241,29 +232,25 @@ class PodServices:
 class ServiceReconciler:
     """Look after all services; `in_pods` does it for those that no host serves, and is None where no pods are."""
 
-    settings: ControllerSettings
-    utcnow: Callable[[], datetime.datetime]
-    informers: Informers
-    hosts: HostMonitor
-    writer: StatusWriter[InferenceService]
-    phase_changes: PhaseChanges
+    context: Context
     in_pods: PodServices | None = None
 
     async def reconcile(self, key: Key) -> None:
         """Bring one service in line."""
-        cached = self.informers.services.get(key)
+        services, models = self.context.informers.services, self.context.informers.models
+        cached = services.get(key)
         if cached is None or cached.metadata.deletion_timestamp:
-            self.writer.forget(key)
+            self.context.services.forget(key)
             if self.in_pods is not None:
                 self.in_pods.forget(key)
             return
-        if self.informers.services.is_unreadable(key):
+        if services.is_unreadable(key):
             return  # nothing can be written over its newest state from an older one
         model_key = Key(key.namespace, cached.spec.model_ref)
-        model = self.informers.models.get(model_key)
-        if model is None and self.informers.models.is_unreadable(model_key):
+        model = models.get(model_key)
+        if model is None and models.is_unreadable(model_key):
             return  # there is a Model, but this version cannot read it: that is not the same as none
-        if not self.informers.models.is_known:
+        if not models.is_known:
             return  # its arrival wakes every service
         if self.in_pods is None:
             on_hosts = cached.on_hosts
@@ -278,7 +265,7 @@ class ServiceReconciler:
             return  # whether there are pods of it says where it belongs
         if cached.spec.hosts is not None:
             await in_pods.reconcile(cached, model, self._host_part(cached.on_hosts))
-        elif self.settings.is_for_hosts(model) if model is not None else in_pods.is_empty(cached):
+        elif self.context.settings.is_for_hosts(model) if model is not None else in_pods.is_empty(cached):
             await in_pods.retire(cached)
             await self._reconcile_on_hosts(cached, model)
         elif in_pods.is_known:
@@ -286,37 +273,38 @@ class ServiceReconciler:
 
     @property
     def _hosts_are_known(self) -> bool:
-        reports = (self.informers.slices.cache, self.informers.host_claims.cache, self.hosts.leases)
+        known = self.context.informers
+        reports = (known.slices.cache, known.host_claims.cache, self.context.hosts.leases)
         return all(one.synced.is_set() for one in reports)
 
     def _model_of(self, service: InferenceService) -> Model | None:
-        return self.informers.models.get(Key(service.key.namespace, service.spec.model_ref))
+        return self.context.informers.models.get(Key(service.key.namespace, service.spec.model_ref))
 
     def _host_part(self, service: InferenceService) -> HostPart:
         if not self._hosts_are_known:
             return unknown_host_part(service)
-        slices, holders = self.informers.slices_of(service.key), self.informers.holders(service.key)
-        live = self.hosts.tracker.hosts
-        return judge_host_part(service, self._model_of(service), slices, live, holders=holders, settings=self.settings)
+        known, live, settings = self.context.informers, self.context.hosts.tracker.hosts, self.context.settings
+        slices, holders = known.slices_of(service.key), known.holders(service.key)
+        return judge_host_part(service, self._model_of(service), slices, live, holders=holders, settings=settings)
 
     async def _reconcile_on_hosts(self, cached: InferenceService, model: Model | None) -> None:
-        if model is not None and not self.settings.is_for_hosts(model):
-            self.writer.forget(cached.key)
+        settings, known, writer = self.context.settings, self.context.informers, self.context.services
+        if model is not None and not settings.is_for_hosts(model):
+            writer.forget(cached.key)
             return
         if not self._hosts_are_known:
             return
-        now, newest = self.utcnow(), self.writer.newest(cached).on_hosts
+        now, newest = self.context.utcnow(), writer.newest(cached).on_hosts
         status = derive_service_status(
             newest,
             model,
-            self.informers.slices_of(cached.key),
-            self.hosts.tracker.hosts,
-            self.settings,
-            holders=self.informers.holders(cached.key),
+            known.slices_of(cached.key),
+            self.context.hosts.tracker.hosts,
+            settings,
+            holders=known.holders(cached.key),
             now=now,
         )
-        if await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)}):
-            self.phase_changes.tell(newest, status)
+        await writer.write(cached, status, along={"lastUpdated": timestamp(now)})
 
 
 log = structlog.get_logger()
@@ -326,25 +314,23 @@ log = structlog.get_logger()
 class SliceReconciler:
     """Look after all slices that agents have published."""
 
-    client: Client
-    informers: Informers
-    hosts: HostMonitor
+    context: Context
 
     async def reconcile(self, key: Key) -> None:
         """Take a slice's endpoints out of service if its host is gone, and no program has written to it since."""
         await trio.lowlevel.checkpoint()
-        piece = self.informers.slices.get(key)
+        piece, hosts = self.context.informers.slices.get(key), self.context.hosts
         host = piece.metadata.labels.get(HOST_LABEL, "") if piece else ""
-        hosts_known = self.hosts.leases.synced.is_set()  # else their arrival wakes every slice
-        if piece is None or not hosts_known or not is_in_service(piece) or self.hosts.tracker.hosts.alive(host):
+        hosts_known = hosts.leases.synced.is_set()  # else their arrival wakes every slice
+        if piece is None or not hosts_known or not is_in_service(piece) or hosts.tracker.hosts.alive(host):
             return
         # A host that comes back renews its Lease before it says again where its engines are, but the two watches may
         # tell us the other way round.
-        if host and not await self.hosts.wait_gone(host):
+        if host and not await hosts.wait_gone(host):
             return
         patch = out_of_service(piece)
         try:
-            await self.client.patch(EndpointSlice, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+            await self.context.client.patch(EndpointSlice, key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
         except NotFoundError:
             return
         log.warning("endpoints taken out of service: their host is gone", slice=str(key), host=host)

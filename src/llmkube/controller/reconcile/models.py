@@ -4,20 +4,18 @@ A Model's weights come by a Job, an engine or a mount, and stay for as long as a
 for weights for each namespace, or one for each service; it is made when missing, never changed.
 """
 
-import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
 
-from llmkube.controller.informers import JOB_LABEL, Informers
-from llmkube.controller.reconcile.context import PodContext, Weights
+from llmkube.controller.informers import JOB_LABEL
+from llmkube.controller.reconcile.context import Context, PodContext, Weights
 from llmkube.controller.reconcile.workload_plans import user_of
 from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
 from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, service_claim
-from llmkube.controller.settings import ControllerSettings
 from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, is_known, read_fetched
 from llmkube.controller.status.model_status import (
     derive_model_status,
@@ -28,13 +26,10 @@ from llmkube.controller.status.model_status import (
 )
 from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
-from llmkube.controller.writes.status_writer import PhaseChanges, StatusWriter
-from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import AlreadyExistsError, NameTakenError, NotFoundError
-from llmkube.k8s.leases.host_monitor import HostMonitor
 from llmkube.k8s.rbac import Permission
 from llmkube.k8s.resource import Key, controller_key, is_controlled_by
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER, label_value
@@ -107,7 +102,6 @@ class PodModels:
     """Look after the Models that pods serve."""
 
     context: PodContext
-    writer: StatusWriter[Model]
 
     async def reconcile(self, cached: Model) -> None:
         """Have a Model's weights brought, and say how far that is."""
@@ -115,7 +109,7 @@ class PodModels:
         supply = choose_supply(
             cached, [user_of(self.context, service, cached) for service in users], self.context.workloads
         )
-        newest = self.writer.newest(cached)
+        newest = self.context.models.newest(cached)
         seen = await self._look(newest, supply)
         if supply.by == "job":
             newest = without_lost_volume(newest, seen.claim)
@@ -134,8 +128,7 @@ class PodModels:
         status = derive_supplied_status(newest, supply, seen, now=self.context.utcnow())
         if status["phase"] == "Pending" and supply.by == "claim":
             self.context.queues.models.add_after(cached.key, CLAIM_POLL_SECONDS)
-        if await self.writer.write(cached, status):
-            self.context.phase_changes.tell(newest, status)
+        await self.context.models.write(cached, status)
 
     @property
     def is_known(self) -> bool:
@@ -161,7 +154,7 @@ class PodModels:
             return attrs.evolve(seen, claim=claim)
         source = source_of(model.spec)
         assert isinstance(source, VolumeSource), "choose_supply has looked"
-        claim = await self._read_claim(Key(model.key.namespace, claim_path(source).claim))
+        claim = await self._read_claim(Key(model.key.namespace, claim_path(source)[0]))
         if claim is None:
             self.context.queues.models.add_after(model.key, CLAIM_POLL_SECONDS)
         return attrs.evolve(seen, claim=claim)
@@ -271,26 +264,21 @@ none puts it on any more, and what has it loses it: a Model that goes leaves the
 class ModelReconciler:
     """Look after all Models; `in_pods` does it for those that no host serves, and is None where no pods are."""
 
-    client: Client
-    settings: ControllerSettings
-    utcnow: Callable[[], datetime.datetime]
-    informers: Informers
-    hosts: HostMonitor
-    writer: StatusWriter[Model]
-    phase_changes: PhaseChanges
+    context: Context
     in_pods: PodModels | None = None
 
     async def reconcile(self, key: Key) -> None:
         """Bring one Model in line."""
-        cached = self.informers.models.get(key)
+        models = self.context.informers.models
+        cached = models.get(key)
         if cached is None:
-            self.writer.forget(key)
+            self.context.models.forget(key)
             return
-        if self.informers.models.is_unreadable(key):
+        if models.is_unreadable(key):
             return  # nothing can be written over its newest state from an older one
         if FINALIZER in cached.metadata.finalizers:
             await self._free(cached)  # the answer wakes it again
-        elif self.in_pods is not None and not self.settings.is_for_hosts(cached):
+        elif self.in_pods is not None and not self.context.settings.is_for_hosts(cached):
             if self.in_pods.is_known:
                 await self.in_pods.reconcile(cached)
         else:
@@ -301,15 +289,14 @@ class ModelReconciler:
     async def _free(self, model: Model) -> None:
         kept = [name for name in model.metadata.finalizers if name != FINALIZER]
         patch = {"metadata": {"resourceVersion": model.metadata.resource_version, "finalizers": kept}}
-        await self.client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
+        await self.context.client.patch(Model, model.key, patch, field_manager=CONTROLLER_FIELD_MANAGER)
 
     async def _reconcile_on_hosts(self, cached: Model) -> None:
-        if not self.settings.is_for_hosts(cached) or cached.metadata.deletion_timestamp:
-            self.writer.forget(cached.key)
+        context = self.context
+        if not context.settings.is_for_hosts(cached) or cached.metadata.deletion_timestamp:
+            context.models.forget(cached.key)
             return
-        if not self.hosts.leases.synced.is_set():
+        if not context.hosts.leases.synced.is_set():
             return  # its arrival wakes every Model
-        newest = self.writer.newest(cached)
-        status = derive_model_status(newest, self.hosts.tracker.hosts, now=self.utcnow())
-        if await self.writer.write(cached, status):
-            self.phase_changes.tell(newest, status)
+        status = derive_model_status(context.models.newest(cached), context.hosts.tracker.hosts, now=context.utcnow())
+        await context.models.write(cached, status)

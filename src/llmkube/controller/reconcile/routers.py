@@ -1,13 +1,11 @@
 """A ModelRouter runs where it is placed: in pods of ours, or, under `llmkube up`, in the controller's own process."""
 
-import datetime
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import attrs
 
-from llmkube.controller.informer import Informer
-from llmkube.controller.reconcile.context import PodContext
+from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.render.router_objects import (
     KEYS_FOLDER,
     Rule,
@@ -19,7 +17,6 @@ from llmkube.controller.render.router_objects import (
 )
 from llmkube.controller.status.router_status import RouterFacts, derive_router_status, not_routed, seen_of
 from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
-from llmkube.controller.writes.status_writer import StatusWriter
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
 from llmkube.k8s.errors import NameTakenError
@@ -27,7 +24,6 @@ from llmkube.k8s.rbac import FOLLOW, Permission
 from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.times import timestamp
-from llmkube.k8s.workqueue import WorkQueue
 from llmkube.router.config.compile_router import Compiled, KeyFile, ResolvedService, compile_router
 from llmkube.router.config.routing_config import RoutingConfig, stays_here
 from llmkube.router.config.written_form import encode_config
@@ -63,32 +59,30 @@ class RouterPlacement(Protocol):
 class RouterReconciler:
     """Look after all routers; `placement` is None where none can run."""
 
-    routers: Informer[ModelRouter]
-    writer: StatusWriter[ModelRouter]
-    utcnow: Callable[[], datetime.datetime]
-    queue: WorkQueue[Key]
+    context: Context
     placement: RouterPlacement | None = None
 
     async def reconcile(self, key: Key) -> None:
         """Bring one router in line."""
-        cached, placement = self.routers.get(key), self.placement
+        routers, writer, placement = self.context.informers.routers, self.context.routers, self.placement
+        cached = routers.get(key)
         if cached is None:
-            self.writer.forget(key)
+            writer.forget(key)
             if placement is not None:
                 placement.forget(key)
             return
-        if cached.metadata.deletion_timestamp or self.routers.is_unreadable(key):
+        if cached.metadata.deletion_timestamp or routers.is_unreadable(key):
             return  # what serves serves on, until the router is gone
-        now = self.utcnow()
+        now = self.context.utcnow()
         if placement is None:
-            await self.writer.write(cached, not_routed(self.writer.newest(cached), _NO_PODS, now=now))
+            await writer.write(cached, not_routed(writer.newest(cached), _NO_PODS, now=now))
             return
         if placement.look_seconds is not None:
-            self.queue.add_after(key, placement.look_seconds)
+            self.context.queues.routers.add_after(key, placement.look_seconds)
         if placement.is_known:
             facts = await placement.place(cached)
-            status = derive_router_status(self.writer.newest(cached), facts, now=now)
-            await self.writer.write(cached, status, along={"lastUpdated": timestamp(now)})
+            status = derive_router_status(writer.newest(cached), facts, now=now)
+            await writer.write(cached, status, along={"lastUpdated": timestamp(now)})
 
 
 @attrs.frozen(eq=False)

@@ -8,8 +8,6 @@ import hashlib
 import json
 from typing import Final
 
-import attrs
-
 from llmkube.k8s.crd.model import Model, ModelSpec
 from llmkube.k8s.wire.names import MAX_LABEL
 from llmkube.weights.errors import SourceError, WeightsError
@@ -36,14 +34,6 @@ ON_CHANGE: Final = "OnChange"
 _KEY_CHARS: Final = 16
 
 
-@attrs.frozen
-class ClaimPath:
-    """A file on a PersistentVolumeClaim of the user."""
-
-    claim: str
-    path: str
-
-
 def cache_key(spec: ModelSpec) -> str:
     """Return the folder of a Model's weights: another one for every source, set of files or digest.
 
@@ -64,25 +54,16 @@ def predecessors_key(spec: ModelSpec) -> str:
 
 
 def source_of(spec: ModelSpec) -> Source:
-    """Return what a Model names, files picked.
-
-    Raises:
-        WeightsError: It names nothing that can be understood.
-    """
-    return pick_primary(parse_source(spec.source), spec.files)
-
-
-def pick_primary(source: Source, files: tuple[str, ...]) -> Source:
     """Return the source of the engine's own file; further files are fetched beside it.
 
     Raises:
-        WeightsError: The source has no such file.
+        WeightsError: It names nothing that can be understood, or the source has no such file.
     """
-    return pick(source, files[:1])
+    return pick(parse_source(spec.source), spec.files[:1])
 
 
-def claim_path(source: VolumeSource) -> ClaimPath:
-    """Read `pvc://CLAIM/PATH`.
+def claim_path(source: VolumeSource) -> tuple[str, str]:
+    """Return claim and path of `pvc://CLAIM/PATH`.
 
     Raises:
         SourceError: It names no path on a claim, or one that leads out of it.
@@ -90,7 +71,7 @@ def claim_path(source: VolumeSource) -> ClaimPath:
     claim, _, path = source.text.partition("://")[2].partition("/")
     if not claim or not path or any(step in ("", ".", "..") for step in path.rstrip("/").split("/")):
         raise SourceError(f"{source.text!r} names no path on a claim; write pvc://CLAIM/PATH")
-    return ClaimPath(claim, path.rstrip("/"))
+    return claim, path.rstrip("/")
 
 
 def published_name(source: Source) -> str:

@@ -207,7 +207,7 @@ def source_volume(model: Model) -> dict[str, Any] | None:
     """Return the volume on which a Model's weights are already; None for what has to be fetched."""
     source = source_of(model.spec)
     if isinstance(source, VolumeSource):
-        claim = {"claimName": claim_path(source).claim, "readOnly": True}
+        claim = {"claimName": claim_path(source)[0], "readOnly": True}
         return {"name": "model-source", "persistentVolumeClaim": claim}
     if isinstance(source, ImageSource):  # a tag may come to mean another image: the kubelet asks at each start
         image = {"reference": source.image, "pullPolicy": "IfNotPresent" if ":" in source.reference else "Always"}

@@ -233,7 +233,7 @@ def derive_supplied_status(model: Model, supply: Supply, seen: Seen, *, now: dat
 def _judge_claim(model: Model, claim: PersistentVolumeClaim | None) -> Verdict:
     source = source_of(model.spec)
     assert isinstance(source, VolumeSource), "choose_supply has looked"
-    name = claim_path(source).claim
+    name, _ = claim_path(source)
     if claim is None:
         return Verdict("Failed", Reason.PVC_NOT_FOUND, f'there is no PersistentVolumeClaim "{name}" in this namespace')
     if claim.status.phase != "Bound":
@@ -350,19 +350,11 @@ def judge_up_to_date(model: Model, seen: Seen) -> Statement:
     """Say how the last look at a source went; what it said stays when its Job is gone."""
     fetched = read_fetched(seen.pods) if is_complete(seen.job) else None
     if fetched is not None and fetched.kept:
-        return Statement(
-            UP_TO_DATE,
-            holds=False,
-            reason=Reason.LOOK_FAILED,
-            message=f"the file that is there is kept: {fetched.kept}",
-        )
+        message = f"the file that is there is kept: {fetched.kept}"
+        return Statement(UP_TO_DATE, holds=False, reason=Reason.LOOK_FAILED, message=message)
     if fetched is not None:
-        return Statement(
-            UP_TO_DATE,
-            holds=True,
-            reason=Reason.IN_SYNC,
-            message="the file is the one that its source had when it was last asked",
-        )
+        message = "the file is the one that its source had when it was last asked"
+        return Statement(UP_TO_DATE, holds=True, reason=Reason.IN_SYNC, message=message)
     before = find_condition(model.status.conditions, UP_TO_DATE)
     if before is not None and is_remembered(model):
         return Statement(UP_TO_DATE, before.status == "True", before.reason, before.message)

@@ -136,7 +136,7 @@ def weights_path(model: Model, supply: Supply) -> str:
         return ""
     source = source_of(model.spec)
     if isinstance(source, VolumeSource):
-        return f"{SOURCE_FOLDER}/{claim_path(source).path}"
+        return f"{SOURCE_FOLDER}/{claim_path(source)[1]}"
     if isinstance(source, ImageSource):
         return f"{SOURCE_FOLDER}/{source.file}"
     if isinstance(source, LocalFile):

@@ -65,10 +65,14 @@ class _Record(Generic[T]):
 
 @attrs.define(eq=False)
 class StatusWriter(Generic[T]):
-    """The only door through which the controller writes the status of one kind."""
+    """The only door through which the controller writes the status of one kind; `tell` is called for what was written.
+
+    It gets the object as it was before, and the status.
+    """
 
     _client: Client
     _kind: type[T]
+    _tell: Callable[[T, Mapping[str, Any]], None] | None = None
     _records: dict[Key, _Record[T]] = attrs.field(factory=dict, init=False)
 
     def newest(self, cached: T) -> T:
@@ -111,6 +115,8 @@ class StatusWriter(Generic[T]):
             subresource="status",
         )
         self._records[cached.key] = _Record(over_version, status, answer)
+        if self._tell is not None:
+            self._tell(observed, status)
         return True
 
     def is_own(self, obj: T) -> bool:
