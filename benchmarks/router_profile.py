@@ -38,6 +38,7 @@ from llmkube.k8s.crd.modelrouter import ModelRouter
 from llmkube.programs.program import settle_heap
 from llmkube.router.config.compile_router import compile_router
 from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.origin_policy import page_grant
 from llmkube.router.proxy.live_config import Source
 from llmkube.router.proxy.router import LIMITS, Router, open_router
 
@@ -127,7 +128,7 @@ async def open_layer(layer: str, backend: int, folder: Path) -> AsyncIterator[in
         trio.open_nursery() as nursery,
     ):
         _leave_out(layer, router)
-        serve = partial(run_server, limits=LIMITS, judge=router.judge, stamp=router.stamp)
+        serve = partial(run_server, limits=LIMITS, judge=router.judge, stamp=page_grant)
         listeners = await open_listeners("127.0.0.1", 0)
         await nursery.start(serve, router.handler, sockets.listen(listeners))
         yield listeners[0].socket.getsockname()[1]
@@ -136,7 +137,7 @@ async def open_layer(layer: str, backend: int, folder: Path) -> AsyncIterator[in
 
 def _leave_out(layer: str, router: Router) -> None:
     """Take away what only later layers have."""
-    handler: Any = router.handler
+    handler: Any = router.listed_fields
     if ORDER.index(layer) < ORDER.index(AUDIT):
         handler.audit = Nothing()
     if ORDER.index(layer) < ORDER.index(METRICS):

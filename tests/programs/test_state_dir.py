@@ -153,9 +153,8 @@ def test_what_fills_the_disk_is_told_and_a_bug_is_not(tmp_path):
     full, bug = OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")
     with pytest.raises(FullDiskError), held_state_dir(tmp_path):
         raise ExceptionGroup("a nursery", [full, ExceptionGroup("another", [full])])
-    with pytest.raises(ExceptionGroup) as told, held_state_dir(tmp_path):
+    with pytest.RaisesGroup(OSError, ValueError), held_state_dir(tmp_path):
         raise ExceptionGroup("a nursery", [full, bug])
-    assert bug in told.value.exceptions
 
 
 def test_up_is_who_runs_engines_and_server(tmp_path):

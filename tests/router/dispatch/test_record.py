@@ -54,6 +54,7 @@ def parts_of(timing):
 )
 async def test_what_is_known_is_said_and_nothing_else(changes, said, autojump_clock):
     """A backend that reports no times and no cache has none, not 0."""
+    await trio.lowlevel.checkpoint()
     request = Request(request_id="x", path="/", method="POST", peer="", started_at=trio.current_time() - 2, trace={})
     answered = Answered(**{name: each for name, each in changes.items() if name != "tries"})
     assert server_timing(Record(request, answered=answered, tries=changes.get("tries", []))) == said
