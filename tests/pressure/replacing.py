@@ -8,7 +8,6 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
 from pressure.hosts import pressed_world
 from sim.memory import shape_of
-from virtual_clock import virtual_clock
 
 ONE = {"chat": (10, "normal")}
 
@@ -70,8 +69,3 @@ async def large(world, source):
     """Have the service's Model come from a file of 30 GiB."""
     world.machine.shapes[source] = shape_of(30)
     await world._apply(Model, "chat", {"source": source, "hardware": {"accelerator": "metal"}})
-
-
-def play(timeline):
-    """Run a timeline on a virtual clock."""
-    trio.run(timeline, clock=virtual_clock())

@@ -1,7 +1,6 @@
 """An edit changes what serves: beside the old engine where memory holds both, else after it, and never for nothing."""
 
 import math
-from functools import partial
 
 import attrs
 import pytest
@@ -16,9 +15,9 @@ from llmkube.supervisor.service.attempt import Attempt
 from llmkube.supervisor.service.engine_status import EngineStatus
 from llmkube.supervisor.service.runner import Engines
 from pressure.hosts import events, running, serve
-from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date, watched
+from pressure.replacing import ONE, count, engines, large, serving_world, up_to_date, watched
 from sim.machine import Script
-from sim.mutation import is_caught
+from sim.mutation import assert_caught, nothing, play
 from sim.stage import clean
 
 
@@ -294,10 +293,6 @@ def test_replacement(timeline):
     play(timeline)
 
 
-async def at_once(*_):
-    await trio.lowlevel.checkpoint()
-
-
 async def unnoted(engine, child, record, allocation):
     await trio.lowlevel.checkpoint()
     engine.context.ledger.take_over(allocation)
@@ -336,7 +331,7 @@ MUTANTS = {
     "a successor is called ready before it answers": (
         loading.health,
         "wait_ready",
-        at_once,
+        nothing,
         an_edit_where_both_fit,
     ),
 }
@@ -346,6 +341,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_replacement_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""
-    owner, attribute, replacement, timeline = MUTANTS[name]
-    monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(play, timeline))
+    assert_caught(monkeypatch, MUTANTS[name])

@@ -1,7 +1,6 @@
 """What has served is started again when it ends, for as long as the newest plan cannot start."""
 
 import math
-from functools import partial
 
 import pytest
 import trio
@@ -12,10 +11,10 @@ from llmkube.supervisor.service.attempt import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.runner import Runner
 from pressure.hosts import running, serve
-from pressure.replacing import ONE, count, engines, large, play, serving_world, up_to_date
+from pressure.replacing import ONE, count, engines, large, serving_world, up_to_date
 from sim.machine import Machine, Script
 from sim.memory import shape_of
-from sim.mutation import is_caught
+from sim.mutation import assert_caught, nothing, play
 
 CRASHES = Script(math.inf, 1, words=("error: no such thing",))
 OLD, NEW, NEWER = "4096", "2048", "1024"
@@ -297,10 +296,6 @@ async def never(*_):
     await trio.sleep_forever()
 
 
-async def nothing(*_):
-    await trio.lowlevel.checkpoint()
-
-
 async def there(*_):
     await trio.lowlevel.checkpoint()
     return True
@@ -356,6 +351,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_in_a_stand_in_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""
-    owner, attribute, replacement, timeline = MUTANTS[name]
-    monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(play, timeline))
+    assert_caught(monkeypatch, MUTANTS[name])

@@ -1,17 +1,21 @@
 """Deliberate bugs: whether a timeline that one of them must not get through has noticed it."""
 
+import inspect
 import logging
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import attrs
 import structlog
+import trio
 
 from llmkube.base.errors import leaves
 from llmkube.k8s.codec import encode
 from llmkube.k8s.reflector import Cache
 from llmkube.k8s.resource import Key
 from sim import score
+from virtual_clock import virtual_clock
 
 MISTAKES = (TypeError, AttributeError, NameError)
 """What a mutant raises that no longer fits the function which it replaces."""
@@ -37,6 +41,32 @@ def is_caught(play):
     return any(isinstance(leaf, AssertionError) for leaf in found)
 
 
+def play(timeline):
+    """Run a timeline on a virtual clock; what it takes like a test, and has no default, is None."""
+    taken = [
+        each for each in inspect.signature(timeline).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    given = {each.name: None for each in taken if each.default is each.empty}
+    trio.run(partial(timeline, **given), clock=virtual_clock())
+
+
+def assert_caught(monkeypatch, row, play=play):
+    """Assert that a program with the bug of a row does not get through its timeline."""
+    owner, attribute, replacement, timeline = row
+    monkeypatch.setattr(owner, attribute, replacement)
+    assert is_caught(partial(play, timeline))
+
+
+def assert_booked(monkeypatch, row):
+    """Assert that the books of a run see the bug of a row in its column, and that the timeline is clean without it."""
+    owner, attribute, replacement, timeline, column = row
+    with monkeypatch.context() as patched, fitting():
+        patched.setattr(owner, attribute, replacement)
+        seen = {one.column for one in score.play(timeline, quiet_minutes=3).violations}
+    assert column in seen
+    assert not score.play(timeline, quiet_minutes=3).violations
+
+
 def acts(*happenings, hosts=1):
     """A timeline of a few events: each has its time, its name, and its dice if they matter."""
     made = tuple(score.Happening(at, name, dice[0] if dice else 0) for at, name, *dice in happenings)
@@ -44,12 +74,6 @@ def acts(*happenings, hosts=1):
 
 
 CREATED = ((1.0, "create"),)
-
-
-def is_booked(timeline, column):
-    """Whether the books of a run see something in a column of the scorecard."""
-    with fitting():
-        return column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
 
 
 @contextmanager
@@ -74,6 +98,20 @@ def _check(crashes):
     for crash in crashes:
         if isinstance(crash, MISTAKES):
             raise BrokenMutantError(f"the mutant does not fit what it replaces: {crash!r}") from crash
+
+
+async def nothing(*_, **__):
+    """Do nothing, in the place of any asynchronous function."""
+    await trio.lowlevel.checkpoint()
+
+
+def never_yields(original):
+    """A `ClaimManager.may_run` by which what runs goes on."""
+
+    def may_run(self, wish, *, running):
+        return original(self, wish, running=running) or running
+
+    return may_run
 
 
 def keep_what_is_gone(self, listing, original=Cache.replace):

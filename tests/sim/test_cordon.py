@@ -1,7 +1,6 @@
 """An owner takes the Mac back: requests end, others serve, the memory is free, and everything returns by itself."""
 
 import datetime
-from functools import partial
 
 import pytest
 import trio
@@ -13,9 +12,8 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.host_cordon import LOOK_SECONDS, HostCordon
 from llmkube.supervisor.nouns.cordon import Cordon
 from sim.machine import Script
-from sim.mutation import is_caught
+from sim.mutation import assert_caught, nothing
 from sim.world import agent_settings, open_world
-from virtual_clock import virtual_clock
 
 pytestmark = pytest.mark.ci
 
@@ -179,10 +177,6 @@ async def test_an_engine_that_loads_is_no_use_to_the_owner(autojump_clock):
         await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + 15)
 
 
-async def nothing(*_):
-    await trio.lowlevel.checkpoint()
-
-
 async def forever(_):
     await trio.sleep_forever()
 
@@ -193,24 +187,24 @@ def never_over(self, now):
 
 MUTANTS = {
     "requests are not waited for": (
-        test_requests_end_and_nothing_is_left_but_the_word_of_the_owner,
         health.Engine,
         "wait_idle",
         nothing,
+        test_requests_end_and_nothing_is_left_but_the_word_of_the_owner,
     ),
-    "the cordon never ends": (test_the_mac_serves_again_when_the_time_is_over, Cordon, "holds", never_over),
+    "the cordon never ends": (Cordon, "holds", never_over, test_the_mac_serves_again_when_the_time_is_over),
     "it ends by the clock that stands still in sleep": (
-        test_a_sleep_counts,
         HostCordon,
         "utcnow",
         property(lambda self: lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda self, value: None),
+        test_a_sleep_counts,
     ),
-    "the word is read once": (test_uncordon_ends_it_early, HostCordon, "run", forever),
+    "the word is read once": (HostCordon, "run", forever, test_uncordon_ends_it_early),
     "what runs stays": (
-        test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace,
         HostCordon,
         "serves",
         property(lambda self: self.accelerators),
+        test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace,
     ),
 }
 
@@ -219,6 +213,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""
-    timeline, target, attribute, bug = MUTANTS[name]
-    monkeypatch.setattr(target, attribute, bug)
-    assert is_caught(partial(trio.run, timeline, None, clock=virtual_clock()))
+    assert_caught(monkeypatch, MUTANTS[name])

@@ -11,8 +11,7 @@ from llmkube.supervisor.nouns.cordon import Cordon
 from sim import score
 from sim.faults import FAULTS
 from sim.faults_owner import cordoned
-from sim.mutation import fitting
-from sim.test_mutants import CREATED, acts
+from sim.mutation import CREATED, acts, assert_booked
 
 OWNERS = sorted(name for name, row in FAULTS.items() if row.inject.__module__ == cordoned.__module__)
 
@@ -81,8 +80,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_booked(name, monkeypatch):
     """The books see this bug, and without it the same timeline is clean."""
-    owner, attribute, replacement, timeline, column = MUTANTS[name]
-    with monkeypatch.context() as patched, fitting():
-        patched.setattr(owner, attribute, replacement)
-        assert column in {one.column for one in score.play(timeline, quiet_minutes=3).violations}
-    assert not score.play(timeline, quiet_minutes=3).violations
+    assert_booked(monkeypatch, MUTANTS[name])

@@ -23,11 +23,15 @@ from sim import score
 from sim import test_daemon_sharing as sharing
 from sim import test_shared_daemon as shared
 from sim.daemons import RUNTIMES
-from sim.mutation import acts, is_booked, is_caught
-from virtual_clock import virtual_clock
+from sim.mutation import acts, assert_booked, assert_caught
 
 ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
 """These dice make a service of the runtime; `test_the_service_is_on_it` looks."""
+
+
+def on(*happenings):
+    """A timeline of a service on the runtime that it is called with."""
+    return lambda runtime: acts(ON[runtime], *happenings)
 
 
 def blind_to_what_is_not_listed(original):
@@ -163,46 +167,34 @@ MUTANTS = {
         acts(ON["ollama"], (100.0, "daemons-process-killed")),
         "false ready",
     ),
-    **{
-        f"a model that {runtime} has lost stays published": (
-            attempt,
-            "watch_model",
-            never_asks,
-            acts(ON[runtime], (100.0, "daemon-restarts", 11)),
-            "false ready",
-        )
-        for runtime in RUNTIMES
-    },
-    **{
-        f"a model is loaded beside what {runtime} still holds of it": (
-            keeping,
-            "decide",
-            blind_to_what_is_not_listed(keeping.decide),
-            acts(ON[runtime], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")),
-            "double",
-        )
-        for runtime in RUNTIMES
-    },
-    **{
-        f"an engine ends without unloading its model from {runtime}": (
-            keeping,
-            "unload",
-            lambda seen, since, asked_at, now: Step(Act.DONE),
-            acts(ON[runtime], (100.0, "delete")),
-            "orphans",
-        )
-        for runtime in RUNTIMES
-    },
-    **{
-        f"the owner's {runtime} is ended like one of ours": (
-            keeping,
-            "unload",
-            as_if_ours(keeping.unload),
-            acts(ON[runtime], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
-            "needless",
-        )
-        for runtime in RUNTIMES
-    },
+    "a model that {runtime} has lost stays published": (
+        attempt,
+        "watch_model",
+        never_asks,
+        on((100.0, "daemon-restarts", 11)),
+        "false ready",
+    ),
+    "a model is loaded beside what {runtime} still holds of it": (
+        keeping,
+        "decide",
+        blind_to_what_is_not_listed(keeping.decide),
+        on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")),
+        "double",
+    ),
+    "an engine ends without unloading its model from {runtime}": (
+        keeping,
+        "unload",
+        lambda seen, since, asked_at, now: Step(Act.DONE),
+        on((100.0, "delete")),
+        "orphans",
+    ),
+    "the owner's {runtime} is ended like one of ours": (
+        keeping,
+        "unload",
+        as_if_ours(keeping.unload),
+        on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
+        "needless",
+    ),
     "what oMLX does not list is not there": (
         omlx_model,
         "remains",
@@ -221,153 +213,126 @@ MUTANTS = {
 """A bug, the timeline that shows it, and the column of the scorecard in which it does."""
 
 CAUGHT = {
-    **{
-        f"{runtime}'s build of the start is told for ever": (
-            EngineStatus,
-            "set_model",
-            blind_to_builds(EngineStatus.set_model),
-            partial(shared.test_the_status_follows_an_upgrade, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
+    "{runtime}'s build of the start is told for ever": (
+        EngineStatus,
+        "set_model",
+        blind_to_builds(EngineStatus.set_model),
+        shared.test_the_status_follows_an_upgrade,
+    ),
     "an engine begins to serve in the build that was started": (
         health.Engine,
         "build",
         silent_at_first(health.Engine.build),
-        partial(shared.test_the_status_follows_an_upgrade, None, "ollama"),
+        partial(shared.test_the_status_follows_an_upgrade, runtime="ollama"),
     ),
-    **{
-        f"{runtime} is waited for at its old port for ever": (
-            keeping,
-            "LOST_SECONDS",
-            math.inf,
-            partial(shared.test_a_daemon_at_another_port_is_told_and_replaced, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
+    "{runtime} is waited for at its old port for ever": (
+        keeping,
+        "LOST_SECONDS",
+        math.inf,
+        shared.test_a_daemon_at_another_port_is_told_and_replaced,
+    ),
     "a daemon that refuses the key is waited for for ever": (
         keeping,
         "LATE_SECONDS",
         math.inf,
-        partial(shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves, None),
+        shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves,
     ),
     "what an Ollama was told before its upgrade is believed to be there": (
         OllamaModel,
         "prepare",
         only_once(OllamaModel.prepare, lambda self: self.blob),
-        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, None, "ollama"),
+        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="ollama"),
     ),
     "a model keeps its name through an upgrade of oMLX": (
         OmlxModel,
         "prepare",
         only_once(OmlxModel.prepare, lambda self: self.name),
-        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, None, "omlx"),
+        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="omlx"),
     ),
     "the default model of an oMLX that has lost ours is loaded in its place": (
         OmlxModel,
         "load",
         loads_unasked,
-        partial(shared.test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own, None),
+        shared.test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own,
     ),
-    **{
-        f"a model that another client has unloaded from {runtime} stays away": (
-            keeping,
-            "lost",
-            gives_up_what_was_taken,
-            partial(shared.test_a_model_that_another_client_unloads_is_loaded_again, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
+    "a model that another client has unloaded from {runtime} stays away": (
+        keeping,
+        "lost",
+        gives_up_what_was_taken,
+        shared.test_a_model_that_another_client_unloads_is_loaded_again,
+    ),
     "a stop before the first look leaves what an earlier front has loaded": (
         OmlxModel,
         "unload",
         unloads_what_it_knows,
-        partial(shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left, None),
+        shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left,
     ),
-    **{
-        f"what a killed engine has left in {runtime} is not unloaded": (
-            attempt,
-            "unload_left",
-            unloads_nothing,
-            partial(sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
-    **{
-        f"what was left in {runtime} while no agent ran is not unloaded": (
-            attempt,
-            "unload_left",
-            unloads_nothing,
-            partial(sharing.test_what_was_left_while_no_agent_ran_does_not_either, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
+    "what a killed engine has left in {runtime} is not unloaded": (
+        attempt,
+        "unload_left",
+        unloads_nothing,
+        sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting,
+    ),
+    "what was left in {runtime} while no agent ran is not unloaded": (
+        attempt,
+        "unload_left",
+        unloads_nothing,
+        sharing.test_what_was_left_while_no_agent_ran_does_not_either,
+    ),
     "what a killed engine has left is unloaded once or never": (
         attempt,
         "AGAIN",
         Backoff(1e9, 1e9),
-        partial(sharing.test_an_unload_that_is_not_answered_is_repeated, None),
+        sharing.test_an_unload_that_is_not_answered_is_repeated,
     ),
     "what its owner has loaded since is taken for what a killed engine has left": (
         Keeper,
         "unload",
         clears_nothing,
-        partial(sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits, None),
+        sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits,
     ),
     "what a killed engine has left is unloaded below another service": (
         Keeper,
         "unload_left",
         does_not_ask_who_uses_it,
-        partial(sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it, None),
+        sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it,
     ),
-    **{
-        f"what would fit beside what was left in {runtime} is loaded anew": (
-            attempt,
-            "leftover_unloaded",
-            unloads_first,
-            partial(sharing.test_what_fits_beside_what_was_left_takes_it_over, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
+    "what would fit beside what was left in {runtime} is loaded anew": (
+        attempt,
+        "leftover_unloaded",
+        unloads_first,
+        sharing.test_what_fits_beside_what_was_left_takes_it_over,
+    ),
     "the first of two services on one folder that ends unloads it": (
         Keeper,
         "unload",
         waits_for_no_other,
-        partial(sharing.test_two_services_on_one_folder_do_not_disturb_each_other, None),
+        sharing.test_two_services_on_one_folder_do_not_disturb_each_other,
     ),
-    **{
-        f"an engine on {runtime} that was replaced unloads the model of the new one": (
-            Keeper,
-            "unload",
-            waits_for_no_other,
-            partial(sharing.test_an_engine_that_replaces_another_one_keeps_their_model, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
-    **{
-        f"under pressure, what {runtime} holds of a service is not its own": (
-            need,
-            "holds_elsewhere",
-            lambda runtime: False,
-            partial(pressed.test_an_eviction_gives_the_memory_back, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
-    **{
-        f"under pressure, {runtime}'s word that it has unloaded is believed": (
-            keeping,
-            "unload",
-            done_when_asked(keeping.unload),
-            partial(pressed.test_said_unloaded_and_was_not_takes_the_next_victim, None, runtime),
-        )
-        for runtime in RUNTIMES
-    },
+    "an engine on {runtime} that was replaced unloads the model of the new one": (
+        Keeper,
+        "unload",
+        waits_for_no_other,
+        sharing.test_an_engine_that_replaces_another_one_keeps_their_model,
+    ),
+    "under pressure, what {runtime} holds of a service is not its own": (
+        need,
+        "holds_elsewhere",
+        lambda runtime: False,
+        pressed.test_an_eviction_gives_the_memory_back,
+    ),
+    "under pressure, {runtime}'s word that it has unloaded is believed": (
+        keeping,
+        "unload",
+        done_when_asked(keeping.unload),
+        pressed.test_said_unloaded_and_was_not_takes_the_next_victim,
+    ),
     **{
         f"under pressure, models of other clients of {runtime} go with ours": (
             model,
             "unload",
             unloads_all,
-            partial(pressed.test_an_eviction_gives_the_memory_back, None, runtime),
+            partial(pressed.test_an_eviction_gives_the_memory_back, runtime=runtime),
         )
         for runtime, model in (("ollama", OllamaModel), ("omlx", OmlxModel))
     },
@@ -375,21 +340,26 @@ CAUGHT = {
         OllamaModel,
         "look_at_processes",
         never_scans_again(OllamaModel.look_at_processes),
-        partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, None, "ollama"),
+        partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, runtime="ollama"),
     ),
     "memory that comes for a model of others as ours goes is taken for ours": (
         omlx_model,
         "grown_by_others",
         lambda earlier, later: 0,
-        partial(pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours, None),
+        pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours,
     ),
 }
 """A bug, and the timeline that does not survive it."""
 
 
-def run(timeline):
-    """Run a timeline on a virtual clock."""
-    trio.run(timeline, clock=virtual_clock())
+def by_runtime(rows, bind):
+    """Yield the rows of a table; one with `{runtime}` in its name once for each, its timeline bound to that."""
+    for name, (owner, attribute, replacement, timeline, *column) in rows.items():
+        for runtime in RUNTIMES if "{runtime}" in name else ():
+            row = (owner, attribute, replacement, bind(timeline, runtime=runtime), *column)
+            yield pytest.param(row, id=name.format(runtime=runtime))
+        if "{runtime}" not in name:
+            yield pytest.param(rows[name], id=name)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -401,20 +371,14 @@ def test_the_service_is_on_it(runtime):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_booked(name, monkeypatch):
+@pytest.mark.parametrize("row", tuple(by_runtime(MUTANTS, lambda timeline, runtime: timeline(runtime))))
+def test_a_mutant_is_booked(row, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
-    owner, attribute, replacement, timeline, column = MUTANTS[name]
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, attribute, replacement)
-        assert is_booked(timeline, column)
-    assert not score.play(timeline, quiet_minutes=3).violations
+    assert_booked(monkeypatch, row)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", CAUGHT)
-def test_a_mutant_is_caught(name, monkeypatch):
+@pytest.mark.parametrize("row", tuple(by_runtime(CAUGHT, partial)))
+def test_a_mutant_is_caught(row, monkeypatch):
     """With this bug its timeline does not end as it should; without it, it is a test of its own."""
-    owner, attribute, replacement, timeline = CAUGHT[name]
-    monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(run, timeline))
+    assert_caught(monkeypatch, row)

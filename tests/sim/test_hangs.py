@@ -3,8 +3,6 @@
 The second half is deliberate bugs, each of which must make one of these timelines fail.
 """
 
-from functools import partial
-
 import attrs
 import pytest
 import trio
@@ -14,7 +12,7 @@ from llmkube.k8s.builtins import Event
 from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns import liveness
 from sim.machine import Script, SimChild
-from sim.mutation import is_caught
+from sim.mutation import assert_caught
 from sim.world import open_world
 from virtual_clock import virtual_clock
 
@@ -338,6 +336,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_deliberate_bug_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""
-    owner, attribute, replacement, timeline = MUTANTS[name]
-    monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(run, timeline))
+    assert_caught(monkeypatch, MUTANTS[name], play=run)

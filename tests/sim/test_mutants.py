@@ -24,13 +24,23 @@ from llmkube.supervisor.service.attempt import EngineJournal
 from llmkube.supervisor.service.facts import Facts
 from llmkube.supervisor.service.status_manager import StatusManager
 from llmkube.supervisor.services import Services
-from sim import machine, score, test_hangs
+from sim import machine, test_hangs
 from sim import test_adoption as adoption
 from sim import test_limits as limits
 from sim.machine import Machine, Script, SimChild
-from sim.mutation import CREATED, BrokenMutantError, acts, is_booked, is_caught, keep_what_is_gone
+from sim.mutation import (
+    CREATED,
+    BrokenMutantError,
+    acts,
+    assert_booked,
+    assert_caught,
+    is_caught,
+    keep_what_is_gone,
+    never_yields,
+    nothing,
+    play,
+)
 from sim.world import open_world
-from virtual_clock import virtual_clock
 
 
 async def serve_crash_and_edit(world):
@@ -61,15 +71,10 @@ async def serve_crash_and_edit(world):
     assert not world.machine.live(), "an engine outlived its object"
 
 
-async def run(_):
+async def run():
     """The first timeline, in the form of the other ones."""
     async with open_world() as world:
         await serve_crash_and_edit(world)
-
-
-def play(timeline):
-    """Run a timeline on a virtual clock."""
-    trio.run(timeline, None, clock=virtual_clock())
 
 
 async def ready_at_once(http, url):
@@ -109,115 +114,111 @@ def always_loaded(original):
     return lambda service, conditions, view: original(service, conditions, attrs.evolve(view, reason=Reason.LOADED))
 
 
-async def nothing(*_):
-    await trio.lowlevel.checkpoint()
-
-
 MUTANTS = {
-    "ready before the engine answers": (run, health, "wait_ready", ready_at_once),
-    "no restart and no withdrawal after an exit": (run, SimChild, "wait", silent_exit),
-    "the endpoint stays ready after an exit": (run, status_manager, "slice_manifest", always_ready),
-    "no back-off": (run, service, "after_failure", lambda policy, state, failure, rng: (RestartState(1), 0.0)),
-    "a new plan looks like the old one": (run, LaunchPlan, "digest", "constant"),
+    "ready before the engine answers": (health, "wait_ready", ready_at_once, run),
+    "no restart and no withdrawal after an exit": (SimChild, "wait", silent_exit, run),
+    "the endpoint stays ready after an exit": (status_manager, "slice_manifest", always_ready, run),
+    "no back-off": (service, "after_failure", lambda state, failure, rng: (RestartState(1), 0.0), run),
+    "a new plan looks like the old one": (LaunchPlan, "digest", "constant", run),
     "the journal forgets which build was started": (
-        adoption.test_a_new_agent_says_which_engine_serves,
         machine,
         "dump",
         without_build(machine.dump),
+        adoption.test_a_new_agent_says_which_engine_serves,
     ),
     "an engine that has ended is told to serve": (
-        adoption.test_a_new_agent_says_which_engine_serves,
         status,
         "service_status",
         always_loaded(status.service_status),
+        adoption.test_a_new_agent_says_which_engine_serves,
     ),
-    "the journal is not written": (adoption.test_a_killed_agent_costs_nothing, Machine, "write", nothing),
+    "the journal is not written": (Machine, "write", nothing, adoption.test_a_killed_agent_costs_nothing),
     "the journal is never cleared": (
-        adoption.test_a_suspended_service_does_not_come_back_with_a_new_agent,
         Machine,
         "remove",
         nothing,
+        adoption.test_a_suspended_service_does_not_come_back_with_a_new_agent,
     ),
     "an adopted engine is announced as not ready first": (
-        adoption.test_a_killed_agent_costs_nothing,
         StatusManager,
         "start",
         greeted_as_new(StatusManager.start),
+        adoption.test_a_killed_agent_costs_nothing,
     ),
     "an adopted engine of another plan stays": (
-        adoption.test_an_edit_while_no_agent_runs_replaces_the_engine_once,
         LaunchPlan,
         "digest",
         "constant",
+        adoption.test_an_edit_while_no_agent_runs_replaces_the_engine_once,
     ),
     "an adopted engine is not asked before it is called ready": (
-        adoption.test_an_engine_that_was_still_loading_is_adopted_without_being_called_ready,
         health,
         "wait_ready",
         ready_at_once,
+        adoption.test_an_engine_that_was_still_loading_is_adopted_without_being_called_ready,
     ),
     "the first empty list is believed": (
-        adoption.test_an_empty_list_right_after_the_start_ends_nothing,
         Cache,
         "is_doubtful",
         lambda self, listing: False,
+        adoption.test_an_empty_list_right_after_the_start_ends_nothing,
     ),
     "without an API server nothing is started": (
-        adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last,
         Services,
         "synced",
         lambda self: True,
+        adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last,
     ),
     "a stop does not wait for requests": (
-        adoption.test_requests_in_flight_end_before_the_engine_does,
         health.Engine,
         "wait_idle",
         nothing,
+        adoption.test_requests_in_flight_end_before_the_engine_does,
     ),
     "the journal does not follow the wish": (
-        adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
         EngineJournal,
         "follow",
         nothing,
+        adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
     ),
     "what was told to stop is not taken over first": (
-        partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False),
         services,
         "run_service",
         planned_first(services.run_service),
+        partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False),
     ),
     "an address without a route is lost": (
-        adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine,
         Reach,
         "serves",
         lambda reach, host: host == reach.bind or (reach.address is not None and host in reach.own),
+        adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine,
     ),
     "an address that nobody has looked for is lost": (
-        adoption.test_a_slow_first_look_at_the_network_ends_no_engine,
         Reach,
         "serves",
         lambda reach, host: host == reach.bind or host in reach.own,
+        adoption.test_a_slow_first_look_at_the_network_ends_no_engine,
     ),
     "who cannot be asked is gone": (
-        partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False),
         health,
         "NOT_ASKED",
         frozenset(),
+        partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False),
     ),
     "what is lacking has no reason of its own": (
-        partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN),
         attempt,
         "reason_of",
         lambda error: Reason.ENGINE_NOT_FOUND,
+        partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN),
     ),
     "a peaceful shutdown takes the endpoint along": (
-        adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is,
         AgentView,
         "keep_engines",
         lambda self: None,
+        adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is,
     ),
 }
-"""A bug, and the timeline that it must not get through: which attribute it sits in, and what stands there instead."""
+"""A bug: which attribute it sits in, what stands there instead, and the timeline that it must not get through."""
 
 
 # -- what the books of a random timeline must see ------------------------------------------------------------------
@@ -250,13 +251,6 @@ def flapping(original):
         return watch, attrs.evolve(verdict, reachable=now // 60 % 2 == 0)
 
     return step
-
-
-def never_yields(original):
-    def may_run(self, wish, *, running):
-        return original(self, wish, running=running) or running
-
-    return may_run
 
 
 def broken(*_):
@@ -328,7 +322,7 @@ BOOKED = {
     "the second failure is the last": (
         service,
         "after_failure",
-        lambda policy, state, failure, rng: (RestartState(1), 1e5),
+        lambda state, failure, rng: (RestartState(1), 1e5),
         acts(*CREATED, (100.0, "massacre")),
         "stuck",
     ),
@@ -389,11 +383,7 @@ BOOKED = {
 @pytest.mark.parametrize("name", BOOKED)
 def test_a_mutant_is_booked(name, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
-    owner, attribute, replacement, timeline, column = BOOKED[name]
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, attribute, replacement)
-        assert is_booked(timeline, column)
-    assert not score.play(timeline, quiet_minutes=3).violations
+    assert_booked(monkeypatch, BOOKED[name])
 
 
 @pytest.mark.soak
@@ -406,9 +396,7 @@ def test_the_timeline_holds_without_a_mutant():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through the timeline."""
-    timeline, owner, attribute, replacement = MUTANTS[name]
-    monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(play, timeline))
+    assert_caught(monkeypatch, MUTANTS[name])
 
 
 @pytest.mark.soak

@@ -1,8 +1,5 @@
 """Deliberate bugs in presence, claims, wake and addresses: each must break its timeline, or that proves nothing."""
 
-import inspect
-from functools import partial
-
 import pytest
 import trio
 
@@ -17,8 +14,7 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.facts import Facts
 from sim import test_api_faults, test_claims, test_limits, test_presence
-from sim.mutation import is_caught
-from virtual_clock import virtual_clock
+from sim.mutation import assert_caught, never_yields, nothing
 
 
 def first_address(original):
@@ -32,23 +28,12 @@ def always(value):
     return answer
 
 
-async def nothing(*args, **kwargs):
-    await trio.lowlevel.checkpoint()
-
-
 def everybody_lives(original):
     class Everybody(frozenset):
         def __contains__(self, host):
             return True
 
     return lambda host, slots, held, alive: original(host, slots, held, Everybody())
-
-
-def never_yields(original):
-    def may_run(self, wish, *, running):
-        return original(self, wish, running=running) or running
-
-    return may_run
 
 
 async def denied(*args, **kwargs):
@@ -218,16 +203,8 @@ MUTANTS = {
 }
 
 
-def run(timeline):
-    """A timeline of another file, on a clock of its own."""
-    arguments = dict.fromkeys(inspect.signature(timeline).parameters)
-    trio.run(lambda: timeline(**arguments), clock=virtual_clock())
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name, monkeypatch):
     """A program with this bug does not get through its timeline."""
-    owner, attribute, replacement, timeline = MUTANTS[name]
-    monkeypatch.setattr(owner, attribute, replacement)
-    assert is_caught(partial(run, timeline))
+    assert_caught(monkeypatch, MUTANTS[name])

@@ -6,7 +6,6 @@ and every connection dies (`nap`). Other hosts live through it: there its agent 
 
 import datetime
 from contextlib import contextmanager
-from functools import partial
 
 import attrs
 import pytest
@@ -21,10 +20,8 @@ from llmkube.supervisor.nouns.liveness import Verdict
 from pressure.hosts import pressed_world, running
 from sim.freezing import frozen
 from sim.machine import Script
-from sim.mutation import is_caught
-from sim.test_presence_mutants import never_yields
+from sim.mutation import assert_caught, never_yields, nothing
 from sim.world import agent_settings, open_world
-from virtual_clock import virtual_clock
 
 pytestmark = pytest.mark.ci
 
@@ -248,10 +245,6 @@ def loads_have_a_clock(original):
     return step_load
 
 
-async def nothing(*_):
-    await trio.lowlevel.checkpoint()
-
-
 def says_nothing_of_a_cordon(original):
     def lease_manifest(settings, now, said, *, cordon):
         return original(settings, now, said)
@@ -265,30 +258,30 @@ def ends_at_eight(self, now):
 
 MUTANTS = {
     "work is a sign of hanging": (
-        test_requests_in_flight_go_on_after_a_wake,
         health,
         "step",
         hung_when_it_works(health.step),
+        test_requests_in_flight_go_on_after_a_wake,
     ),
-    "requests are not waited for": (test_a_drain_goes_on_after_a_wake, health.Engine, "wait_idle", nothing),
+    "requests are not waited for": (health.Engine, "wait_idle", nothing, test_a_drain_goes_on_after_a_wake),
     "loads have a clock": (
-        test_a_wake_during_a_load_is_no_stall,
         health,
         "step_load",
         loads_have_a_clock(health.step_load),
+        test_a_wake_during_a_load_is_no_stall,
     ),
-    "a wake ends a cordon": (test_a_wake_does_not_end_a_cordon, Cordon, "holds", ends_at_eight),
+    "a wake ends a cordon": (Cordon, "holds", ends_at_eight, test_a_wake_does_not_end_a_cordon),
     "a returned host does not yield": (
-        test_what_another_host_took_over_meanwhile_is_not_served_twice,
         ClaimManager,
         "may_run",
         never_yields(ClaimManager.may_run),
+        test_what_another_host_took_over_meanwhile_is_not_served_twice,
     ),
     "a cordoned host stands in its Lease as one that serves": (
-        test_a_cordon_while_the_other_host_sleeps,
         host_lease,
         "lease_manifest",
         says_nothing_of_a_cordon(host_lease.lease_manifest),
+        test_a_cordon_while_the_other_host_sleeps,
     ),
 }
 
@@ -297,6 +290,4 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name, monkeypatch):
     """Each deliberate bug fails its timeline."""
-    timeline, target, attribute, bug = MUTANTS[name]
-    monkeypatch.setattr(target, attribute, bug)
-    assert is_caught(partial(trio.run, timeline, None, clock=virtual_clock()))
+    assert_caught(monkeypatch, MUTANTS[name])
