@@ -65,8 +65,8 @@ class WriteAheadLog:
         """Return a store with everything that was ever acknowledged and not deleted since.
 
         Raises:
-            JournalDamagedError: The file is damaged.
-            JournalError: It cannot be read now.
+            StorageDamagedError: The file is damaged.
+            StorageError: It cannot be read now.
         """
         with _translated("read", self._path):
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -81,10 +81,10 @@ class WriteAheadLog:
         return Store(revision, objects)
 
     async def commit(self, changes: Sequence[Change]) -> None:
-        """Do what `write` does in a thread, which is waited for even when cancelled: the outcome is always known.
+        """Call `write` in a thread, and wait for it even if cancelled, so that the outcome is always known.
 
         Raises:
-            JournalError: Nothing was written.
+            StorageError: Nothing was written.
         """
         await trio.to_thread.run_sync(self.write, changes, abandon_on_cancel=False, limiter=self._limiter)
 
@@ -92,7 +92,7 @@ class WriteAheadLog:
         """Write the changes and the revision they reach in one transaction, synced to disk.
 
         Raises:
-            JournalError: Nothing was written.
+            StorageError: Nothing was written.
         """
         with _translated("write", self._path), self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -115,8 +115,8 @@ def open_write_ahead_log(path: Path, *, patience_seconds: float = LOCK_PATIENCE_
         patience_seconds: How long to wait for another server to let go of it, as a restart may overlap.
 
     Raises:
-        JournalDamagedError: The file is damaged.
-        JournalError: It is from a newer version, or locked by another server.
+        StorageDamagedError: The file is damaged.
+        StorageError: It is from a newer version, or locked by another server.
     """
     path.touch(mode=0o600, exist_ok=True)
     with _translated("open", path):
@@ -148,7 +148,7 @@ def move_aside(path: Path, now: datetime) -> Path:
     """Rename a damaged database and its side files, so that a new one can be made; returns where to.
 
     Raises:
-        JournalError: The folder does not let us.
+        StorageError: The folder does not let us.
     """
     stamp = now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
     kept = next(each for n in itertools.count() if not (each := _aside(path, stamp, n)).exists())

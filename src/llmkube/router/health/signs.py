@@ -1,13 +1,14 @@
-"""What signs of life tell of a backend: a probe's answers, the silence of an engine, how full its KV cache is. Pure.
+"""Decide the health of a backend from probe results, unanswered health checks and KV cache use. Pure.
 
-Three failures of a probe in a row make a backend unhealthy, as a kubelet counts; one good answer ends it. A redirect is
-no good answer: it is not followed. An engine of ours that loads its model is neither: it is waited for.
+Three failed probes in a row make a backend unhealthy, as a kubelet does; one success makes it healthy again. Redirects
+are failures and are not followed. A response that reports a loading model is neither a success nor a failure.
 
-llama.cpp's server answers `/health` in threads that compute nothing, so it answers within milliseconds while it reads a
-prompt for an hour, and not at all while its process is stopped or its machine is gone. That is the evidence; how long a
-request takes is none. Other servers compute in the thread that answers: of those nothing is concluded.
+llama.cpp's server answers `/health` from threads that do no inference: within milliseconds while it processes a prompt
+for an hour, and never while its process is stopped or its machine is down. Missing health responses therefore mean that
+it is frozen; the duration of a request does not. Other servers answer from the thread that does inference, so that
+nothing is concluded from their silence.
 
-What an idle slot has kept of a prompt counts as free: the next request may have its place. vLLM counts alike.
+Cached prompt tokens of an idle slot are free space, because the next request may overwrite them. vLLM reports the same.
 """
 
 from collections.abc import Mapping
@@ -17,18 +18,18 @@ import attrs
 import orjson
 
 UNHEALTHY_AFTER: Final = 3
-"""Failures in a row: kubelet's failureThreshold where none is given."""
+"""Consecutive failures; the default of the kubelet's `failureThreshold`."""
 
 
 @attrs.frozen
 class Reply:
-    """What a backend answers to a question about its health.
+    """Response of a backend to a health check.
 
     Attributes:
-        status: Of the answer.
-        server: What it calls itself.
-        is_loading: Whether it says that it loads its model.
-        body: What it says.
+        status: HTTP status.
+        server: `Server` header.
+        is_loading: Whether it reports that its model is loading.
+        body: Response body.
     """
 
     status: int
@@ -39,11 +40,11 @@ class Reply:
 
 @attrs.frozen
 class ProbeState:
-    """What probes have found so far.
+    """Result of the probes so far.
 
     Attributes:
-        failures: In a row.
-        why: What the last one was; "" after a good answer.
+        failures: Consecutive failures.
+        why: Cause of the last failure; "" after a success.
     """
 
     failures: int = 0
@@ -51,7 +52,7 @@ class ProbeState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether requests are sent to it."""
+        """Whether the backend receives requests."""
         return self.failures < UNHEALTHY_AFTER
 
     def replied(self, reply: Reply, path: str) -> "ProbeState":
@@ -63,41 +64,41 @@ class ProbeState:
         return self.failed(f"it answers {reply.status} at {path}")
 
     def failed(self, why: str) -> "ProbeState":
-        """Return the state after no answer, or a bad one."""
+        """Return the state after a failed probe."""
         return ProbeState(self.failures + 1, why)
 
 
 LLAMA_SERVER: Final = "llama.cpp"
-"""What llama.cpp's server says in the header `Server` of each answer."""
+"""`Server` header of llama.cpp's responses."""
 
 HEALTH_PATH: Final = "/health"
 EVERY_SECONDS: Final = 1.0
-"""Between an answer and the next question."""
+"""Pause between a response and the next health check."""
 
 PATIENCE_SECONDS: Final = 2.0
-"""For one answer: a lost packet, or a connection that broke, is not the end of an engine."""
+"""Timeout of one health check, long enough for a lost packet or a broken connection."""
 
 FROZEN_SECONDS: Final = 8.0
-"""Without any answer. With the second before the first question it is 9: a frozen engine is left within 10."""
+"""Time without a response. With the second before the first check, a frozen engine is detected within 10."""
 
 LIVES_SECONDS: Final = 12.0
-"""How long an answer is evidence that an engine lives: longer than it takes to find it frozen."""
+"""How long a response proves that an engine is alive; longer than the detection of a frozen one takes."""
 
 LONGEST_SECONDS: Final = 3600.0
-"""How long such evidence is believed while a request gets nothing: as long as a host's agent believes CPU time."""
+"""How long health responses protect a request that receives no bytes; the agent's limit for CPU time is the same."""
 
 FROZEN_QUESTIONS: Final = 3
-"""In a row: after a pause of this process one that was under way is late whatever the engine did."""
+"""Consecutive unanswered checks: after a pause of this process, one check is late whatever the engine did."""
 
 
 @attrs.frozen
 class Silence:
-    """What is known of one engine.
+    """Unanswered health checks of one engine.
 
     Attributes:
-        is_llama: Whether it has said that it is llama.cpp's server.
-        since: When the first of the questions was asked that it has not answered; None if it answered the last one.
-        unanswered: How many those are.
+        is_llama: Whether it has identified itself as llama.cpp's server.
+        since: Start time of the first unanswered check; None if the last check was answered.
+        unanswered: Number of unanswered checks.
     """
 
     is_llama: bool = False
@@ -105,20 +106,20 @@ class Silence:
     unanswered: int = 0
 
     def heard(self, server: str) -> "Silence":
-        """Return what is known after any answer of it, by what it calls itself."""
+        """Return the state after a response with this `Server` header."""
         return Silence(self.is_llama or server == LLAMA_SERVER)
 
     def asked_in_vain(self, asked_at: float) -> "Silence":
-        """Return what is known after a question that it did not answer."""
+        """Return the state after an unanswered check that began at `asked_at`."""
         return Silence(self.is_llama, asked_at if self.since is None else self.since, self.unanswered + 1)
 
     def is_frozen(self, now: float) -> bool:
-        """Whether it is taken to be frozen."""
+        """Whether the engine is considered frozen."""
         long = self.since is not None and now - self.since >= FROZEN_SECONDS
         return self.is_llama and long and self.unanswered >= FROZEN_QUESTIONS
 
     def patience(self, now: float) -> float:
-        """Return how long the answer to a question that is asked now is waited for."""
+        """Return the timeout, in seconds, of a check that begins now."""
         if self.since is None or self.unanswered + 1 < FROZEN_QUESTIONS:
             return PATIENCE_SECONDS
         left = self.since + FROZEN_SECONDS - now
@@ -132,11 +133,11 @@ _OF_PROMPT: Final = ("n_prompt_tokens_cache", "n_prompt_tokens_processed")
 
 @attrs.frozen
 class CacheUse:
-    """One KV cache.
+    """Use of one KV cache.
 
     Attributes:
-        used: Tokens of requests that run.
-        tokens: That it has room for; more than 0.
+        used: Tokens of running requests.
+        tokens: Capacity in tokens; more than 0.
     """
 
     used: int
@@ -144,17 +145,16 @@ class CacheUse:
 
     @property
     def share(self) -> float:
-        """How much of it is used, from 0 to 1."""
+        """Used share, from 0 to 1."""
         return self.used / self.tokens
 
 
 def cache_use(body: bytes, splits_cache: bool | None) -> CacheUse | None:
-    """Return what an answer at `/slots` says; None where it does not tell.
+    """Return the cache use that a response of `/slots` reports; None if it cannot be derived.
 
     Args:
-        body: The answer.
-        splits_cache: Whether each slot has a part of its own, else all share one; None is not known, and tells nothing
-            of several slots.
+        body: Response body.
+        splits_cache: Whether each slot has its own part of the cache; None if unknown, which is enough for one slot.
     """
     try:
         slots = orjson.loads(body)

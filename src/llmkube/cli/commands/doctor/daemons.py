@@ -1,14 +1,12 @@
-"""Looks at an Ollama and an oMLX on this machine: asks each server what is loaded, and the kernel what processes hold.
+"""Compare the loaded models that Ollama and oMLX report with the memory of their processes. Starts and ends nothing.
 
-The server is one witness, and the kernel the other. `llmkube doctor` starts and ends none of them.
+Ollama: the two differ if a model's process has outlived its server, or still runs after the server has reported the
+model as unloaded (ollama issue 17792). Facts: `server/routes.go` and `envconfig/config.go` of
+https://github.com/ollama/ollama, 0.17.4. `GET /api/ps` lists the loaded models, and keeps a model in the list while its
+last request runs, even after an acknowledged unload.
 
-Ollama: they differ where a model's process has outlived its server, or is there although the server says that the model
-is unloaded (ollama issue 17792). Facts: `server/routes.go` and `envconfig/config.go` of
-https://github.com/ollama/ollama, 0.17.4. `GET /api/ps` lists what is loaded; a model is still listed while its last
-request runs, also after an unload that was answered.
-
-oMLX: one process holds all of its models; releases of it have kept memory of models that were unloaded (oMLX issue
-2116). Facts: `omlx/server.py` of https://github.com/jundot/omlx. `GET /health` tells both, and asks for no key.
+oMLX: one process holds all models, and some releases have kept the memory of unloaded ones (oMLX issue 2116). Facts:
+`omlx/server.py` of https://github.com/jundot/omlx. `GET /health` reports models and memory, and needs no key.
 """
 
 import contextlib
@@ -29,19 +27,19 @@ from llmkube.programs.daemon_engine.processes import Runners, omlx_servers_in, r
 from llmkube.programs.daemon_engine.server import DaemonError, DaemonHttp, ProcessTable
 
 OLLAMA_AGAIN_SECONDS: Final = 2.0
-"""Before what differs is believed: a process may be about to end, or to be listed."""
+"""Delay before a difference is checked again: a process may be ending, or not be listed yet."""
 
 
 @attrs.frozen(kw_only=True)
 class Ollama:
-    """An Ollama on this machine; without a version, a server or a process there is none.
+    """Ollama on this machine; empty if it is not there.
 
     Attributes:
-        url: Where its server was asked.
-        version: What it says that it is; "" when nothing answers as Ollama does.
-        listed: The models that it lists as loaded.
-        runners: The processes that have models, as the kernel shows them to this user.
-        held: What each of them holds, in bytes by its number.
+        url: Address of its API.
+        version: Version that it reports; "" if no Ollama answers.
+        listed: Models that it reports as loaded.
+        runners: Processes of models that this user can see.
+        held: Memory of each process, in bytes by pid.
     """
 
     url: str
@@ -52,13 +50,13 @@ class Ollama:
 
 
 async def ollama() -> tuple[Finding, ...]:
-    """Look at this machine's Ollama."""
+    """Check this machine's Ollama."""
     async with open_http_client() as http:
         return tuple(judge_ollama(await look_at_ollama(http, daemon_url(os.environ), ProcessTable())))
 
 
 async def look_at_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama:
-    """Look once; and where server and kernel differ, once more."""
+    """Read both sides, and read them again if they differ."""
     found = await _ask_ollama(http, url, table)
     if found.runners.orphans or len(found.runners.served) > len(found.listed):
         await trio.sleep(OLLAMA_AGAIN_SECONDS)
@@ -68,7 +66,7 @@ async def look_at_ollama(http: HttpClient, url: str, table: ProcessTable) -> Oll
 
 
 def judge_ollama(fact: Ollama) -> Iterator[Finding]:
-    """What it holds is no other program's to take, and what no server knows of is not given back. Pure."""
+    """Yield a warning for memory that Ollama does not account for, else its version and models. Pure."""
     runners = fact.runners
     if runners.orphans:
         yield _orphans(fact)
@@ -130,22 +128,22 @@ async def _ask_ollama(http: HttpClient, url: str, table: ProcessTable) -> Ollama
 
 
 EMPTY_BYTES: Final = 4 << 30
-"""The most that one without a model takes: its program, and a cache of prompts in memory."""
+"""Upper bound for oMLX without a model: the program and its prompt cache."""
 
 OMLX_AGAIN_SECONDS: Final = 3.0
-"""Before memory without a model is believed: an unload may be under way."""
+"""Delay before memory without a loaded model is checked again: an unload may be in progress."""
 
 
 @attrs.frozen(kw_only=True)
 class Omlx:
-    """An oMLX on this machine.
+    """oMLX on this machine.
 
     Attributes:
-        url: Where it was asked.
-        loaded: How many models it says are loaded; None when nothing answers there as oMLX does.
-        said_bytes: What it says that they take.
-        pid: Its process; None where that is not seen.
-        held_bytes: What the process holds.
+        url: Address of its API.
+        loaded: Number of loaded models that it reports; None if no oMLX answers.
+        said_bytes: Memory that it reports for them.
+        pid: Its process; None if this user cannot see it.
+        held_bytes: Memory of the process.
     """
 
     url: str
@@ -156,19 +154,19 @@ class Omlx:
 
 
 async def omlx() -> tuple[Finding, ...]:
-    """Look at this machine's oMLX."""
+    """Check this machine's oMLX."""
     async with open_http_client() as http:
         return tuple(judge_omlx(await look_at_omlx(http, port_of(os.environ), ProcessTable())))
 
 
 def port_of(environ: Mapping[str, str]) -> int:
-    """Return where it listens: at the port of its own variable, else at its usual one."""
+    """Return the port from oMLX's environment variable, else its default."""
     said = environ.get(PORT_VARIABLE, "").strip()
     return int(said) if said.isdecimal() else DEFAULT_PORT
 
 
 async def look_at_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx:
-    """Look once; and where it holds what it does not tell of, once more."""
+    """Read both sides, and read them again if memory is held without a loaded model."""
     found = await _ask_omlx(http, port, table)
     if found.loaded == 0 and found.held_bytes > EMPTY_BYTES:
         await trio.sleep(OMLX_AGAIN_SECONDS)
@@ -177,7 +175,7 @@ async def look_at_omlx(http: HttpClient, port: int, table: ProcessTable) -> Omlx
 
 
 def judge_omlx(fact: Omlx) -> Iterator[Finding]:
-    """What it holds is no other program's to take; without a model it has to hold next to nothing. Pure."""
+    """Yield a warning for memory that is held without a loaded model, else the loaded models. Pure."""
     if fact.loaded is None:
         return
     if fact.loaded == 0 and fact.held_bytes > EMPTY_BYTES:
