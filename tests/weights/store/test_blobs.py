@@ -94,3 +94,13 @@ def test_a_store_that_cannot_be_made_says_why(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FetchError, match="file"):
         open_store(tmp_path / "file" / "store")
+
+
+@pytest.mark.parametrize("folder", ["blobs", "index", "partial"])
+def test_a_draft_of_a_killed_writer_is_removed(tmp_path, folder):
+    """A writer that was killed between the draft of a note and its rename leaves the draft behind."""
+    store = open_store(tmp_path)
+    draft = getattr(store, folder) / ".new-abc"
+    draft.write_text("{")
+    open_store(tmp_path)
+    assert not draft.exists()

@@ -29,7 +29,7 @@ from typing import Final
 import attrs
 
 from llmkube.base.full_disk import free_bytes, is_full
-from llmkube.base.private_files import sync, write_private
+from llmkube.base.private_files import remove_temporary_files, sync, write_private
 from llmkube.weights.errors import FetchError, NoSpaceError
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -163,6 +163,8 @@ def open_store(root: Path) -> Store:
         for folder in (root.resolve(), *inner):
             _make_private(folder)  # root itself may be a link: the user may keep the store on another volume
         _remove_abandoned(store.incoming)
+        for folder in (store.blobs, store.index, store.partial):
+            remove_temporary_files(folder)
     except OSError as exc:
         raise FetchError(f"cannot use {root} as the model store: {exc.strerror or exc}") from exc
     return store
