@@ -146,6 +146,81 @@ def of_patterns(fits_any):
 
 
 MUTANTS = {
+    "the first class counts": of_facts(
+        lambda facts, config, head, body: attrs.evolve(facts, classes=frozenset(sorted(facts.classes)[:1]))
+    ),
+    "no default class": of_facts(
+        lambda facts, config, head, body: (
+            facts if head.get(config.classes.header) else attrs.evolve(facts, classes=frozenset())
+        )
+    ),
+    "no region": of_facts(lambda facts, config, head, body: attrs.evolve(facts, regions=frozenset())),
+    "needs of the header are not read": of_facts(
+        lambda facts, config, head, body: FACTS(config, {**head, "x-llmkube-capabilities": ""}, body, facts.principal)
+    ),
+    "needs of the body are not read": of_facts(
+        lambda facts, config, head, body: FACTS(config, head, {"model": facts.model}, facts.principal)
+    ),
+    "content within content is not read": of_facts(
+        lambda facts, config, head, body: FACTS(
+            config,
+            head,
+            {
+                key: [
+                    {**turn, "content": [p for p in turn["content"] if p["type"] != "tool_result"]}
+                    for turn in value[1:]
+                ]
+                if key in ("messages", "input")
+                else value
+                for key, value in body.items()
+            },
+            facts.principal,
+        )
+    ),
+    "what the body implies is always needed": of_facts(
+        lambda facts, config, head, body: attrs.evolve(
+            facts, capabilities=facts.capabilities | ({"tools"} if body.get("tools") else set())
+        )
+    ),
+    "complexity keeps its case": of_facts(
+        lambda facts, config, head, body: attrs.evolve(facts, complexity=head.get("x-llmkube-task-complexity", ""))
+    ),
+    "only pii is sensitive": of_permits(
+        lambda config, facts: (
+            attrs.evolve(config, classes=attrs.evolve(config.classes, sensitive=frozenset({"pii"}))),
+            facts,
+        )
+    ),
+    "nothing is sensitive beside what is not": of_permits(
+        lambda config, facts: (
+            config,
+            facts if facts.classes <= config.classes.sensitive else attrs.evolve(facts, classes=frozenset()),
+        )
+    ),
+    "one of the needs is enough": of_permits(
+        lambda config, facts: (config, attrs.evolve(facts, capabilities=frozenset(sorted(facts.capabilities)[:1])))
+    ),
+    "needs that nobody has are dropped": of_permits(
+        lambda config, facts: (
+            config,
+            attrs.evolve(facts, capabilities=facts.capabilities & config.capabilities),
+        )
+    ),
+    "no lists of teams": of_permits(
+        lambda config, facts: (attrs.evolve(config, auth=attrs.evolve(config.auth, models_of_team={})), facts)
+    ),
+    "an empty list admits all": of_permits(
+        lambda config, facts: (
+            attrs.evolve(
+                config,
+                auth=attrs.evolve(
+                    config.auth,
+                    models_of_team={team: each or ("*",) for team, each in config.auth.models_of_team.items()},
+                ),
+            ),
+            facts,
+        )
+    ),
     # what is known of a request
     "classes keep their case": classes_from(lambda line: words(line.replace('"', ""), ";", " ", "|")),
     "a header is one class": classes_from(lambda line: frozenset({line.lower().strip()} - {""})),
