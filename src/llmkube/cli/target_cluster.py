@@ -219,10 +219,15 @@ def run_against(
 
 
 def run_answered(ask: Callable[..., Awaitable[T]], *args: Any, seconds: float = math.inf) -> T:
-    """Ask an API server, within so many seconds or as `answering` does.
+    """Run an async function that sets deadlines, and report a missed one as a silent API server.
+
+    Args:
+        ask: The function; it uses `answering` or `trio.fail_after`.
+        *args: Its arguments.
+        seconds: Deadline of the caller, for the message; `ANSWER_SECONDS` if that is shorter.
 
     Raises:
-        CommandError: It is silent.
+        CommandError: A deadline was missed.
     """
     try:
         return trio.run(ask, *args)
@@ -235,6 +240,6 @@ def run_answered(ask: Callable[..., Awaitable[T]], *args: Any, seconds: float = 
 
 @contextlib.contextmanager
 def answering() -> Iterator[None]:
-    """Give the API server `ANSWER_SECONDS` for what the block asks it."""
+    """Limit the requests in the block to `ANSWER_SECONDS` in all."""
     with trio.fail_after(ANSWER_SECONDS):
         yield

@@ -1,4 +1,4 @@
-"""What became of one request, in phases: written by those who handle it, read by the metrics and the audit log."""
+"""Record of one request in three frozen phases, for metrics, the audit log and `Server-Timing`."""
 
 import random
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from llmkube.router.prefix_cache.warm_prefixes import Prompt
 
 @attrs.frozen
 class Try:
-    """One attempt.
+    """One attempt at a backend.
 
     Attributes:
-        backend: Name.
-        result: `answered`, or the cause.
-        detail: More of it, for the operator.
-        seconds: Until that was known.
-        status: What the backend answered; 0 for nothing.
-        reason: Why a service is not ready; "" otherwise.
+        backend: Name of the backend.
+        result: `answered`, or the cause of the failure.
+        detail: Details for the operator.
+        seconds: Duration until the result was known.
+        status: HTTP status of the backend; 0 without a response.
+        reason: Reason why a service is not ready; "" otherwise.
     """
 
     backend: str
@@ -46,15 +46,15 @@ class Try:
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """A request as it came.
+    """Request as received.
 
     Attributes:
-        request_id: Its name.
-        path: What logs say of its path.
-        method: Only responses that are kept are asked for otherwise than by POST.
-        peer: The address that it comes from.
-        started_at: By Trio's clock.
-        trace: The headers of its trace.
+        request_id: Unique ID.
+        path: Path as logged.
+        method: POST, except for requests about stored responses.
+        peer: Client address.
+        started_at: Time of arrival on Trio's clock.
+        trace: Trace headers.
     """
 
     request_id: str
@@ -67,14 +67,14 @@ class Request:
 
 @attrs.frozen(kw_only=True)
 class Decided:
-    """Who asks, and where the request goes.
+    """Client identity and routing decision.
 
     Attributes:
-        principal: NOBODY until that is known.
-        facts: None until they are known.
+        principal: NOBODY until the client is authenticated.
+        facts: None until the request is parsed.
         decision: None until it is made.
-        prompt: What is remembered of its prompt; None where that has no part in the choice.
-        history_bytes: Length of the conversation that it continues.
+        prompt: Prompt prefix for cache-aware routing; None if the route does not use it.
+        history_bytes: Length of the stored conversation that the request continues.
     """
 
     principal: Principal = NOBODY
@@ -85,32 +85,32 @@ class Decided:
 
     @property
     def tenant(self) -> str:
-        """Whose it is: a team's, else that of its key or its address."""
+        """Team of the client, else the tenant of its key or address."""
         return self.principal.team or self.principal.tenant
 
     @property
     def rule(self) -> str:
-        """The name of the rule that decided; "default" where none did."""
+        """Name of the matched rule; "default" without one."""
         return self.decision.rule.name if self.decision is not None and self.decision.rule is not None else "default"
 
 
 @attrs.frozen(kw_only=True)
 class Answered:
-    """What the client got.
+    """Response to the client.
 
     Attributes:
-        backend: The one that answered; "" for none.
-        status: 0 if the client went away before.
-        outcome: One word for what became of the request.
-        first_byte_seconds: Until the answer began.
-        last_usage: Tokens of the last attempt alone, where others wrote the answer before it.
-        continuations: How often the answer went on at an engine after another had died.
-        not_continued: Why it did not, or not again; "" of one that came to its end.
-        model: The model that the backend says it is.
-        dropped: Fields that the backend did not get.
-        queue_seconds: How long it waited for its turn; None where it was asked without a queue.
-        load_seconds: How long it waited for an engine that loaded its model; None where none did.
-        diverged: Where the prompt leaves an earlier one of its tenant, in characters; "" where it leaves none.
+        backend: Name of the backend that answered; "" for none.
+        status: HTTP status; 0 if the client disconnected first.
+        outcome: Result as a metric label.
+        first_byte_seconds: Time to the first byte.
+        last_usage: Tokens of the last attempt, if earlier attempts wrote a part of the answer.
+        continuations: Number of times that another engine continued the answer.
+        not_continued: Reason why no engine continued it; "" for a complete answer.
+        model: Model name that the backend reported.
+        dropped: Request fields that the backend did not receive.
+        queue_seconds: Time in the queue; None without a queue.
+        load_seconds: Time until a model was loaded; None if none was loading.
+        diverged: Character range where the prompt diverges from an earlier one of the tenant; "" if it does not.
     """
 
     backend: str = ""
@@ -131,11 +131,11 @@ class Answered:
 
 @attrs.define(eq=False)
 class Record:
-    """What became of one request; each phase is replaced as a whole.
+    """Record of one request; each phase is replaced as a whole.
 
     Attributes:
-        tries: The attempts, in order.
-        charges: What is reserved for it in budgets.
+        tries: Attempts in order.
+        charges: Budget reservations.
     """
 
     request: Request
@@ -145,11 +145,11 @@ class Record:
     charges: AttemptCharges = attrs.field(factory=AttemptCharges)
 
     def note(self, **changes: Any) -> None:
-        """Note more of the answer, by the attributes of `Answered`."""
+        """Update attributes of `Answered`."""
         self.answered = attrs.evolve(self.answered, **changes)
 
     def tried(self, backend: str, failure: Failure | None, seconds: float, status: int = 200) -> None:
-        """Note an attempt."""
+        """Append an attempt."""
         if failure is None:
             self.tries.append(Try(backend, "answered", "", seconds, status))
         else:
@@ -159,13 +159,13 @@ class Record:
 
 @attrs.frozen(eq=False)
 class RoutedRequest:
-    """One request.
+    """Request with its routing decision.
 
     Attributes:
-        decision: Which backends may be asked, in which order, and for how long.
-        asked: What they are asked.
-        client: Gets the answer.
-        record: Remembers what became of it.
+        decision: Permitted backends in order, with their timeouts.
+        asked: Request for the backends.
+        client: Receiver of the answer.
+        record: Record of the request.
     """
 
     decision: Decision
@@ -174,18 +174,18 @@ class RoutedRequest:
     record: Record
 
     def first_byte_seconds(self, name: str) -> float:
-        """How long this backend has for the first byte of its answer."""
+        """Timeout of this backend for the first byte, in seconds."""
         return self.decision.first_byte_seconds[name]
 
 
 def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Record:
-    """Begin to remember a request.
+    """Begin the record of a request.
 
     Args:
-        head: What has come of it.
-        peer: The address that it comes from.
-        path: What logs say of its path.
-        rng: Draws names.
+        head: Request head.
+        peer: Client address.
+        path: Path as logged.
+        rng: Source of request and trace IDs.
     """
     fresh = f"{rng.getrandbits(320):080x}"
     request = Request(
@@ -200,7 +200,7 @@ def record_of(head: RequestHead, peer: str, path: str, rng: random.Random) -> Re
 
 
 def server_timing(record: Record) -> str:
-    """Return where the time of a request went, in milliseconds (W3C Server Timing); what is not known is left out."""
+    """Return the `Server-Timing` value of a request, in milliseconds (W3C Server Timing), without unknown metrics."""
     answered = record.answered
     parts = [f"total;dur={_ms(trio.current_time() - record.request.started_at)}"]
     if answered.queue_seconds is not None:
