@@ -104,10 +104,20 @@ async def open_program(
             yield program
         finally:  # the nursery then waits for the ends of both outputs, so that nothing said last is missed
             if process.returncode is None:
+                if runs_engines:
+                    await _stop(process)  # noqa: ASYNC102 - it shields itself, with a deadline
                 process.send_signal(signal.SIGKILL)
             for left in [*engines_in(folder), *proxies_in(folder)] if runs_engines else ():
                 with suppress(psutil.NoSuchProcess):
                     left.kill()
+
+
+async def _stop(process: trio.Process) -> None:
+    """Stop a process, so that no engine is between fork and exec, where the sweep would miss it."""
+    process.send_signal(signal.SIGSTOP)
+    with trio.move_on_after(10.0, shield=True), suppress(psutil.NoSuchProcess):
+        while psutil.Process(process.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):  # noqa: ASYNC110
+            await trio.sleep(0.01)
 
 
 def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractAsyncContextManager[Program]:
