@@ -37,7 +37,7 @@ def _length(name: str, *lengths: int) -> int:
 EXAMPLES: Final = _length("EXAMPLES", 10, 60, 1000)
 """What Hypothesis draws for a property; one whose examples are dear draws a fraction of it."""
 
-SIM_SEEDS: Final = _length("SIM_SEEDS", 6, 24, 300)
+SIM_SEEDS: Final = _length("SIM_SEEDS", 3, 24, 300)
 """Random timelines of a cluster, an hour each, which take 2 s (tests/sim/test_score.py)."""
 
 MAC_SEEDS: Final = _length("MAC_SEEDS", 1, 6, 300)

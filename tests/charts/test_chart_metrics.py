@@ -63,6 +63,7 @@ def firing(minute, expected):
     return {"expr": query, "eval_time": f"{minute}m", "exp_samples": samples}
 
 
+@pytest.mark.ci
 def test_each_alert_fires_alone_on_its_own_trouble(tmp_path):
     """On healthy series nothing fires in two hours; on each case's series its alert does, and no other."""
     assert {case.alert for case in CASES} == set(alerts())

@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+import pytest
 import trio
 
 from controller.cluster import SETTLED
@@ -71,6 +72,7 @@ async def take_labels_off(hands: Hands, *kinds: type[Any]) -> None:
     await trio.sleep(SETTLED)
 
 
+@pytest.mark.ci
 async def test_what_the_controller_does_is_what_it_declares(autojump_clock):
     """A day with hosts and pods, deaths, a lost network and a lost namespace uses every right, and no other."""
     async with open_pods(identity="one", workloads=attrs.evolve(SETTINGS, priority_class_prefix=None)) as hands:

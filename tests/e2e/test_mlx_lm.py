@@ -98,6 +98,7 @@ async def test_a_folder_is_served_and_its_port_asks_for_a_key(server, tmp_path):
         assert await chat(up.gateway, "tiny")
 
 
+@pytest.mark.ci
 async def test_a_folder_that_cannot_be_loaded_is_told_with_the_servers_words(server, tmp_path):
     """An architecture that mlx_lm does not know ends the attempt with its own words, and not after a stall."""
     folder = whole_folder(tmp_path / "odd")

@@ -104,6 +104,7 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
     assert not (tmp_path / ".omlx").exists()
 
 
+@pytest.mark.ci
 async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, environ, tmp_path):
     """Its oMLX is ended by the agent, here by the test; the folder of a live engine and the model itself stay."""
     others = tmp_path / "others"
@@ -162,6 +163,7 @@ async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ,
     assert OWNERS_KEY not in log.read_text()
 
 
+@pytest.mark.ci
 async def test_what_a_killed_engine_has_left_is_unloaded_alone(folder, environ, tmp_path):
     """By the same command line, which serves nothing; beside an engine that uses the model it leaves it loaded."""
     environ[OWNER_VARIABLE] = str(tmp_path)
@@ -188,6 +190,7 @@ async def unloads(folder, environ, tmp_path):
             assert await process.wait() == 0, log.read_text()
 
 
+@pytest.mark.ci
 async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_path):
     """It says that the model is unloaded, and its process holds as much as before: the engine ends with 1."""
     async with engine_beside(folder, environ, tmp_path, key="") as (server, process, ask, log):
@@ -202,6 +205,7 @@ async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_pat
         assert server.poll() is None
 
 
+@pytest.mark.ci
 async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, environ, tmp_path):
     """Which one, and what would have it used, is in the log."""
     other = tmp_path / "others" / "another"

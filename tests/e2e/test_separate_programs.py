@@ -144,6 +144,7 @@ server.serve_forever()
 """
 
 
+@pytest.mark.ci
 async def test_the_endpoint_goes_before_the_engine(tmp_path, address):
     """SIGTERM to the agent: TERM reaches an engine whose slice says not ready already; no process and no Lease stay."""
     async with open_cluster(tmp_path) as cluster:

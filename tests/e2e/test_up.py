@@ -100,6 +100,7 @@ async def test_a_taken_port_is_named_by_its_flag(tmp_path, flag):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.ci
 async def test_a_crashing_engine_is_quoted(tmp_path):
     """When the engine keeps ending, --ask gives up with the reason and the engine's own last words, and exits 1."""
     crashing = fake_engine(tmp_path, 'echo "error: no kernel image is available" >&2; exit 3')

@@ -136,6 +136,7 @@ async def adopted(probes):
             await trio.sleep(0.05)
 
 
+@pytest.mark.ci
 async def test_state_and_engines_survive_a_killed_up(tmp_path):
     """After kill -9 the next `llmkube up` on the same folder adopts the engine and serves the same objects again."""
     state = tmp_path / "state"

@@ -133,6 +133,7 @@ async def test_a_crash_loop_is_not_a_flood(autojump_clock):
         assert len(lab.writes) <= BURST + 3600 / REFILL_SECONDS + 2
 
 
+@pytest.mark.ci
 async def test_words_that_always_differ_are_not_a_flood_either(autojump_clock):
     """A day of crashes, each with another pid in its message, is a few Events; the last has the newest words."""
     async with open_lab() as lab:

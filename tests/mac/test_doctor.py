@@ -221,6 +221,7 @@ async def test_a_crash_loop_is_no_running_agent(tmp_path, libsystem):
         )
 
 
+@pytest.mark.ci
 async def test_a_mac_that_is_well_has_no_line_to_mend(tmp_path, libsystem):
     """The same Mac without the faults: every line passes, and the agent that runs is found in its job."""
     async with open_limited_api(tmp_path) as kubeconfig:
@@ -280,6 +281,7 @@ async def test_what_a_mac_may_have(tmp_path, libsystem, case):
         told(found, name, verdict, *words)
 
 
+@pytest.mark.ci
 async def test_an_up_that_runs_beside_no_agent(tmp_path, libsystem):
     """A state directory that `llmkube up` holds is not an agent's, whatever jobs there are."""
     with doctored(tmp_path, libsystem, tmp_path / "nowhere") as mac:

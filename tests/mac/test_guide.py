@@ -189,6 +189,7 @@ async def test_an_agent_that_cannot_start_is_left_alone_and_told(tmp_path):
             assert "the job's interpreter has changed" in log.read_text()
 
 
+@pytest.mark.ci
 async def test_what_would_end_the_agent_ends_the_install_before_it_changes_anything(tmp_path):
     """A cluster that no file names, an engine that is not there, a log that is ours to choose."""
     with opened_mac(tmp_path, tmp_path / "nowhere") as mac:

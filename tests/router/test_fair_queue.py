@@ -380,6 +380,7 @@ async def test_a_quiet_tenant_waits_for_the_first_slot_that_ends_and_no_longer(a
     assert used >= 0.95
 
 
+@pytest.mark.ci
 async def test_without_the_queue_it_waits_for_all_who_came_before(autojump_clock):
     """What the queue is for: first come, first served keeps the quiet tenant behind 58 requests of others."""
     waits, used = await simulate(0, fair=False)

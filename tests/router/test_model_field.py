@@ -133,6 +133,7 @@ def test_bodies_of_every_kind(monkeypatch, body, model):
     assert said() == model
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("body", "least"),
     [

@@ -260,6 +260,7 @@ async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_
         assert len(world.machine.spawned) == 1
 
 
+@pytest.mark.ci
 async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojump_clock):
     """Started while the API server is away, an agent adopts what runs, starts what does not, re-asserts on return."""
     async with open_world() as world:

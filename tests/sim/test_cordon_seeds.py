@@ -34,6 +34,7 @@ def test_a_seed_with_cordons_violates_nothing(seed):
     assert not result.violations
 
 
+@pytest.mark.ci
 def test_what_a_cordon_began_may_end_after_it():
     """An agent that stands still while it drains ends the engine, although the owner has uncordoned the host since."""
     happenings = (

@@ -1,5 +1,6 @@
 """What a service draws, from the agent that runs it: its engine's process, and what that says of its tokens."""
 
+import pytest
 import trio
 
 from llmkube.k8s.resource import Key
@@ -32,6 +33,7 @@ async def measured(world, meter, seconds):
     return meter.view().services.get(CHAT)
 
 
+@pytest.mark.ci
 async def test_joules_per_token_follow_the_engine(autojump_clock):
     """They come with the engine's work, are unknown after its end, and begin anew with the next one."""
     async with open_world(settings=agent_settings(lease_renew_seconds=5.0)) as world:

@@ -23,6 +23,7 @@ def calls(monkeypatch):
     return recorded
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("api", ["endpointslices", "endpoints"])
 async def test_what_the_agent_does_is_what_it_declares(calls, api, autojump_clock):
     """A service that comes, crashes, loses its network, changes and goes needs no right that is not declared."""

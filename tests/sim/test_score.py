@@ -19,6 +19,7 @@ def test_a_seed_violates_nothing(seed):
     assert result.faults
 
 
+@pytest.mark.ci
 def test_the_same_seed_gives_the_same_run():
     """Two runs of one seed start the same engines at the same moments and write as often."""
     first, second = (score.run_seed(3, quiet_minutes=0) for _ in range(2))

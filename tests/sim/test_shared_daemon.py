@@ -82,6 +82,7 @@ async def test_it_gives_way_to_what_is_more_important(autojump_clock, runtime):
         assert world.machine.memory.lowest_bytes >= 0
 
 
+@pytest.mark.ci
 @both
 async def test_said_unloaded_and_was_not(autojump_clock, runtime):
     """The memory counts as taken as long as it is: the winner waits, and starts when its owner has quit the daemon."""

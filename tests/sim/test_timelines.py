@@ -119,6 +119,7 @@ async def test_what_happened_is_told_as_events(autojump_clock):
         assert "--port" in told["Warning", "Invalid"]
 
 
+@pytest.mark.ci
 async def test_a_crash_loop_ends_when_the_spec_changes(autojump_clock):
     """An edit restarts a crash-looping service at once, however long its back-off has become."""
     async with open_world() as world:
@@ -246,6 +247,7 @@ async def test_suspend_is_a_phase_of_its_own(autojump_clock):
         assert not world.machine.spawned
 
 
+@pytest.mark.ci
 @of_hours
 async def test_an_api_outage_of_hours_costs_no_engine(seconds, autojump_clock):
     """While the API server is away the engine serves on; afterwards everything is told as it is."""
@@ -339,6 +341,7 @@ async def test_stop_takes_one_grace_for_all(autojump_clock):
         assert all(child.exit.code == -9 for child in world.machine.spawned)
 
 
+@pytest.mark.ci
 async def test_an_engine_that_never_gets_ready_is_given_up(autojump_clock):
     """A load in which nothing moves any more for two minutes is reported and tried again."""
     async with open_world() as world:

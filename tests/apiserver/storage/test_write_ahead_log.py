@@ -152,6 +152,7 @@ WRITER = textwrap.dedent(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.e2e
 def test_acknowledged_writes_survive_sigkill(tmp_path):
     """Killed at any moment, the journal has every acknowledged write, whole transactions only, and counts on."""

@@ -126,6 +126,7 @@ async def open_lab():
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.ci
 async def test_one_holds_and_the_other_waits(autojump_clock):
     """Of two candidates one is inside for an hour, the Lease says which, and each renewal moves its renewTime on."""
     async with open_lab() as lab:

@@ -3,6 +3,7 @@
 import random
 from decimal import Decimal
 
+import pytest
 import trio
 
 from llmkube.router.config.routing_config import Budget, Prices
@@ -56,6 +57,7 @@ async def test_a_full_budget_refuses_with_a_time(autojump_clock):
         assert lab.audit[1]["outcome"] == "budget_exhausted"
 
 
+@pytest.mark.ci
 async def test_teams_that_are_idle_leave_their_accounts_to_new_ones(autojump_clock, monkeypatch):
     """Once the most accounts are there, those whose window has passed are forgotten, and no new team shares one."""
     monkeypatch.setattr("llmkube.router.budgets.meter.MOST_ACCOUNTS", 3)
@@ -136,6 +138,7 @@ async def test_a_request_without_a_limit_is_given_one(autojump_clock):
             assert "n_predict" not in body
 
 
+@pytest.mark.ci
 async def test_a_thousand_streams_and_crashes_admit_no_more_than_is_reserved(autojump_clock):
     """Random ends, breaks, silences, refusals and disconnects at two backends: never more than the limit, and no leak.
 

@@ -72,6 +72,7 @@ async def test_it_is_pulled_and_served(open_host, autojump_clock):
         assert world.machine.live("chat") == [child]
 
 
+@pytest.mark.ci
 async def test_a_pull_that_fails_is_repeated_with_growing_pauses(open_host, autojump_clock):
     """Never in a loop, and what is wrong stands in the Model."""
     fake = FakeDaemon(faults={"/api/pull": [answers(500, b'{"error": "no space left on device"}')] * 1000})

@@ -120,6 +120,7 @@ async def test_an_engine_without_a_buffer_on_metal_is_told():
     assert not without_gpu((), LLAMA)  # one that says nothing of buffers is not accused
 
 
+@pytest.mark.ci
 async def test_the_words_of_llamacpp_mean_nothing_in_another_log(autojump_clock):
     """A line that an engine of another runtime happens to write ends it not, and no buffer is missed in its log."""
     child, limits = Child(), []

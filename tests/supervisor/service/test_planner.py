@@ -191,6 +191,7 @@ async def test_an_edited_source_is_a_new_file(open_host, autojump_clock):
         assert names == [hashlib.sha256(data).hexdigest() for data in (DEMO, OTHER)]
 
 
+@pytest.mark.ci
 async def test_many_services_share_one_download(open_host, autojump_clock):
     """Ten services of three Models with one source are one request; one that is deleted meanwhile stops nobody."""
     slow = Slow()

@@ -98,6 +98,7 @@ async def test_a_small_model_takes_one_request(autojump_clock):
         assert request.headers["accept-encoding"] == "identity"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("strings", "requests"), [(5_000, 1), (150_000, 2), (600_000, 3)])
 async def test_a_large_vocabulary_takes_few_requests(autojump_clock, strings, requests):
     """150,000 tokens and as many merges come in two requests, and twice the largest known vocabulary in three."""

@@ -48,6 +48,7 @@ def test_logs_are_those_of_the_background(tmp_path):
     assert invoke("logs", "--tail", "2", state=state).output == "two�[2J\nthree\n"
 
 
+@pytest.mark.ci
 def test_a_start_that_fails_says_why(tmp_path):
     """What the program in the background said last is the error of `start`."""
     done = invoke("start", "--llama-server", str(tmp_path / "nowhere"), state=tmp_path / "state")
