@@ -1,4 +1,4 @@
-"""Load the TOML tables that are packaged beside the modules that use them."""
+"""Load the tables and texts that are packaged beside the modules that use them."""
 
 import importlib.resources
 import tomllib
@@ -12,4 +12,9 @@ def read_table(package: str, name: str) -> dict[str, Any]:
         package: The package that contains the file; callers pass `__package__`.
         name: File name without `.toml`.
     """
-    return tomllib.loads(importlib.resources.files(package).joinpath(f"{name}.toml").read_text("utf-8"))
+    return tomllib.loads(read_text(package, f"{name}.toml"))
+
+
+def read_text(package: str, file: str) -> str:
+    """Return the contents of a text file of a package, which callers name by `__package__`."""
+    return importlib.resources.files(package).joinpath(file).read_text("utf-8")

@@ -12,13 +12,13 @@ stops no other writer of the cluster.
 CEL has no clock. That the holder of a claim is gone is the word of the host that takes the claim over.
 """
 
-import importlib.resources
 from collections.abc import Mapping
 from string import Template
 from typing import Any, Final
 
 import yaml
 
+from llmkube.base.tables import read_text
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.wire import names
@@ -43,7 +43,7 @@ _STATUSES: Final = ((InferenceService, FIELDS_OF_SERVICE, OF_SERVICE), (Model, F
 
 def host_policies(system_namespace: str) -> list[dict[str, Any]]:
     """Return the policies and their bindings for the hosts whose accounts are in one namespace."""
-    text = importlib.resources.files(__package__).joinpath("host_policies.yaml").read_text("utf-8")
+    text = read_text(__package__, "host_policies.yaml")
     of_objects, of_status = yaml.safe_load_all(text)
     values = _VALUES | {"SYSTEM_NAMESPACE": system_namespace}
     policies: list[dict[str, Any]] = _filled(of_objects, values)

@@ -2,12 +2,13 @@
 
 import difflib
 import functools
-import importlib.resources
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 import yaml
+
+from llmkube.base.tables import read_text
 
 CHECKED: Final = {
     "several": "its digest is in several public manifests",
@@ -85,6 +86,5 @@ def similar(name: str) -> list[str]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    text = importlib.resources.files("llmkube.cli.catalog").joinpath(name).read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
+    found: dict[str, Any] = yaml.safe_load(read_text(__package__, name))
     return found

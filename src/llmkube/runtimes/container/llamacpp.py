@@ -1,12 +1,12 @@
 """llama.cpp's server in a pod: one model, or as a router over a folder of them."""
 
-import importlib.resources
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
+from llmkube.base.tables import read_text
 from llmkube.k8s.crd.inferenceservice import InferenceServiceSpec
 from llmkube.k8s.crd.model import ModelSpec
 from llmkube.runtimes import llama_fields as fields
@@ -28,9 +28,7 @@ from llmkube.runtimes.llama_verdicts import spellings_of
 from llmkube.runtimes.plan import Placeholder, PlanError
 from llmkube.weights.source import DEFAULT_REVISION, HubFile, HubRepository, WebFile
 
-BUNDLED_FLAGS: Final = frozenset(
-    importlib.resources.files(__package__).joinpath("bundled_flags.txt").read_text("utf-8").split()
-)
+BUNDLED_FLAGS: Final = frozenset(read_text(__package__, "bundled_flags.txt").split())
 """Every flag that the bundled engine honours (`programs.bundled_engine.llama_params`)."""
 
 _LAYERS_FLAG: Final = "--n-gpu-layers"

@@ -4,7 +4,6 @@ YAML is read as kubectl reads it (yes and no are booleans), without two surprise
 `12:30` is not a number to the base of 60. A key that stands twice in one mapping is refused.
 """
 
-import importlib.resources
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from llmkube.base.errors import UserError
+from llmkube.base.tables import read_text
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -51,7 +51,7 @@ def load_manifests(names: Sequence[str], read_stdin: Callable[[], str]) -> tuple
 
 def demo_manifests() -> tuple[Manifest, ...]:
     """Return the demo's objects."""
-    text = importlib.resources.files("llmkube.cli").joinpath("demo.yaml").read_text(encoding="utf-8")
+    text = read_text("llmkube.cli", "demo.yaml")
     return tuple(Manifest("--demo", body) for body in yaml.load_all(text, Loader=_Loader))
 
 

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import Final
 
 from llmkube.base.errors import UserError
+from llmkube.base.tables import read_text
 
 UNIT: Final = "llmkube-up.service"
 _CALL_SECONDS: Final = 60.0
@@ -26,26 +28,12 @@ def unit_text(argv: Sequence[str], environ: Mapping[str, str], log: Path, *, sto
         stop_seconds: How long it may take to stop: its engines finish what they are asked.
     """
     variables = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in sorted(environ.items()))
-    return f"""\
-# Written by `llmkube up install`; `llmkube up uninstall` takes it away.
-[Unit]
-Description=LLMKube: models of this machine behind a Kubernetes API
-Documentation=man:llmkube-up(1)
-
-[Service]
-Type=exec
-ExecStart={" ".join(map(_quoted, argv))}
-{variables}StandardOutput=append:{_specifiers(str(log))}
-StandardError=inherit
-KillSignal=SIGINT
-KillMode=mixed
-TimeoutStopSec={stop_seconds:g}
-Restart=on-failure
-RestartSec=5
-
-[Install]
-WantedBy=default.target
-"""
+    return Template(read_text(__package__, UNIT)).substitute(
+        command=" ".join(map(_quoted, argv)),
+        variables=variables,
+        log=_specifiers(str(log)),
+        stop_seconds=f"{stop_seconds:g}",
+    )
 
 
 def unit_path(environ: Mapping[str, str] = os.environ) -> Path:
