@@ -11,91 +11,21 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.tables import read_text
 from llmkube.router.budgets.ledger import STEPS, Amount, Limit
 from llmkube.router.budgets.meter import AccountKey
 
-RESERVE: Final = """
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local tokens, dollars = tonumber(ARGV[1]), tonumber(ARGV[2])
-local ends = {}
-for place, key in ipairs(KEYS) do
-  local window, step = tonumber(ARGV[4 * place - 1]), tonumber(ARGV[4 * place])
-  local most_tokens, most_dollars = tonumber(ARGV[4 * place + 1]), tonumber(ARGV[4 * place + 2])
-  local function fits(t, n)
-    return (not most_tokens or t <= most_tokens) and (not most_dollars or n <= most_dollars)
-  end
-  local taken, order, t, n = {}, {}, 0, 0
-  local fields = redis.call('HGETALL', key)
-  for i = 1, #fields, 2 do
-    local at, kind = string.match(fields[i], '^(%d+):(%a)$')
-    at = tonumber(at)
-    if at + window <= now then
-      redis.call('HDEL', key, fields[i])
-    else
-      if not taken[at] then
-        taken[at] = {t = 0, n = 0}
-        table.insert(order, at)
-      end
-      taken[at][kind] = tonumber(fields[i + 1])
-      if kind == 't' then t = t + tonumber(fields[i + 1]) else n = n + tonumber(fields[i + 1]) end
-    end
-  end
-  if not fits(tokens, dollars) then return {place, -1} end
-  if not fits(t + tokens, n + dollars) then
-    table.sort(order)
-    for _, at in ipairs(order) do
-      t, n = t - taken[at].t, n - taken[at].n
-      if fits(t + tokens, n + dollars) then return {place, at + window - now} end
-    end
-  end
-  ends[place] = (math.floor(now / step) + 1) * step
-end
-for place, key in ipairs(KEYS) do
-  local at = string.format('%d', ends[place])
-  redis.call('HINCRBY', key, at .. ':t', ARGV[1])
-  redis.call('HINCRBY', key, at .. ':n', ARGV[2])
-  redis.call('PEXPIRE', key, ends[place] + tonumber(ARGV[4 * place - 1]) - now)
-end
-return {0, unpack(ends)}
-"""
+RESERVE: Final = read_text(__package__, "reserve.lua")
 """Reserves in all accounts and returns 0 and the ends of the steps; or in none, and returns the place of the account
 without room, and in how many milliseconds there is some, -1 for never."""
 
-SETTLE: Final = """
-if not redis.call('SET', KEYS[1], '', 'NX', 'PX', 86400000) then return 0 end
-for place = 2, #KEYS do
-  local key, at = KEYS[place], ARGV[3 * place - 5]
-  if redis.call('HEXISTS', key, at .. ':t') == 1 then
-    redis.call('HINCRBY', key, at .. ':t', ARGV[3 * place - 4])
-    redis.call('HINCRBY', key, at .. ':n', ARGV[3 * place - 3])
-  end
-end
-return 0
-"""
+SETTLE: Final = read_text(__package__, "settle.lua")
 """Sets right what was reserved; what has left its window meanwhile counts no more.
 
 The first key marks for a day that this call has counted: one whose answer is lost is made again.
 """
 
-USED: Final = """
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-local said = {}
-for place, key in ipairs(KEYS) do
-  local t, n = 0, 0
-  local fields = redis.call('HGETALL', key)
-  for i = 1, #fields, 2 do
-    local at, kind = string.match(fields[i], '^(%d+):(%a)$')
-    if tonumber(at) + tonumber(ARGV[place]) > now then
-      if kind == 't' then t = t + tonumber(fields[i + 1]) else n = n + tonumber(fields[i + 1]) end
-    end
-  end
-  table.insert(said, t)
-  table.insert(said, n)
-end
-return said
-"""
+USED: Final = read_text(__package__, "used.lua")
 """Returns tokens and billionths of a dollar of each account."""
 
 
