@@ -9,6 +9,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.tables import read_table
 from llmkube.k8s.crd import modelrouter as crd
 from llmkube.k8s.crd import router_policy
 from llmkube.router.config.compile_backend import KeyFile, ResolvedService, compiled_backend, decimal_of, seconds_of
@@ -290,37 +291,7 @@ def _of_backends(spec: crd.ModelRouterSpec) -> Iterator[str]:
             yield f"{at}.costPerMillionTokens: a price is missing, which is not 0: it counts as without prices"
 
 
-_NAMES: Final[Mapping[str, str]] = {
-    r"\.modelId": ".displayName",
-    r"\.baseUrl": ".external.url",
-    r"\.local": ".tier",
-    r"\.firstByteSeconds": ".timeout",
-    r"^firstByteSeconds": "proxy.responseHeaderTimeout",
-    r"^circuitSeconds": "proxy.quarantineDuration",
-    r"\.prices": ".costPerMillionTokens",
-    r"\.probe": ".healthCheck",
-    r"^(rules\[\d+\])\.(backends|strategy)": r"\1.route.\2",
-    r"\.match\.classes": ".match.dataClassification",
-    r"\.match\.capabilities": ".match.requiredCapabilities",
-    r"\.match\.complexity": ".match.taskComplexity",
-    r"\.match\.latencySeconds": ".match.latencySLOMs",
-    r"^defaultBackend": "defaultRoute",
-    r"^classes\.header": "policy.classification.headerKey",
-    r"^classes\.default": "policy.classification.defaultClassification",
-    r"^classes\.sensitive": "policy.classification.sensitiveClassifications",
-    r"^audit\.path": "policy.auditLog.filePath",
-    r"^audit": "policy.auditLog",
-    r"^auth\.modelsOfTeam": "policy.auth.allowlists",
-    r"^auth\.tokens\.jwksUri": "policy.auth.jwt.jwksURI",
-    r"^auth\.tokens": "policy.auth.jwt",
-    r"^auth": "policy.auth",
-    r"^budgetStore\.(host|port)": "policy.budgetStore.address",
-    r"^budgetStore": "policy.budgetStore",
-    r"^budgets": "policy.budgets",
-    r"(budgets\[[^]]*\])\.rule$": r"\1.ruleName",
-    r"\.teamHeader": ".headerKey",
-    r"\.maxUsd": ".maxUSD",
-}
+_NAMES: Final[Mapping[str, str]] = read_table(__package__, "spec_names")["names"]
 """How the ModelRouter calls what a config calls otherwise."""
 
 
