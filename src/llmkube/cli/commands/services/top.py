@@ -20,6 +20,7 @@ from llmkube.base.http.dial import Connect, dial
 from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers
 from llmkube.base.mailbox import Mailbox
+from llmkube.base.tables import read_table
 from llmkube.base.times import utcnow
 from llmkube.base.units import format_bytes
 from llmkube.cli.commands.services.footprint import bytes_of, local_engine
@@ -45,26 +46,7 @@ PROMPT: Final = "prompt"
 RUNNING: Final = "running"
 WAITING: Final = "waiting"
 NAMES: Final[Mapping[str, str]] = {
-    # llama.cpp (tools/server/README.md)
-    "llamacpp:tokens_predicted_total": GENERATED,
-    "llamacpp:prompt_tokens_total": PROMPT,
-    "llamacpp:requests_processing": RUNNING,
-    "llamacpp:requests_deferred": WAITING,
-    # vLLM (docs/usage/metrics.md)
-    "vllm:generation_tokens_total": GENERATED,
-    "vllm:prompt_tokens_total": PROMPT,
-    "vllm:num_requests_running": RUNNING,
-    "vllm:num_requests_waiting": WAITING,
-    # SGLang (docs/references/production_metrics.md)
-    "sglang:generation_tokens_total": GENERATED,
-    "sglang:prompt_tokens_total": PROMPT,
-    "sglang:num_running_reqs": RUNNING,
-    "sglang:num_queue_reqs": WAITING,
-    # TGI (docs/source/reference/metrics.md)
-    "tgi_request_generated_tokens_sum": GENERATED,
-    "tgi_request_input_length_sum": PROMPT,
-    "tgi_batch_current_size": RUNNING,
-    "tgi_queue_size": WAITING,
+    name: figure for engine in read_table(__package__, "engine_metrics").values() for figure, name in engine.items()
 }
 """Which sample of which engine says what; several series of one name are added up."""
 
