@@ -5,6 +5,7 @@ from typing import Final
 
 import attrs
 
+from llmkube.base.tables import read_text
 from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceSpec
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.pairing import MLX_RUNTIME
@@ -18,33 +19,7 @@ from llmkube.weights.estimate.demand import Demand
 from llmkube.weights.formats.shape import ModelHeader
 from llmkube.weights.store.blobs import WeightsFile
 
-# Fields that take effect on a host without reaching the command line
-HONOURED_BY_THE_HOST: Final = frozenset(
-    {
-        "spec.modelRef",
-        "spec.runtime",
-        "spec.hosts.modelRef",
-        "spec.hosts.replicas",
-        "spec.replicas",
-        "spec.suspend",
-        "spec.priority",
-        "spec.evictionProtection",
-        "spec.endpoint.path",
-        "spec.apiKeySecretRef.name",
-        "spec.apiKeySecretRef.key",
-        "spec.env",
-        "Model.spec.source",
-        "Model.spec.sha256",
-        "Model.spec.sourceSecretRef.name",
-        "Model.spec.files",
-        "Model.spec.format",
-        "Model.spec.quantization",
-        "Model.spec.hardware.accelerator",
-        "Model.spec.hardware.memoryBudget",
-        "Model.spec.hardware.memoryFraction",
-        "Model.spec.hardware.gpu.enabled",
-    }
-)
+HONOURED_BY_THE_HOST: Final = frozenset(read_text(__package__, "honoured_by_the_host.txt").split())
 """Fields that take effect without reaching the command line."""
 
 
