@@ -1,4 +1,4 @@
-"""A router in memory, between clients and backends that a script plays byte by byte."""
+"""A router in memory, between clients and backends that a script plays byte by byte; many tests import it as `rl`."""
 
 import datetime
 import json
