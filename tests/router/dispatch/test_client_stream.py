@@ -42,7 +42,7 @@ PING = event(type="ping")
 
 async def test_a_client_of_messages_gets_a_message():
     """From an engine that was asked for a chat; budgets, audit and headers are those of every request."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         said = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
     body = json.loads(said.body)
     text = {"type": "text", "text": "yes", "citations": None}
@@ -59,7 +59,7 @@ async def test_a_client_of_messages_reads_a_stream():
     """Its events come as the documentation says, tokens at the end."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
     parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=parts) as lab:
+    async with rl.open_lab(rl.MAC, mac=parts) as lab:
         status, data, whole = await lab.read(rl.MESSAGE | {"stream": True}, MESSAGES)
     events = rl.events_of(data)
     assert (status, whole, events[-1]) == (200, True, {"type": "message_stop"})
@@ -196,7 +196,7 @@ async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, k
 async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
     """With how long the prompt is, and what there is room for."""
     long = rl.error(400, "too long", n_prompt_tokens=900, n_ctx=512, type="exceed_context_size_error")
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=long) as lab:
+    async with rl.open_lab(rl.MAC, mac=long) as lab:
         said = await lab.ask(rl.MESSAGE, MESSAGES)
     assert said.status == 400
     assert json.loads(said.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
@@ -215,9 +215,7 @@ async def test_a_client_of_ollama_reads_lines():
     """A stream by default; whole if it says so; errors in its shape."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
     parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
-    async with rl.open_lab(
-        rl.config_of(rl.local("mac")), mac=(parts, rl.answer(), rl.saying(rl.stream(rl.piece("x"), end=b"")))
-    ) as lab:
+    async with rl.open_lab(rl.MAC, mac=(parts, rl.answer(), rl.saying(rl.stream(rl.piece("x"), end=b"")))) as lab:
         status, data, whole = await lab.read(rl.ASKED, "/api/chat")
         lines = [json.loads(line) for line in data.splitlines()]
         assert (status, whole, [line["message"]["content"] for line in lines]) == (200, True, ["one", " two", ""])
@@ -268,19 +266,9 @@ async def test_no_route_is_without_a_permit(path):
     assert lab.audit[0]["path"] == path
 
 
-@pytest.mark.parametrize("path", ROUTES)
-async def test_no_route_is_without_a_meter(path):
-    """A budget without room stops each of them before a backend is asked."""
-    budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1)
-    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer()) as lab:
-        said = await lab.ask(BODIES.get(path, rl.ASKED), path)
-    assert said.status == 429
-    assert not lab.players["mac"].asked
-
-
 async def test_an_error_that_is_a_text_keeps_its_status():
     """For clients of a dialect too."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer(400, {"error": "no such thing"})) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": "no such thing"})) as lab:
         said = await lab.ask(rl.MESSAGE, MESSAGES)
         lines = await lab.ask(rl.ASKED, "/api/chat")
     assert (said.status, json.loads(said.body)["error"]["message"]) == (400, "no such thing")
@@ -298,7 +286,7 @@ PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/pn
 async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_backend():
     """It goes to one that can; without one the client reads why, and the circuit stays closed."""
     asked = rl.MESSAGE | {"messages": [{"role": "user", "content": [PICTURE]}]}
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=(*[NO_PICTURES] * 9, rl.answer())) as lab:
+    async with rl.open_lab(rl.MAC, mac=(*[NO_PICTURES] * 9, rl.answer())) as lab:
         for _ in range(9):
             said = await lab.ask(asked, MESSAGES)
             body = json.loads(said.body)

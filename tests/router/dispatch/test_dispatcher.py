@@ -17,29 +17,6 @@ from router.proxy import router_lab as rl
 TWO = rl.config_of(rl.cloud("a"), rl.cloud("b"))
 
 
-@pytest.mark.parametrize(
-    ("first", "cause"),
-    [
-        (rl.error(500), "server_error"),
-        (rl.error(503), "server_error"),
-        (rl.answer(502, b"<html>bad gateway</html>"), "server_error"),
-        (rl.error(429), "rate_limited"),
-        (rl.saying(b""), "broken_off"),
-        (rl.saying(rl.answer()[:-5]), "broken_off"),
-        (rl.answer(200, b"not json"), "malformed"),
-        (rl.answer(307, b"", [b"Location: http://elsewhere/"]), "redirect"),
-    ],
-)
-async def test_the_next_backend_answers_where_the_first_does_not(first, cause):
-    """For the causes of the list; the audit log has both attempts and why."""
-    async with rl.open_lab(TWO, a=first, b=rl.answer()) as lab:
-        said = await lab.ask()
-    assert (said.status, json.loads(said.body)) == (200, rl.ANSWER)
-    (line,) = lab.audit
-    assert [(each["backend"], each["result"]) for each in line["attempts"]] == [("a", cause), ("b", "answered")]
-    assert lab.metric("llmkube_router_attempts_total", backend="a", result=cause) == 1
-
-
 @pytest.mark.parametrize("status", [400, 404, 408, 409, 413, 422])
 async def test_what_the_request_itself_got_wrong_is_an_answer(status):
     """No other backend is asked, and the circuit stays closed."""
@@ -69,15 +46,6 @@ async def test_a_refusal_of_the_content_is_an_answer(first):
         said = await lab.ask()
     assert not lab.players["b"].asked
     assert b"content" in said.body or said.status in (429, 500)
-
-
-async def test_what_a_provider_says_of_our_key_is_not_for_the_client():
-    """502, and its operator reads why; the client's own key had no part in it."""
-    async with rl.open_lab(TWO, a=rl.error(401, "wrong key sk-1234"), b=rl.answer()) as lab:
-        said = await lab.ask()
-    assert (said.status, json.loads(said.body)["error"]["code"]) == (502, "backend_refused_credentials")
-    assert b"sk-1234" not in said.body
-    assert not lab.players["b"].asked
 
 
 @pytest.mark.parametrize(
@@ -140,23 +108,10 @@ async def test_a_backend_that_says_nothing_is_left_at_its_limit(autojump_clock):
     assert lab.audit[0]["attempts"][0]["result"] == "timeout"
 
 
-async def test_a_client_that_leaves_cancels_the_backend_at_once(autojump_clock):
-    """Before the first byte, and in the middle of a stream; both are written down."""
-    for script in (rl.until_gone, rl.saying(rl.stream(rl.piece("x"), end=b""), then=rl.until_gone)):
-        async with rl.open_lab(rl.config_of(rl.local("mac")), mac=script) as lab:
-            with trio.move_on_after(5):
-                await lab.read()
-            left_at = trio.current_time()
-            await trio.testing.wait_all_tasks_blocked()
-            (gone_at,) = lab.players["mac"].gone_at
-            assert gone_at - left_at < 0.1
-            assert [line["outcome"] for line in lab.audit] == ["client_gone"]
-
-
 async def test_a_cold_engine_is_waited_for_and_its_client_hears_of_it(autojump_clock):
     """Comments come while it loads, and then the answer in the same stream."""
     loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=(*[loading] * 30, rl.stream(rl.WHOLE_STREAM))) as lab:
+    async with rl.open_lab(rl.MAC, mac=(*[loading] * 30, rl.stream(rl.WHOLE_STREAM))) as lab:
         status, body, clean = await lab.read()
     assert (status, clean) == (200, True)
     assert body.startswith(b": the model is loading\n\n")
@@ -222,7 +177,7 @@ async def test_retry_after_is_the_time_that_a_backend_is_left_alone(autojump_clo
 async def test_a_client_that_leaves_during_the_probe_leaves_its_place_to_the_next(autojump_clock):
     """Nothing became known of the backend."""
     async with rl.open_lab(
-        rl.config_of(rl.local("mac")), mac=(rl.error(500), rl.error(500), rl.error(500), rl.until_gone, rl.answer())
+        rl.MAC, mac=(rl.error(500), rl.error(500), rl.error(500), rl.until_gone, rl.answer())
     ) as lab:
         for _ in range(3):
             await lab.ask()

@@ -55,7 +55,7 @@ async def test_a_whole_answer_says_all_of_it_in_its_head():
     assert (said["cached"], said["prefill"], said["decode"]) == ("40", 12.5, 70.2)
 
 
-async def _waits_for_its_turn():
+async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
     """The second request waits 12 s for the first; its stream's end says so, for its head was sent before."""
     slow = rl.saying(b"", rl.stream(rl.piece("one"), rl.piece(" two", "stop", **TIMED), rl.DONE), seconds=12)
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=slow) as lab:
@@ -72,15 +72,13 @@ async def _waits_for_its_turn():
     assert (said["cached"], said["prefill"], said["decode"]) == ("40", 12.5, 70.2)
 
 
-async def _waits_for_a_cold_engine():
+async def test_an_engine_that_loads_is_told(autojump_clock):
     """It loads for 30 s: a whole answer says so in its head, a stream at its end; one that was warm says nothing."""
     cold = (*[LOADING] * 30, rl.answer(said=rl.ANSWER | TIMED))
     async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=cold) as lab:
         whole = parts_of((await lab.ask()).headers.get("server-timing"))
         warm = parts_of((await lab.ask()).headers.get("server-timing"))
-    async with rl.open_lab(
-        rl.config_of(rl.local("mac")), mac=(*[LOADING] * 30, rl.stream(rl.piece("one", "stop"), rl.DONE))
-    ) as lab:
+    async with rl.open_lab(rl.MAC, mac=(*[LOADING] * 30, rl.stream(rl.piece("one", "stop"), rl.DONE))) as lab:
         await lab.read()
         streamed = parts_of(lab.timings[0])
     for said in (whole, streamed):
@@ -88,16 +86,6 @@ async def _waits_for_a_cold_engine():
         assert said["total"] == pytest.approx(30_000, abs=50)
     assert whole["queue"] == pytest.approx(0, abs=50)
     assert "load" not in warm
-
-
-async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
-    """As `queue`."""
-    await _waits_for_its_turn()
-
-
-async def test_an_engine_that_loads_is_told(autojump_clock):
-    """As `load`."""
-    await _waits_for_a_cold_engine()
 
 
 async def test_a_refusal_says_what_was_waited_for(autojump_clock):
@@ -125,7 +113,7 @@ async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, com
     said = (
         rl.piece("one", "stop") if path != "/v1/completions" else rl.piece("one", "stop").replace(b'"delta"', b'"text"')
     )
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.stream(said, rl.DONE)) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.stream(said, rl.DONE)) as lab:
         _, data, clean = await lab.read(body, path)
     assert clean
     comment, _, rest = data.partition(b": server-timing ")[2].partition(b"\n\n")
@@ -135,7 +123,7 @@ async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, com
 
 async def test_a_stream_that_breaks_off_says_no_times():
     """Its end is the error."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.saying(rl.stream(rl.piece("one"), end=b""))) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.saying(rl.stream(rl.piece("one"), end=b""))) as lab:
         _, data, clean = await lab.read()
     assert (clean, lab.timings, b"error" in data) == (False, [], True)
 
@@ -143,29 +131,22 @@ async def test_a_stream_that_breaks_off_says_no_times():
 # -- deliberate bugs --------------------------------------------------------------------------------------------------
 
 
-def _without(name):
-    def timing(record, total_seconds):
-        return server_timing(attrs.evolve(record, **{name: None}), total_seconds)
-
-    return timing
-
-
-async def _both():
-    await _waits_for_its_turn()
-    await _waits_for_a_cold_engine()
-
-
 MUTANTS = {
-    "the wait for a turn is not told": (backend_call, "server_timing", _without("queue_seconds")),
-    "the wait for an engine is not told": (backend_call, "server_timing", _without("load_seconds")),
-    "what comes at the end is not told": (backend_call, "server_timing", _without("usage")),
+    "queue_seconds": test_a_turn_that_is_waited_for_is_told,
+    "load_seconds": test_an_engine_that_loads_is_told,
+    "usage": test_a_turn_that_is_waited_for_is_told,
 }
+"""What is not told, and the timeline that shows it."""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
     """Without that the timelines would show nothing."""
-    monkeypatch.setattr(*MUTANTS[name])
+
+    def timing(record):
+        return server_timing(attrs.evolve(record, answered=attrs.evolve(record.answered, **{name: None})))
+
+    monkeypatch.setattr(backend_call, "server_timing", timing)
     with pytest.raises((AssertionError, KeyError)):
-        await _both()
+        await MUTANTS[name](autojump_clock)

@@ -82,11 +82,11 @@ async def test_a_backend_that_falls_silent_ends_a_stream_of_a_dialect(path, auto
     assert [line["outcome"] for line in lab.audit] == ["stream_backend_silent"]
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
-async def test_a_client_of_a_dialect_that_leaves_cancels_the_backend_at_once(path, autojump_clock):
-    """Before the first byte, and in the middle of a stream."""
+@pytest.mark.parametrize("path", [rl.CHAT, "/v1/messages", "/api/chat"])
+async def test_a_client_that_leaves_cancels_the_backend_at_once(path, autojump_clock):
+    """Before the first byte, and in the middle of a stream; both are written down."""
     for script in (rl.until_gone, rl.saying(rl.stream(rl.piece("x"), end=b""), then=rl.until_gone)):
-        async with rl.open_lab(rl.config_of(rl.local("mac")), mac=script) as lab:
+        async with rl.open_lab(rl.MAC, mac=script) as lab:
             with trio.move_on_after(5):
                 await lab.read(rl.MESSAGE | {"stream": True}, path)
             left_at = trio.current_time()

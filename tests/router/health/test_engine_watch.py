@@ -328,25 +328,17 @@ def believes_every_server(patch):
 
 
 def forgets_what_it_is(patch):
-    patch.setattr(
-        engine_watch.Silence,
-        "heard",
-        lambda self, server: engine_watch.Silence(server == engine_watch.LLAMA_SERVER and False),
-    )
+    patch.setattr(engine_watch.Silence, "heard", lambda self, server: engine_watch.Silence())
 
 
 def tells_no_circuit(patch):
-    patch.setattr(engine_watch.EngineWatch, "__attrs_post_init__", silent_init(engine_watch.EngineWatch))
-
-
-def silent_init(cls):
-    plain = cls.__attrs_post_init__
+    plain = engine_watch.EngineWatch.__attrs_post_init__
 
     def init(self):
         plain(self)
         self.on_change = lambda name, why: None
 
-    return init
+    patch.setattr(engine_watch.EngineWatch, "__attrs_post_init__", init)
 
 
 def leaves_no_stream(patch):

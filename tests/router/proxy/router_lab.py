@@ -46,6 +46,10 @@ def config_of(*backends, rules=None, **changes):
     return RoutingConfig(name="default/r", backends={each.name: each for each in backends}, rules=rules, **changes)
 
 
+MAC = config_of(local("mac"))
+"""One engine of ours, for whatever comes."""
+
+
 def piece(text, finish=None, **more):
     """One event of a chat's stream."""
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}

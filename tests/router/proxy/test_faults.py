@@ -160,7 +160,9 @@ async def test_a_fault_before_the_first_byte(autojump_clock, name, kind):
         assert b"sk-secret" not in body
         assert not asked
         return
-    assert line["attempts"][0]["result"] == CAUSES.get((name, kind), fault.cause)
+    cause = CAUSES.get((name, kind), fault.cause)
+    assert [(each["backend"], each["result"]) for each in line["attempts"]] == [("a", cause), ("b", "answered")]
+    assert lab.metric("llmkube_router_attempts_total", backend="a", result=cause) == 1
     assert asked == 1
     assert len(dialled) == 1
     if kind == "plain":

@@ -50,9 +50,8 @@ async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
     assert (status, clean, status_, clean_) == (200, True, 200, True)
     assert b"waits for its turn" not in first
     assert second.startswith(b": the request waits for its turn\n\n")
-    assert (
-        second.count(b"waits for its turn") == 4
-    )  # at 5 and 10 seconds of the queue, and again of the engine's silence
+    # at 5 and 10 seconds of the queue, and again of the engine's silence
+    assert second.count(b"waits for its turn") == 4
     assert b"loading" not in second
     assert b" two" in second
 
@@ -60,7 +59,7 @@ async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
 async def test_an_engine_whose_slots_are_not_known_has_no_queue():
     """Nor has a provider: each request is sent at once."""
     async with (
-        rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.saying(b"", then=rl.until_gone)) as lab,
+        rl.open_lab(rl.MAC, mac=rl.saying(b"", then=rl.until_gone)) as lab,
         trio.open_nursery() as nursery,
     ):
         for _ in range(5):

@@ -177,9 +177,7 @@ async def test_a_backend_gets_the_whole_conversation():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
     called = rl.answer(said={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
-    async with rl.open_lab(
-        rl.config_of(rl.local("mac")), mac=(called, rl.answer(), rl.stream(rl.WHOLE_STREAM), rl.answer())
-    ) as lab:
+    async with rl.open_lab(rl.MAC, mac=(called, rl.answer(), rl.stream(rl.WHOLE_STREAM), rl.answer())) as lab:
         first = await kept(lab, instructions="old")
         result = [{"type": "function_call_output", "call_id": "c1", "output": "r"}]
         second = await kept(lab, input=result, previous_response_id=first, instructions="new")
@@ -195,7 +193,7 @@ async def test_a_backend_gets_the_whole_conversation():
 
 async def test_a_conversation_branches():
     """Two requests may go on with the same response."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
         for text in ("a", "b"):
             await kept(lab, input=text, previous_response_id=first)
@@ -205,7 +203,7 @@ async def test_a_conversation_branches():
 
 async def test_a_response_is_given_and_deleted_by_its_id():
     """As the client had it."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         _, said = await ask(lab, metadata={"a": "b"})
         path = f"{RESPONSES}/{said['id']}"
         found = await lab.ask(path=path, method="GET")
@@ -226,7 +224,7 @@ async def test_a_response_is_given_and_deleted_by_its_id():
 
 async def test_what_is_not_to_be_stored_is_not():
     """Nothing of it is kept; it can continue what is."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
         status, said = await ask(lab, store=False, previous_response_id=first)
         assert (status, said["store"]) == (200, False)
@@ -246,12 +244,12 @@ async def test_what_is_not_to_be_stored_is_not():
 )
 async def test_what_failed_is_not_kept(script, autojump_clock):
     """Neither a stream that breaks off, nor one with an error; its end is not clean."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=script) as lab:
+    async with rl.open_lab(rl.MAC, mac=script) as lab:
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
         events = rl.events_of(data)
         assert ([each["type"] for each in events[-2:]], clean) == (["response.failed", "error"], False)
         assert len(conversations_of(lab).store) == 0
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer(400, {"error": {"message": "no"}})) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": {"message": "no"}})) as lab:
         assert (await ask(lab))[0] == 400
         assert len(conversations_of(lab).store) == 0
 
@@ -272,9 +270,7 @@ async def test_it_is_kept_before_the_client_has_the_end(monkeypatch, is_stream):
 
     monkeypatch.setattr(StreamExchange, "send", noted)
     monkeypatch.setattr(ResponseStore, "put", put_now)
-    async with rl.open_lab(
-        rl.config_of(rl.local("mac")), mac=rl.stream(rl.WHOLE_STREAM) if is_stream else rl.answer()
-    ) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.stream(rl.WHOLE_STREAM) if is_stream else rl.answer()) as lab:
         await lab.read(ASKED | {"stream": is_stream}, RESPONSES)
     assert seen == [False]
     assert b'"completed"' in b"".join(sent)
@@ -306,7 +302,7 @@ async def test_ids_are_drawn_by_the_system():
     """192 bits that no seed gives: names of requests tell nothing of them."""
     ids = []
     for _ in range(2):
-        async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+        async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
             ids.append(await kept(lab))
     assert len(set(ids)) == 2
     assert {len(each) for each in ids} == {len("resp_") + 48}
@@ -317,7 +313,7 @@ async def test_ids_are_drawn_by_the_system():
 
 async def test_what_is_not_used_ends(autojump_clock):
     """And its memory comes back without a request. A look at it, and a request that goes on with it, are uses."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         store = conversations_of(lab).store
         store.bounds = Bounds(idle_seconds=200.0)
         first = await kept(lab)
@@ -353,7 +349,7 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
         await rl.until_gone(connection)
         gone.append(True)
 
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=(rl.answer(), silent, rl.answer())) as lab:
+    async with rl.open_lab(rl.MAC, mac=(rl.answer(), silent, rl.answer())) as lab:
         first = await kept(lab)
         size = next(iter(conversations_of(lab).store._kept.values())).stored.conversation_bytes
         monkeypatch.setattr(conversations, "MOST_HISTORY_BYTES", size)
@@ -373,7 +369,7 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
 
 async def test_what_is_too_long_to_be_kept_says_so():
     """The answer is given, `store` is false, and nothing else goes for it."""
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=rl.answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
         first = await kept(lab)
         status, said = await ask(lab, input="x" * 500, previous_response_id=first)
@@ -386,7 +382,7 @@ async def test_an_answer_that_goes_on_for_ever_ends_with_an_error(monkeypatch):
     """It is held until its end, and so it has a bound."""
     monkeypatch.setattr(responses_answers, "MOST_CHARACTERS", 1000)
     script = rl.saying(rl.stream(end=b""), *[rl.chunk(rl.piece("x" * 90)) for _ in range(20)], then=rl.until_gone)
-    async with rl.open_lab(rl.config_of(rl.local("mac")), mac=script) as lab:
+    async with rl.open_lab(rl.MAC, mac=script) as lab:
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
         assert (rl.events_of(data)[-1]["error"]["code"], clean) == ("stream_untranslatable", False)
     assert responses_answers.MOST_CHARACTERS < MAX_ANSWER_BYTES
