@@ -209,12 +209,10 @@ def _of_store(config: RoutingConfig) -> Iterator[str]:
         yield "budgetStore: there is no budget to keep; give one, or leave the store out"
     for budget in config.budgets:
         at = f"budgets[{budget.name}]"
-        if budget.max_tokens is not None and budget.max_tokens > _MOST_EXACT:
-            words = f"{at}.maxTokens: {budget.max_tokens} is more than a budgetStore can count"
-            yield f"{words}; write at most {_MOST_EXACT}"
-        if budget.max_usd is not None and budget.max_usd > _MOST_EXACT // 10**9:
-            most = _MOST_EXACT // 10**9
-            yield f"{at}.maxUsd: {budget.max_usd} is more than a budgetStore can count; write at most {most}"
+        limits = (("maxTokens", budget.max_tokens, _MOST_EXACT), ("maxUsd", budget.max_usd, _MOST_EXACT // 10**9))
+        for field, limit, most in limits:
+            if limit is not None and limit > most:
+                yield f"{at}.{field}: {limit} is more than a budgetStore can count; write at most {most}"
 
 
 def _of_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
