@@ -128,15 +128,7 @@ async def test_model_chooses_the_engine(world, directory, body, port, forwarded)
 @pytest.mark.parametrize(
     ("directory", "method", "path", "body", "status", "code", "words"),
     [
-        (
-            TWO,
-            "POST",
-            CHAT,
-            {"model": "gone"},
-            404,
-            "model_not_found",
-            "'gone'; there is 'chat', 'embed', 'slow', 'talk'",
-        ),
+        (TWO, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "'gone'; there is 'chat', 'embed', 'slow'"),
         (NONE, "POST", CHAT, {"model": "gone"}, 404, "model_not_found", "no model is served yet"),
         (TWO, "POST", CHAT, {"messages": []}, 400, "model_required", "there is 'chat', 'embed', 'slow'"),
         (NONE, "POST", CHAT, {"messages": []}, 400, "model_required", "no model is served yet"),

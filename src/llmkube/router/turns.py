@@ -111,10 +111,7 @@ class Turns:
 
     def line(self, backend: Backend) -> Line:
         """Return the queue of a backend with slots."""
-        engine = _engine(backend)
-        line = self._lines.get(engine)
-        if line is None:
-            line = self._lines[engine] = Line(FairQueue(backend.slots))
+        line = self._lines.setdefault(_engine(backend), Line(FairQueue(backend.slots)))
         line.queue.slots = backend.slots
         return line
 

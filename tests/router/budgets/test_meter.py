@@ -179,11 +179,6 @@ def test_dollars_are_those_of_the_dearest_backend_until_one_has_answered():
     assert meter.used(config, 1.0)[0]["usdUsed"] == "0.000110"
 
 
-def test_fractions_of_a_billionth_are_rounded_up():
-    """What is charged is never less than what it costs."""
-    assert nano_usd(Prices(prompt_usd=Decimal("0.0001"), completion_usd=Decimal(0)), 1, 0) == 1
-
-
 def test_a_rule_s_budget_is_about_its_requests_alone():
     """Another rule takes nothing of it."""
     rules = (

@@ -2,7 +2,8 @@
 
 import pytest
 
-from llmkube.router.continuation.joined_answer import choice_of, event_of, has_role, text_of
+from llmkube.router.continuation.joined_answer import choice_of, has_role, text_of
+from llmkube.router.dialects.dialect import data_event
 
 
 def chat(**delta):
@@ -49,4 +50,4 @@ def test_a_role_and_an_event():
     assert has_role({"delta": {"role": "assistant"}})
     assert not has_role({"delta": {}})
     assert not has_role(None)
-    assert event_of({"a": 1}) == b'data: {"a":1}\n\n'
+    assert data_event({"a": 1}) == b'data: {"a":1}\n\n'

@@ -75,5 +75,5 @@ def test_a_client_that_waits_hears_a_ping():
 
 def test_a_count_is_only_a_count():
     """Without the tokens that it was charged."""
-    assert CountAnswers(model="m").whole(200, {"input_tokens": 7, "usage": {}}) == {"input_tokens": 7}
-    assert CountAnswers(model="m").whole(404, {"error": {"message": "no"}})["error"]["type"] == "not_found_error"
+    assert CountAnswers().whole(200, {"input_tokens": 7, "usage": {}}) == {"input_tokens": 7}
+    assert CountAnswers().whole(404, {"error": {"message": "no"}})["error"]["type"] == "not_found_error"

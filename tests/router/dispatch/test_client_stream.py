@@ -6,22 +6,7 @@ import pytest
 
 from llmkube.router.config.routing_config import Auth, Budget
 from llmkube.router.proxy.handler import ROUTES
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    DONE,
-    MESSAGE,
-    answer,
-    cloud,
-    config_of,
-    error,
-    events_of,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-)
+from router.proxy import router_lab as rl
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 SAID = {
@@ -37,7 +22,7 @@ SAID = {
 
 def claude(**changes):
     """Anthropic as a provider."""
-    return cloud("claude", provider="anthropic", dialect="anthropic", model="opus", **changes)
+    return rl.cloud("claude", provider="anthropic", dialect="anthropic", model="opus", **changes)
 
 
 def event(**said):
@@ -57,14 +42,14 @@ PING = event(type="ping")
 
 async def test_a_client_of_messages_gets_a_message():
     """From an engine that was asked for a chat; budgets, audit and headers are those of every request."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
-        said = await lab.ask(MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
+        said = await lab.ask(rl.MESSAGE | {"top_k": 5, "service_tier": "auto"}, MESSAGES)
     body = json.loads(said.body)
     text = {"type": "text", "text": "yes", "citations": None}
     assert (said.status, body["type"], body["content"]) == (200, "message", [text])
     assert (body["usage"]["input_tokens"], body["usage"]["output_tokens"]) == (3, 5)
     (asked,) = lab.players["mac"].bodies
-    assert asked == {"model": "m", "max_tokens": 9, "messages": MESSAGE["messages"], "top_k": 5}
+    assert asked == {"model": "m", "max_tokens": 9, "messages": rl.MESSAGE["messages"], "top_k": 5}
     (line,) = lab.audit
     assert (line["path"], line["outcome"], line["droppedFields"]) == (MESSAGES, "ok", ["service_tier"])
     assert said.headers.get("x-llmkube-backend") == "mac"
@@ -73,10 +58,10 @@ async def test_a_client_of_messages_gets_a_message():
 async def test_a_client_of_messages_reads_a_stream():
     """Its events come as the documentation says, tokens at the end."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
-    parts = stream(piece("one"), piece(" two", "stop"), usage, DONE)
-    async with open_lab(config_of(local("mac")), mac=parts) as lab:
-        status, data, whole = await lab.read(MESSAGE | {"stream": True}, MESSAGES)
-    events = events_of(data)
+    parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
+    async with rl.open_lab(rl.MAC, mac=parts) as lab:
+        status, data, whole = await lab.read(rl.MESSAGE | {"stream": True}, MESSAGES)
+    events = rl.events_of(data)
     assert (status, whole, events[-1]) == (200, True, {"type": "message_stop"})
     assert [each["delta"]["text"] for each in events if each["type"] == "content_block_delta"] == ["one", " two"]
     assert (events[-2]["usage"]["input_tokens"], events[-2]["usage"]["output_tokens"]) == (7, 2)
@@ -84,8 +69,8 @@ async def test_a_client_of_messages_reads_a_stream():
 
 async def test_a_provider_of_messages_is_asked_in_its_own_words():
     """With its own headers; its answer is one of chat completions."""
-    async with open_lab(config_of(claude()), claude=answer(said=SAID)) as lab:
-        said = await lab.ask(ASKED | {"max_tokens": 4, "seed": 3})
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
+        said = await lab.ask(rl.ASKED | {"max_tokens": 4, "seed": 3})
     body = json.loads(said.body)
     assert body["choices"][0]["message"]["content"] == "yes"
     assert body["usage"]["total_tokens"] == 8
@@ -100,7 +85,7 @@ async def test_a_provider_of_messages_is_asked_in_its_own_words():
 async def test_its_key_goes_where_it_reads_it(tmp_path):
     """And not as a Bearer too."""
     (tmp_path / "key").write_text("sk-ant")
-    async with open_lab(config_of(claude(key_file=str(tmp_path / "key"))), claude=answer(said=SAID)) as lab:
+    async with rl.open_lab(rl.config_of(claude(key_file=str(tmp_path / "key"))), claude=rl.answer(said=SAID)) as lab:
         assert (await lab.ask()).status == 200
     head = lab.players["claude"].heads[0].lower()
     assert "x-api-key: sk-ant" in head
@@ -109,32 +94,34 @@ async def test_its_key_goes_where_it_reads_it(tmp_path):
 
 async def test_a_providers_stream_of_messages_is_one_of_chat_completions():
     """With usage only for a client that asks for it."""
-    parts = stream(START, PING, BLOCK, delta("one"), delta(" two"), LAST, STOP)
-    async with open_lab(config_of(claude()), claude=parts) as lab:
+    parts = rl.stream(START, PING, BLOCK, delta("one"), delta(" two"), LAST, STOP)
+    async with rl.open_lab(rl.config_of(claude()), claude=parts) as lab:
         _, data, whole = await lab.read()
-        _, counted, _ = await lab.read(ASKED | {"stream": True, "stream_options": {"include_usage": True}})
-    chunks = events_of(data.replace(DONE, b""))
+        _, counted, _ = await lab.read(rl.ASKED | {"stream": True, "stream_options": {"include_usage": True}})
+    chunks = rl.events_of(data.replace(rl.DONE, b""))
     assert [each["choices"][0]["delta"].get("content") for each in chunks] == ["one", " two", None]
-    assert (whole, data.endswith(DONE)) == (True, True)
+    assert (whole, data.endswith(rl.DONE)) == (True, True)
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    usage = events_of(counted.replace(DONE, b""))[-1]["usage"]
+    usage = rl.events_of(counted.replace(rl.DONE, b""))[-1]["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 2)
 
 
 @pytest.mark.parametrize(
     "parts",
     [
-        stream(START, event(type="error", error={"type": "overloaded_error", "message": "busy"})),
-        saying(stream(START, BLOCK, end=b"")),
-        stream(START, b"data: {\n\n"),
-        stream(START, event(type="content_block_delta", index=0, delta="text")),
-        error(529, "busy", type="overloaded_error"),
-        answer(said=b"no json"),
+        rl.stream(START, event(type="error", error={"type": "overloaded_error", "message": "busy"})),
+        rl.saying(rl.stream(START, BLOCK, end=b"")),
+        rl.stream(START, b"data: {\n\n"),
+        rl.stream(START, event(type="content_block_delta", index=0, delta="text")),
+        rl.error(529, "busy", type="overloaded_error"),
+        rl.answer(said=b"no json"),
     ],
 )
 async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
     """As long as nothing of its answer was said."""
-    async with open_lab(config_of(claude(), local("mac")), claude=parts, mac=stream(piece("ok", "stop"), DONE)) as lab:
+    async with rl.open_lab(
+        rl.config_of(claude(), rl.local("mac")), claude=parts, mac=rl.stream(rl.piece("ok", "stop"), rl.DONE)
+    ) as lab:
         status, data, whole = await lab.read()
     assert (status, whole) == (200, True)
     assert b"ok" in data
@@ -142,7 +129,7 @@ async def test_a_provider_of_messages_that_fails_is_left_for_the_next(parts):
 
 async def test_a_providers_stream_that_breaks_later_is_not_whole():
     """`message_delta` alone does say why it ended; less does not."""
-    async with open_lab(config_of(claude()), claude=stream(START, BLOCK, delta("one"))) as lab:
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.stream(START, BLOCK, delta("one"))) as lab:
         _, data, whole = await lab.read()
     assert not whole
     assert b"stream_cut_short" in data
@@ -153,19 +140,21 @@ async def test_messages_to_a_provider_of_messages():
     call = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}}
     said = SAID | {"content": [call], "stop_reason": "tool_use"}
     tool = {"name": "weather", "input_schema": {"type": "object"}}
-    async with open_lab(config_of(claude()), claude=answer(said=said)) as lab:
-        got = json.loads((await lab.ask(MESSAGE | {"tools": [tool]}, MESSAGES)).body)
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=said)) as lab:
+        got = json.loads((await lab.ask(rl.MESSAGE | {"tools": [tool]}, MESSAGES)).body)
     assert (got["content"], got["stop_reason"]) == ([call], "tool_use")
     assert lab.players["claude"].bodies[0]["tools"] == [tool]
 
 
 async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
     """And is refused with field and fix where there is none; no circuit counts it."""
-    async with open_lab(config_of(claude(), local("mac")), claude=answer(said=SAID), mac=answer()) as lab:
-        assert json.loads((await lab.ask(ASKED | {"n": 2})).body) == ANSWER
-    async with open_lab(config_of(claude()), claude=answer(said=SAID)) as lab:
+    async with rl.open_lab(
+        rl.config_of(claude(), rl.local("mac")), claude=rl.answer(said=SAID), mac=rl.answer()
+    ) as lab:
+        assert json.loads((await lab.ask(rl.ASKED | {"n": 2})).body) == rl.ANSWER
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
         for _ in range(9):
-            said = await lab.ask(ASKED | {"n": 2})
+            said = await lab.ask(rl.ASKED | {"n": 2})
         assert (said.status, json.loads(said.body)["error"]["message"]) == (400, "n is 2; messages have one answer")
         assert (await lab.ask()).status == 200
 
@@ -173,14 +162,16 @@ async def test_what_a_provider_cannot_be_asked_goes_to_one_that_can():
 async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
     """By llama.cpp's server and Anthropic; what counts none is asked nothing."""
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1000)
-    for backend, name in ((local("mac"), "mac"), (claude(), "claude")):
-        async with open_lab(config_of(backend, budgets=(budget,)), **{name: answer(said={"input_tokens": 12})}) as lab:
-            said = await lab.ask({"model": "m", "messages": MESSAGE["messages"]}, COUNT)
+    for backend, name in ((rl.local("mac"), "mac"), (claude(), "claude")):
+        async with rl.open_lab(
+            rl.config_of(backend, budgets=(budget,)), **{name: rl.answer(said={"input_tokens": 12})}
+        ) as lab:
+            said = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
             assert json.loads(said.body) == {"input_tokens": 12}
             assert lab.router.budgets()[0]["tokensUsed"] == 0
         assert lab.players[name].heads[0].startswith("POST /v1/messages/count_tokens")
-    async with open_lab(config_of(cloud("cloud")), cloud=answer()) as lab:
-        said = await lab.ask({"model": "m", "messages": MESSAGE["messages"]}, COUNT)
+    async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
+        said = await lab.ask({"model": "m", "messages": rl.MESSAGE["messages"]}, COUNT)
         assert (said.status, json.loads(said.body)["error"]["type"]) == (400, "invalid_request_error")
         assert not lab.players["cloud"].asked
 
@@ -190,12 +181,12 @@ async def test_tokens_are_counted_by_the_backend_and_charged_to_nobody():
     [
         (b"{", {}, 400, "invalid_request_error"),
         ({"model": "m", "messages": []}, {}, 400, "invalid_request_error"),
-        (MESSAGE, {"x-llmkube-classification": "pii"}, 503, "overloaded_error"),
+        (rl.MESSAGE, {"x-llmkube-classification": "pii"}, 503, "overloaded_error"),
     ],
 )
 async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, kind):
     """Before a backend is asked."""
-    async with open_lab(config_of(cloud("cloud")), cloud=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("cloud")), cloud=rl.answer()) as lab:
         said = await lab.ask(body, MESSAGES, headers)
     error = json.loads(said.body)
     assert (said.status, error["type"], error["error"]["type"]) == (status, "error", kind)
@@ -204,9 +195,9 @@ async def test_refusals_have_the_shape_of_their_dialect(body, headers, status, k
 
 async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
     """With how long the prompt is, and what there is room for."""
-    long = error(400, "too long", n_prompt_tokens=900, n_ctx=512, type="exceed_context_size_error")
-    async with open_lab(config_of(local("mac")), mac=long) as lab:
-        said = await lab.ask(MESSAGE, MESSAGES)
+    long = rl.error(400, "too long", n_prompt_tokens=900, n_ctx=512, type="exceed_context_size_error")
+    async with rl.open_lab(rl.MAC, mac=long) as lab:
+        said = await lab.ask(rl.MESSAGE, MESSAGES)
     assert said.status == 400
     assert json.loads(said.body)["error"]["message"] == "too long (the prompt needs 900 tokens, 512 are available)"
 
@@ -214,35 +205,35 @@ async def test_a_backends_refusal_has_the_shape_of_its_clients_dialect():
 async def test_a_client_of_messages_without_a_key_is_told_so_in_its_dialect(tmp_path):
     """The head alone refuses it; its key is the one that its own header shows."""
     (tmp_path / "team").write_text("k1")
-    async with open_lab(config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=answer()) as lab:
-        refused = await lab.ask(MESSAGE, MESSAGES)
+    async with rl.open_lab(rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=rl.answer()) as lab:
+        refused = await lab.ask(rl.MESSAGE, MESSAGES)
         assert (refused.status, json.loads(refused.body)["type"]) == (401, "error")
-        assert (await lab.ask(MESSAGE, MESSAGES, {"x-api-key": "k1"})).status == 200
+        assert (await lab.ask(rl.MESSAGE, MESSAGES, {"x-api-key": "k1"})).status == 200
 
 
 async def test_a_client_of_ollama_reads_lines():
     """A stream by default; whole if it says so; errors in its shape."""
     usage = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\n'
-    parts = stream(piece("one"), piece(" two", "stop"), usage, DONE)
-    async with open_lab(config_of(local("mac")), mac=(parts, answer(), saying(stream(piece("x"), end=b"")))) as lab:
-        status, data, whole = await lab.read(ASKED, "/api/chat")
+    parts = rl.stream(rl.piece("one"), rl.piece(" two", "stop"), usage, rl.DONE)
+    async with rl.open_lab(rl.MAC, mac=(parts, rl.answer(), rl.saying(rl.stream(rl.piece("x"), end=b"")))) as lab:
+        status, data, whole = await lab.read(rl.ASKED, "/api/chat")
         lines = [json.loads(line) for line in data.splitlines()]
         assert (status, whole, [line["message"]["content"] for line in lines]) == (200, True, ["one", " two", ""])
         assert (lines[-1]["done"], lines[-1]["prompt_eval_count"], lines[-1]["eval_count"]) == (True, 7, 2)
         said = await lab.ask({"model": "m", "prompt": "hi", "stream": False}, "/api/generate")
         assert json.loads(said.body)["response"] == "yes"
-        _, data, whole = await lab.read(ASKED, "/api/chat")
+        _, data, whole = await lab.read(rl.ASKED, "/api/chat")
         assert (whole, set(json.loads(data.splitlines()[-1]))) == (False, {"error"})
 
 
 async def test_what_ollama_lists_is_what_can_be_asked_for():
     """The same ids as `/v1/models`; what engines of ours serve; and what one can."""
-    config = config_of(local("mac", capabilities=frozenset({"chat"})), cloud("gpt-5"), rules=(), by_model=True)
-    async with open_lab(config, mac=answer(), **{"gpt-5": answer()}) as lab:
+    config = rl.config_of(rl.local("mac", capabilities=frozenset({"chat"})), rl.cloud("gpt-5"), rules=(), by_model=True)
+    async with rl.open_lab(config, mac=rl.answer(), **{"gpt-5": rl.answer()}) as lab:
         tags = json.loads((await lab.ask(path="/api/tags", method="GET")).body)["models"]
         assert [each["model"] for each in tags] == ["mac", "gpt-5"]
         for each in tags:
-            said = await lab.ask(ASKED | {"model": each["model"], "stream": False}, "/api/chat")
+            said = await lab.ask(rl.ASKED | {"model": each["model"], "stream": False}, "/api/chat")
             assert said.status == 200
         running = json.loads((await lab.ask(path="/api/ps", method="GET")).body)["models"]
         assert [each["model"] for each in running] == ["mac"]
@@ -254,61 +245,55 @@ async def test_what_ollama_lists_is_what_can_be_asked_for():
 
 
 BODIES = {
-    "/v1/messages": MESSAGE,
+    "/v1/messages": rl.MESSAGE,
     "/v1/responses": {"model": "m", "input": "hi"},
     "/api/generate": {"model": "m", "prompt": "hi"},
     "/api/embed": {"model": "m", "input": "hi"},
-    "/v1/messages/count_tokens": {"model": "m", "messages": MESSAGE["messages"]},
+    "/v1/messages/count_tokens": {"model": "m", "messages": rl.MESSAGE["messages"]},
 }
 
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_no_route_is_without_a_permit(path):
     """A sensitive request reaches no provider by any of them."""
-    async with open_lab(config_of(claude(), cloud("cloud")), claude=answer(said=SAID), cloud=answer()) as lab:
-        said = await lab.ask(BODIES.get(path, ASKED), path, {"x-llmkube-classification": "pii"})
+    async with rl.open_lab(
+        rl.config_of(claude(), rl.cloud("cloud")), claude=rl.answer(said=SAID), cloud=rl.answer()
+    ) as lab:
+        said = await lab.ask(BODIES.get(path, rl.ASKED), path, {"x-llmkube-classification": "pii"})
     assert said.status == 503
     assert not lab.players["claude"].asked
     assert not lab.players["cloud"].asked
     assert lab.audit[0]["path"] == path
 
 
-@pytest.mark.parametrize("path", ROUTES)
-async def test_no_route_is_without_a_meter(path):
-    """A budget without room stops each of them before a backend is asked."""
-    budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=1)
-    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=answer()) as lab:
-        said = await lab.ask(BODIES.get(path, ASKED), path)
-    assert said.status == 429
-    assert not lab.players["mac"].asked
-
-
 async def test_an_error_that_is_a_text_keeps_its_status():
     """For clients of a dialect too."""
-    async with open_lab(config_of(local("mac")), mac=answer(400, {"error": "no such thing"})) as lab:
-        said = await lab.ask(MESSAGE, MESSAGES)
-        lines = await lab.ask(ASKED, "/api/chat")
+    async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": "no such thing"})) as lab:
+        said = await lab.ask(rl.MESSAGE, MESSAGES)
+        lines = await lab.ask(rl.ASKED, "/api/chat")
     assert (said.status, json.loads(said.body)["error"]["message"]) == (400, "no such thing")
     assert (lines.status, json.loads(lines.body)) == (400, {"error": "no such thing"})
 
 
 # -- what a backend cannot read ----------------------------------------------------------------------------------------
 
-NO_PICTURES = error(500, "image input is not supported - hint: you may need the mmproj", code=500, type="server_error")
+NO_PICTURES = rl.error(
+    500, "image input is not supported - hint: you may need the mmproj", code=500, type="server_error"
+)
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 
 
 async def test_a_picture_for_a_model_that_reads_none_is_400_and_no_fault_of_the_backend():
     """It goes to one that can; without one the client reads why, and the circuit stays closed."""
-    asked = MESSAGE | {"messages": [{"role": "user", "content": [PICTURE]}]}
-    async with open_lab(config_of(local("mac")), mac=(*[NO_PICTURES] * 9, answer())) as lab:
+    asked = rl.MESSAGE | {"messages": [{"role": "user", "content": [PICTURE]}]}
+    async with rl.open_lab(rl.MAC, mac=(*[NO_PICTURES] * 9, rl.answer())) as lab:
         for _ in range(9):
             said = await lab.ask(asked, MESSAGES)
             body = json.loads(said.body)
             assert (said.status, body["error"]["type"]) == (400, "invalid_request_error")
             assert "image input is not supported" in body["error"]["message"]
-        assert (await lab.ask(MESSAGE, MESSAGES)).status == 200
-    async with open_lab(config_of(local("mac"), cloud("sees")), mac=NO_PICTURES, sees=answer()) as lab:
+        assert (await lab.ask(rl.MESSAGE, MESSAGES)).status == 200
+    async with rl.open_lab(rl.config_of(rl.local("mac"), rl.cloud("sees")), mac=NO_PICTURES, sees=rl.answer()) as lab:
         assert (await lab.ask(asked, MESSAGES)).headers.get("x-llmkube-backend") == "sees"
 
 
@@ -317,11 +302,11 @@ async def test_a_result_that_is_an_error_stays_one():
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "no such city", "is_error": True}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    asked = MESSAGE | {"messages": [*MESSAGE["messages"], *turns]}
-    async with open_lab(config_of(claude()), claude=answer(said=SAID)) as lab:
+    asked = rl.MESSAGE | {"messages": [*rl.MESSAGE["messages"], *turns]}
+    async with rl.open_lab(rl.config_of(claude()), claude=rl.answer(said=SAID)) as lab:
         assert (await lab.ask(asked, MESSAGES)).status == 200
         assert lab.players["claude"].bodies[0]["messages"][-1]["content"] == [result]
-    async with open_lab(config_of(cloud("gpt")), gpt=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("gpt")), gpt=rl.answer()) as lab:
         assert (await lab.ask(asked, MESSAGES)).status == 200
         assert "is_error" not in lab.players["gpt"].bodies[0]["messages"][-1]
         assert lab.audit[0]["droppedFields"] == ["messages[2].is_error"]

@@ -9,23 +9,10 @@ import trio
 from llmkube.router.budgets.usage import Usage
 from llmkube.router.dispatch import backend_call
 from llmkube.router.dispatch.record import Answered, Record, Request, Try, server_timing
-from router.proxy.router_lab import (
-    ANSWER,
-    DONE,
-    MESSAGE,
-    STREAMED,
-    answer,
-    config_of,
-    error,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-)
+from router.proxy import router_lab as rl
 
 TIMED = {"timings": {"cache_n": 40, "prompt_n": 3, "prompt_ms": 12.5, "predicted_n": 2, "predicted_ms": 70.25}}
-LOADING = error(503, "Loading model", code=503, type="unavailable_error")
+LOADING = rl.error(503, "Loading model", code=503, type="unavailable_error")
 
 
 def parts_of(timing):
@@ -62,16 +49,16 @@ async def test_what_is_known_is_said_and_nothing_else(changes, said, autojump_cl
 
 async def test_a_whole_answer_says_all_of_it_in_its_head():
     """Tokens from the cache, prefill and decode are llama.cpp's own."""
-    async with open_lab(config_of(local("mac", slots=1)), mac=answer(said=ANSWER | TIMED)) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=rl.answer(said=rl.ANSWER | TIMED)) as lab:
         said = parts_of((await lab.ask()).headers.get("server-timing"))
     assert list(said) == ["total", "queue", "backend", "attempts", "cached", "prefill", "decode"]
     assert (said["cached"], said["prefill"], said["decode"]) == ("40", 12.5, 70.2)
 
 
-async def _waits_for_its_turn():
+async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
     """The second request waits 12 s for the first; its stream's end says so, for its head was sent before."""
-    slow = saying(b"", stream(piece("one"), piece(" two", "stop", **TIMED), DONE), seconds=12)
-    async with open_lab(config_of(local("mac", slots=1)), mac=slow) as lab:
+    slow = rl.saying(b"", rl.stream(rl.piece("one"), rl.piece(" two", "stop", **TIMED), rl.DONE), seconds=12)
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=slow) as lab:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lab.read)
             await trio.sleep(1)
@@ -85,13 +72,13 @@ async def _waits_for_its_turn():
     assert (said["cached"], said["prefill"], said["decode"]) == ("40", 12.5, 70.2)
 
 
-async def _waits_for_a_cold_engine():
+async def test_an_engine_that_loads_is_told(autojump_clock):
     """It loads for 30 s: a whole answer says so in its head, a stream at its end; one that was warm says nothing."""
-    cold = (*[LOADING] * 30, answer(said=ANSWER | TIMED))
-    async with open_lab(config_of(local("mac", slots=1)), mac=cold) as lab:
+    cold = (*[LOADING] * 30, rl.answer(said=rl.ANSWER | TIMED))
+    async with rl.open_lab(rl.config_of(rl.local("mac", slots=1)), mac=cold) as lab:
         whole = parts_of((await lab.ask()).headers.get("server-timing"))
         warm = parts_of((await lab.ask()).headers.get("server-timing"))
-    async with open_lab(config_of(local("mac")), mac=(*[LOADING] * 30, stream(piece("one", "stop"), DONE))) as lab:
+    async with rl.open_lab(rl.MAC, mac=(*[LOADING] * 30, rl.stream(rl.piece("one", "stop"), rl.DONE))) as lab:
         await lab.read()
         streamed = parts_of(lab.timings[0])
     for said in (whole, streamed):
@@ -101,19 +88,9 @@ async def _waits_for_a_cold_engine():
     assert "load" not in warm
 
 
-async def test_a_turn_that_is_waited_for_is_told(autojump_clock):
-    """As `queue`."""
-    await _waits_for_its_turn()
-
-
-async def test_an_engine_that_loads_is_told(autojump_clock):
-    """As `load`."""
-    await _waits_for_a_cold_engine()
-
-
 async def test_a_refusal_says_what_was_waited_for(autojump_clock):
     """An engine that never loaded, and attempts."""
-    async with open_lab(config_of(local("mac"), first_byte_seconds=20), mac=LOADING) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), first_byte_seconds=20), mac=LOADING) as lab:
         refused = await lab.ask()
     said = parts_of(refused.headers.get("server-timing"))
     assert (refused.status, said["attempts"]) == (503, "1")
@@ -123,18 +100,20 @@ async def test_a_refusal_says_what_was_waited_for(autojump_clock):
 @pytest.mark.parametrize(
     ("path", "body", "comes"),
     [
-        ("/v1/chat/completions", STREAMED, b"data: [DONE]"),
+        ("/v1/chat/completions", rl.STREAMED, b"data: [DONE]"),
         ("/v1/completions", {"model": "m", "prompt": "x", "stream": True}, b"data: [DONE]"),
-        ("/v1/messages", MESSAGE | {"stream": True}, b"event: message_delta"),
+        ("/v1/messages", rl.MESSAGE | {"stream": True}, b"event: message_delta"),
         ("/v1/responses", {"model": "m", "input": "x", "stream": True}, b"event: response.completed"),
-        ("/api/chat", {"model": "m", "messages": MESSAGE["messages"]}, b""),
+        ("/api/chat", {"model": "m", "messages": rl.MESSAGE["messages"]}, b""),
     ],
 )
 async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, comes, monkeypatch):
     """As a comment, where the client reads server-sent events; lines of JSON have none."""
     monkeypatch.setattr("router.proxy.router_lab.without_times", lambda data: data)
-    said = piece("one", "stop") if path != "/v1/completions" else piece("one", "stop").replace(b'"delta"', b'"text"')
-    async with open_lab(config_of(local("mac")), mac=stream(said, DONE)) as lab:
+    said = (
+        rl.piece("one", "stop") if path != "/v1/completions" else rl.piece("one", "stop").replace(b'"delta"', b'"text"')
+    )
+    async with rl.open_lab(rl.MAC, mac=rl.stream(said, rl.DONE)) as lab:
         _, data, clean = await lab.read(body, path)
     assert clean
     comment, _, rest = data.partition(b": server-timing ")[2].partition(b"\n\n")
@@ -144,7 +123,7 @@ async def test_the_end_of_a_stream_is_told_before_its_last_event(path, body, com
 
 async def test_a_stream_that_breaks_off_says_no_times():
     """Its end is the error."""
-    async with open_lab(config_of(local("mac")), mac=saying(stream(piece("one"), end=b""))) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.saying(rl.stream(rl.piece("one"), end=b""))) as lab:
         _, data, clean = await lab.read()
     assert (clean, lab.timings, b"error" in data) == (False, [], True)
 
@@ -152,29 +131,22 @@ async def test_a_stream_that_breaks_off_says_no_times():
 # -- deliberate bugs --------------------------------------------------------------------------------------------------
 
 
-def _without(name):
-    def timing(record, total_seconds):
-        return server_timing(attrs.evolve(record, **{name: None}), total_seconds)
-
-    return timing
-
-
-async def _both():
-    await _waits_for_its_turn()
-    await _waits_for_a_cold_engine()
-
-
 MUTANTS = {
-    "the wait for a turn is not told": (backend_call, "server_timing", _without("queue_seconds")),
-    "the wait for an engine is not told": (backend_call, "server_timing", _without("load_seconds")),
-    "what comes at the end is not told": (backend_call, "server_timing", _without("usage")),
+    "queue_seconds": test_a_turn_that_is_waited_for_is_told,
+    "load_seconds": test_an_engine_that_loads_is_told,
+    "usage": test_a_turn_that_is_waited_for_is_told,
 }
+"""What is not told, and the timeline that shows it."""
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MUTANTS)
 async def test_each_deliberate_bug_is_seen(name, monkeypatch, autojump_clock):
     """Without that the timelines would show nothing."""
-    monkeypatch.setattr(*MUTANTS[name])
+
+    def timing(record):
+        return server_timing(attrs.evolve(record, answered=attrs.evolve(record.answered, **{name: None})))
+
+    monkeypatch.setattr(backend_call, "server_timing", timing)
     with pytest.raises((AssertionError, KeyError)):
-        await _both()
+        await MUTANTS[name](autojump_clock)

@@ -7,19 +7,7 @@ import trio
 import trio.testing
 
 from llmkube.router.config.routing_config import Budget
-from router.proxy.router_lab import (
-    DONE,
-    MESSAGE,
-    answer,
-    config_of,
-    events_of,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
 MESSAGES = "/v1/messages"
 
@@ -33,13 +21,16 @@ def tool_piece(arguments, index=0, finish=None):
     return b"data: %b\n\n" % json.dumps({"choices": [choice]}).encode()
 
 
-HALF_A_CALL = ("/api/chat", stream(tool_piece('{"a": ', finish="tool_calls"), DONE))
+HALF_A_CALL = ("/api/chat", rl.stream(tool_piece('{"a": ', finish="tool_calls"), rl.DONE))
 UNTRANSLATABLE = {
     "half a call": HALF_A_CALL,
-    "calls in turns": ("/v1/messages", stream(*[tool_piece("{", at) for at in (0, 1, 0)], piece("", "stop"), DONE)),
-    "a call that is no object": ("/v1/messages", stream(piece("a"), b'data: {"choices": [7]}\n\n', DONE)),
-    "arguments that are no text": ("/api/chat", stream(tool_piece(["x"]), piece("", "stop"), DONE)),
-    "an index that is none": ("/v1/messages", stream(tool_piece("{}", "x"), piece("", "stop"), DONE)),
+    "calls in turns": (
+        "/v1/messages",
+        rl.stream(*[tool_piece("{", at) for at in (0, 1, 0)], rl.piece("", "stop"), rl.DONE),
+    ),
+    "a call that is no object": ("/v1/messages", rl.stream(rl.piece("a"), b'data: {"choices": [7]}\n\n', rl.DONE)),
+    "arguments that are no text": ("/api/chat", rl.stream(tool_piece(["x"]), rl.piece("", "stop"), rl.DONE)),
+    "an index that is none": ("/v1/messages", rl.stream(tool_piece("{}", "x"), rl.piece("", "stop"), rl.DONE)),
 }
 
 
@@ -48,11 +39,11 @@ async def test_a_stream_that_cannot_be_translated_ends_like_every_other_broken_o
     """An error event and no clean end; audit and metrics say so; what was reserved is charged; no circuit counts it."""
     path, parts = UNTRANSLATABLE[name]
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=100_000)
-    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=parts) as lab:
-        status, data, whole = await lab.read(MESSAGE | {"stream": True}, path)
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=parts) as lab:
+        status, data, whole = await lab.read(rl.MESSAGE | {"stream": True}, path)
         used = lab.router.budgets()[0]["tokensUsed"]
         failures = lab.router.listed_fields.dispatcher.circuits.of("mac").failures
-    last = json.loads(data.splitlines()[-1]) if path == "/api/chat" else events_of(data)[-1]
+    last = json.loads(data.splitlines()[-1]) if path == "/api/chat" else rl.events_of(data)[-1]
     assert (status, whole, "error" in last) == (200, False, True)
     assert b"message_stop" not in data
     assert b'"done":true' not in data
@@ -68,8 +59,8 @@ async def test_a_whole_answer_that_cannot_be_translated_is_502_everywhere():
     call = {"function": {"name": "f", "arguments": '{"a": '}}
     said = {"choices": [{"message": {"tool_calls": [call]}}]}
     budget = Budget(name="all", scope="router", window_seconds=60, max_tokens=100_000)
-    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=answer(said=said)) as lab:
-        got = await lab.ask(MESSAGE, MESSAGES)
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer(said=said)) as lab:
+        got = await lab.ask(rl.MESSAGE, MESSAGES)
         used = lab.router.budgets()[0]["tokensUsed"]
     assert (got.status, json.loads(got.body)["error"]["type"]) == (502, "api_error")
     assert [(line["status"], line["outcome"]) for line in lab.audit] == [(502, "untranslatable")]
@@ -82,22 +73,22 @@ async def test_a_whole_answer_that_cannot_be_translated_is_502_everywhere():
 @pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
 async def test_a_backend_that_falls_silent_ends_a_stream_of_a_dialect(path, autojump_clock):
     """At its limit, with an error in the client's shape and no clean end."""
-    script = saying(stream(piece("one"), end=b""), then=until_gone)
-    async with open_lab(config_of(local("mac", first_byte_seconds=60)), mac=script) as lab:
-        _, data, whole = await lab.read(MESSAGE | {"stream": True}, path)
+    script = rl.saying(rl.stream(rl.piece("one"), end=b""), then=rl.until_gone)
+    async with rl.open_lab(rl.config_of(rl.local("mac", first_byte_seconds=60)), mac=script) as lab:
+        _, data, whole = await lab.read(rl.MESSAGE | {"stream": True}, path)
         assert trio.current_time() == pytest.approx(60, abs=0.1)
-    last = json.loads(data.splitlines()[-1]) if path == "/api/chat" else events_of(data)[-1]
+    last = json.loads(data.splitlines()[-1]) if path == "/api/chat" else rl.events_of(data)[-1]
     assert (whole, "error" in last) == (False, True)
     assert [line["outcome"] for line in lab.audit] == ["stream_backend_silent"]
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/api/chat"])
-async def test_a_client_of_a_dialect_that_leaves_cancels_the_backend_at_once(path, autojump_clock):
-    """Before the first byte, and in the middle of a stream."""
-    for script in (until_gone, saying(stream(piece("x"), end=b""), then=until_gone)):
-        async with open_lab(config_of(local("mac")), mac=script) as lab:
+@pytest.mark.parametrize("path", [rl.CHAT, "/v1/messages", "/api/chat"])
+async def test_a_client_that_leaves_cancels_the_backend_at_once(path, autojump_clock):
+    """Before the first byte, and in the middle of a stream; both are written down."""
+    for script in (rl.until_gone, rl.saying(rl.stream(rl.piece("x"), end=b""), then=rl.until_gone)):
+        async with rl.open_lab(rl.MAC, mac=script) as lab:
             with trio.move_on_after(5):
-                await lab.read(MESSAGE | {"stream": True}, path)
+                await lab.read(rl.MESSAGE | {"stream": True}, path)
             left_at = trio.current_time()
             await trio.testing.wait_all_tasks_blocked()
             (gone_at,) = lab.players["mac"].gone_at

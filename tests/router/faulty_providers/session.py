@@ -19,21 +19,7 @@ import attrs
 import trio
 
 from e2e.up_process import open_program
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    SSE,
-    STREAMED,
-    WHOLE_STREAM,
-    Lab,
-    Player,
-    answer,
-    chunk,
-    piece,
-    saying,
-    stream,
-    without_times,
-)
+from router.proxy import router_lab as rl
 from router.proxy.test_faults import CAUSES, FAULTS, HALF
 
 LIMIT_SECONDS, DRIP_SECONDS = 3, 0.5
@@ -67,10 +53,10 @@ DRIPS: Final = {
     PLAIN: partial(
         drip, head=b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n{", each=b" "
     ),
-    STREAM: partial(drip, head=SSE, each=chunk(b"d")),
-    AFTER: saying(HALF, then=partial(drip, head=b"", each=chunk(b"d"))),
+    STREAM: partial(drip, head=rl.SSE, each=rl.chunk(b"d")),
+    AFTER: rl.saying(HALF, then=partial(drip, head=b"", each=rl.chunk(b"d"))),
 }
-RESETS: Final = {PLAIN: resetting(answer()[:20]), STREAM: resetting(SSE[:30]), AFTER: resetting(HALF)}
+RESETS: Final = {PLAIN: resetting(rl.answer()[:20]), STREAM: resetting(rl.SSE[:30]), AFTER: resetting(HALF)}
 REAL: Final = {"slow drip": DRIPS, "reset": RESETS}
 """What is other on sockets than in memory: a drip that is no slower than a test, and a reset that is one."""
 
@@ -112,7 +98,7 @@ def judge(case: Case, got: tuple[int, bytes, bool], audit: Mapping[str, Any], se
         if b"[DONE]" in body:
             return f"said to be whole: {body!r}"
         last = json.loads(events[-1].removeprefix(b"data: "))
-        if status != 200 or clean or "error" not in last or events[0] != piece("one").strip():
+        if status != 200 or clean or "error" not in last or events[0] != rl.piece("one").strip():
             return f"{status} {body!r}, clean end {clean}"
         if second_asked or (fault.ends and last["error"]["code"] != f"stream_{fault.ends}"):
             return f"{last}, the second was asked {second_asked} times"
@@ -126,7 +112,11 @@ def judge(case: Case, got: tuple[int, bytes, bool], audit: Mapping[str, Any], se
         causes.add("timeout")  # a resolver that does not answer
     if audit["attempts"][0]["result"] not in causes:
         return f"the first attempt was {audit['attempts'][0]['result']}"
-    good = json.loads(body) == ANSWER if case.kind == PLAIN else (without_times(body), clean) == (WHOLE_STREAM, True)
+    good = (
+        json.loads(body) == rl.ANSWER
+        if case.kind == PLAIN
+        else (rl.without_times(body), clean) == (rl.WHOLE_STREAM, True)
+    )
     return "" if (status, good, second_asked) == (200, True, 1) else f"{status} {body!r}, asked {second_asked} times"
 
 
@@ -161,13 +151,13 @@ def written_router(ports: Mapping[str, int], audit: Path) -> dict[str, Any]:
 
 async def play(folder: Path) -> dict[Case, str]:
     """Ask all at once; return what is not as wanted of each, "" where all is."""
-    players: dict[str, Player] = {}
+    players: dict[str, rl.Player] = {}
     scripts = {case.slug: case.script for case in CASES}
-    scripts |= {WELL[PLAIN]: answer(), WELL[STREAM]: stream(WHOLE_STREAM)}
+    scripts |= {WELL[PLAIN]: rl.answer(), WELL[STREAM]: rl.stream(rl.WHOLE_STREAM)}
     for name, script in scripts.items():
         if script is not None:
             [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            players[name] = Player((script,), listener=listener)
+            players[name] = rl.Player((script,), listener=listener)
     ports = {name: player.listener.socket.getsockname()[1] for name, player in players.items()}
     manifest, audit = folder / "router.json", folder / "audit.log"
     manifest.write_text(json.dumps(written_router(ports, audit)))
@@ -184,11 +174,12 @@ async def play(folder: Path) -> dict[Case, str]:
         port = int(url.rpartition(":")[2])
 
         async def ask(case: Case) -> None:
-            lab = Lab(None, {}, None, [])
+            lab = rl.Lab(None, {}, None, [])
             lab.front = Front(port)
             began = trio.current_time()
             said = await lab.read(
-                (ASKED if case.kind == PLAIN else STREAMED) | {"model": case.slug}, headers={"X-Request-Id": case.slug}
+                (rl.ASKED if case.kind == PLAIN else rl.STREAMED) | {"model": case.slug},
+                headers={"X-Request-Id": case.slug},
             )
             got[case] = said, trio.current_time() - began
 

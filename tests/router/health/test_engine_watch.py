@@ -10,36 +10,22 @@ import trio.testing
 
 from llmkube.router.health import engine_watch
 from llmkube.router.health.engine_watch import FROZEN, Waiting
-from router.proxy.router_lab import (
-    STREAMED,
-    WHOLE_STREAM,
-    Player,
-    answer,
-    chunk,
-    cloud,
-    config_of,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
 LLAMA = [b"Server: llama.cpp"]
 LLAMA_200 = b"HTTP/1.1 200 OK\r\nServer: llama.cpp"
-ALIVE = answer(200, {"status": "ok"}, LLAMA)
-FIRST = answer(lines=LLAMA)
-TWO = config_of(local("a"), cloud("b"))
+ALIVE = rl.answer(200, {"status": "ok"}, LLAMA)
+FIRST = rl.answer(lines=LLAMA)
+TWO = rl.config_of(rl.local("a"), rl.cloud("b"))
 
 
 def after(seconds, said):
     """A script: silence for as long, then an answer."""
-    return saying(b"", said, seconds=seconds)
+    return rl.saying(b"", said, seconds=seconds)
 
 
 def engine(*scripts, health=ALIVE):
-    return Player(scripts, health)
+    return rl.Player(scripts, health)
 
 
 async def backend_of(lab, **asked):
@@ -50,8 +36,8 @@ async def backend_of(lab, **asked):
 
 async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
     """The next permitted backend answers, its circuit is open, and it is opened anew only when it answers again."""
-    there = {"a": engine(FIRST, until_gone, FIRST), "b": Player((answer(),))}
-    async with open_lab(TWO, there) as lab:
+    there = {"a": engine(FIRST, rl.until_gone, FIRST), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(TWO, there) as lab:
         assert (await backend_of(lab))[0] == "a"
         there["a"].health = None
         name, seconds = await backend_of(lab)
@@ -73,8 +59,8 @@ async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
 async def test_a_long_prefill_is_never_left(autojump_clock):
     """An hour without a byte, under a limit of two: the engine answers what it is asked, once a second."""
     config = attrs.evolve(TWO, first_byte_seconds=7200.0)
-    there = {"a": engine(after(3600, FIRST)), "b": Player((answer(),))}
-    async with open_lab(config, there) as lab:
+    there = {"a": engine(after(3600, FIRST)), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(config, there) as lab:
         assert await backend_of(lab) == ("a", 3600)
         assert there["b"].asked == []
         assert 3500 < sum(path == "/health" for _, path in there["a"].probed) < 3700
@@ -84,8 +70,8 @@ async def test_a_long_prefill_is_never_left(autojump_clock):
 async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(autojump_clock, prefill, name, seconds):
     """Beyond the router's own two minutes, for an hour."""
     config = attrs.evolve(TWO, first_byte_extends=True)
-    there = {"a": engine(after(prefill, FIRST)), "b": Player((answer(),))}
-    async with open_lab(config, there) as lab:
+    there = {"a": engine(after(prefill, FIRST)), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(config, there) as lab:
         found = await backend_of(lab)
     assert found == (name, pytest.approx(seconds, abs=1))
 
@@ -93,18 +79,18 @@ async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(au
 @pytest.mark.parametrize(
     ("backend", "health"),
     [
-        (local("a", first_byte_seconds=60.0), ALIVE),
-        (local("a"), answer(200, {})),
-        (local("a"), None),
-        (local("a", is_replicated=True), ALIVE),
-        (local("a"), answer(500, {}, LLAMA)),
+        (rl.local("a", first_byte_seconds=60.0), ALIVE),
+        (rl.local("a"), rl.answer(200, {})),
+        (rl.local("a"), None),
+        (rl.local("a", is_replicated=True), ALIVE),
+        (rl.local("a"), rl.answer(500, {}, LLAMA)),
     ],
 )
 async def test_a_limit_holds_where_the_spec_gives_it_or_nothing_shows_life(autojump_clock, backend, health):
     """A minute of silence is the end of an attempt."""
-    config = attrs.evolve(config_of(backend, cloud("b")), first_byte_seconds=60.0, first_byte_extends=True)
-    there = {"a": engine(until_gone, health=health), "b": Player((answer(),))}
-    async with open_lab(config, there) as lab:
+    config = attrs.evolve(rl.config_of(backend, rl.cloud("b")), first_byte_seconds=60.0, first_byte_extends=True)
+    there = {"a": engine(rl.until_gone, health=health), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(config, there) as lab:
         assert await backend_of(lab) == ("b", 60)
         assert lab.audit[-1]["attempts"][0]["result"] == "timeout"
 
@@ -112,41 +98,41 @@ async def test_a_limit_holds_where_the_spec_gives_it_or_nothing_shows_life(autoj
 async def test_an_engine_that_begins_is_held_to_the_time_between_two_events(autojump_clock):
     """What shows life before the first byte puts nothing off after it."""
     config = attrs.evolve(TWO, first_byte_extends=True)
-    half = saying(b"", stream(piece("one"), end=b""), seconds=300, then=until_gone)
-    async with open_lab(config, {"a": engine(half), "b": Player((answer(),))}) as lab:
+    half = rl.saying(b"", rl.stream(rl.piece("one"), end=b""), seconds=300, then=rl.until_gone)
+    async with rl.open_lab(config, {"a": engine(half), "b": rl.Player((rl.answer(),))}) as lab:
         began = trio.current_time()
-        status, body, _ = await lab.read(STREAMED)
+        status, body, _ = await lab.read(rl.STREAMED)
         assert (status, b"stream_backend_silent" in body) == (200, True)
         assert trio.current_time() - began == pytest.approx(300 + 120, abs=1)
 
 
 async def test_a_stream_that_has_not_begun_is_left_too(autojump_clock):
     """Its client gets the whole stream of the next backend."""
-    there = {"a": engine(FIRST, until_gone), "b": Player((stream(WHOLE_STREAM),))}
-    async with open_lab(TWO, there) as lab:
+    there = {"a": engine(FIRST, rl.until_gone), "b": rl.Player((rl.stream(rl.WHOLE_STREAM),))}
+    async with rl.open_lab(TWO, there) as lab:
         await lab.ask()
         there["a"].health = None
         began = trio.current_time()
-        status, body, clean = await lab.read(STREAMED)
-        assert (status, body, clean) == (200, WHOLE_STREAM, True)
+        status, body, clean = await lab.read(rl.STREAMED)
+        assert (status, body, clean) == (200, rl.WHOLE_STREAM, True)
         assert trio.current_time() - began <= 10
 
 
 def flowing(seconds, pieces=60):
     """A script: a stream that says something every so often, and then nothing more."""
-    first, more = stream(piece("one"), end=b""), chunk(piece(" more"))
-    return saying(first, *[more] * pieces, seconds=seconds, then=until_gone)
+    first, more = rl.stream(rl.piece("one"), end=b""), rl.chunk(rl.piece(" more"))
+    return rl.saying(first, *[more] * pieces, seconds=seconds, then=rl.until_gone)
 
 
 async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock):
     """Within ten seconds a twin goes on with its answer, and not after the two minutes between two events."""
-    twins = config_of(*(local(name, model_digest="x") for name in "ab"))
-    half = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
-    there = {"a": engine(saying(half, then=until_gone)), "b": engine(stream(WHOLE_STREAM))}
-    async with open_lab(twins, there) as lab:
+    twins = rl.config_of(*(rl.local(name, model_digest="x") for name in "ab"))
+    half = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(rl.saying(half, then=rl.until_gone)), "b": engine(rl.stream(rl.WHOLE_STREAM))}
+    async with rl.open_lab(twins, there) as lab:
         there["a"].health = None
         began = trio.current_time()
-        _, body, clean = await lab.read(STREAMED)
+        _, body, clean = await lab.read(rl.STREAMED)
         assert trio.current_time() - began <= 10
     assert (clean, b" two" in body, len(there["b"].asked)) == (True, True, 1)
     assert lab.audit[0]["continuations"] == 1
@@ -155,24 +141,24 @@ async def test_one_that_freezes_in_the_middle_of_a_stream_is_left(autojump_clock
 
 async def test_a_decode_that_hangs_goes_on_when_its_agent_ends_it(autojump_clock):
     """Its server answers: the router cannot tell it from one that reads a long prompt, the agent can, by what moves."""
-    twins = config_of(*(local(name, model_digest="x") for name in "ab"))
-    half = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
-    there = {"a": engine(saying(half, b"", seconds=60)), "b": engine(stream(WHOLE_STREAM))}
-    async with open_lab(twins, there) as lab:
+    twins = rl.config_of(*(rl.local(name, model_digest="x") for name in "ab"))
+    half = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(rl.saying(half, b"", seconds=60)), "b": engine(rl.stream(rl.WHOLE_STREAM))}
+    async with rl.open_lab(twins, there) as lab:
         began = trio.current_time()
-        _, body, clean = await lab.read(STREAMED)
+        _, body, clean = await lab.read(rl.STREAMED)
         assert trio.current_time() - began == pytest.approx(60, abs=1)
     assert (clean, b" two" in body, lab.audit[0]["continuations"]) == (True, True, 1)
 
 
 async def test_a_client_is_told_of_it_where_no_other_engine_goes_on(autojump_clock):
     """Tools are offered: an error event within ten seconds, and no clean end."""
-    said = stream(piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
-    there = {"a": engine(saying(said, then=until_gone), health=None)}
+    said = rl.stream(rl.piece("one"), end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(rl.saying(said, then=rl.until_gone), health=None)}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    async with open_lab(config_of(local("a")), there) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         began = trio.current_time()
-        _, body, clean = await lab.read(STREAMED | {"tools": [tool]})
+        _, body, clean = await lab.read(rl.STREAMED | {"tools": [tool]})
         assert trio.current_time() - began <= 10
         assert (clean, b"stream_backend_silent" in body) == (False, True)
         assert lab.router.states()["a"] == FROZEN
@@ -181,8 +167,8 @@ async def test_a_client_is_told_of_it_where_no_other_engine_goes_on(autojump_clo
 async def test_a_stream_that_flows_costs_no_questions(autojump_clock):
     """What comes is the evidence; with the first silence of a second it is asked."""
     there = {"a": engine(flowing(0.5))}
-    async with open_lab(config_of(local("a")), there) as lab, trio.open_nursery() as nursery:
-        nursery.start_soon(lab.read, STREAMED)
+    async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab, trio.open_nursery() as nursery:
+        nursery.start_soon(lab.read, rl.STREAMED)
         await trio.sleep(29)
         assert [path for _, path in there["a"].probed if path == "/health"] == []
         await trio.sleep(11)
@@ -190,23 +176,23 @@ async def test_a_stream_that_flows_costs_no_questions(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("backend", [local("a"), cloud("a"), local("a", is_replicated=True)])
+@pytest.mark.parametrize("backend", [rl.local("a"), rl.cloud("a"), rl.local("a", is_replicated=True)])
 async def test_in_a_stream_the_silence_of_another_server_is_no_evidence(autojump_clock, backend):
     """It computes in the thread that answers: the limit between two events holds."""
-    there = {"a": engine(saying(stream(piece("one"), end=b""), then=until_gone), health=None)}
-    async with open_lab(config_of(backend), there) as lab:
+    there = {"a": engine(rl.saying(rl.stream(rl.piece("one"), end=b""), then=rl.until_gone), health=None)}
+    async with rl.open_lab(rl.config_of(backend), there) as lab:
         began = trio.current_time()
-        await lab.read(STREAMED)
+        await lab.read(rl.STREAMED)
         assert trio.current_time() - began == pytest.approx(120, abs=1)
 
 
 async def test_a_slow_client_loses_no_half_of_a_piece(autojump_clock):
     """The engine is found frozen while the client reads nothing: what it reads then is whole events, and the error."""
-    big = stream(*[piece("x" * 60_000)] * 40, end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
-    there = {"a": engine(saying(big, then=until_gone), health=None)}
-    async with open_lab(config_of(local("a")), there, make_pair=trio.testing.lockstep_stream_pair) as lab:
+    big = rl.stream(*[rl.piece("x" * 60_000)] * 40, end=b"").replace(b"HTTP/1.1 200 OK", LLAMA_200)
+    there = {"a": engine(rl.saying(big, then=rl.until_gone), health=None)}
+    async with rl.open_lab(rl.config_of(rl.local("a")), there, make_pair=trio.testing.lockstep_stream_pair) as lab:
         connection = await lab.front.connect("router", 80)
-        data = json.dumps(STREAMED).encode()
+        data = json.dumps(rl.STREAMED).encode()
         await connection.send_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\n")
         await connection.send_all(b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(data), data))
         received = b""
@@ -222,8 +208,8 @@ async def test_a_slow_client_loses_no_half_of_a_piece(autojump_clock):
 
 async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
     """Ten seconds after it froze, however long it has computed before."""
-    there = {"a": engine(until_gone), "b": Player((answer(),))}
-    async with open_lab(TWO, there) as lab, trio.open_nursery() as nursery:
+    there = {"a": engine(rl.until_gone), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(TWO, there) as lab, trio.open_nursery() as nursery:
         found = []
 
         async def ask():
@@ -240,8 +226,8 @@ async def test_one_that_freezes_while_it_computes_is_left(autojump_clock):
 
 async def test_without_another_backend_the_client_is_told(autojump_clock):
     """504 within ten seconds, and not after the limit of the first byte."""
-    there = {"a": engine(FIRST, until_gone)}
-    async with open_lab(config_of(local("a")), there) as lab:
+    there = {"a": engine(FIRST, rl.until_gone)}
+    async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         await lab.ask()
         there["a"].health = None
         said = await lab.ask()
@@ -251,26 +237,26 @@ async def test_without_another_backend_the_client_is_told(autojump_clock):
 @pytest.mark.parametrize(
     ("backend", "health", "first"),
     [
-        (local("a"), None, answer()),  # another server, which computes in the thread that answers
-        (local("a"), None, answer(lines=[b"Server: uvicorn"])),
-        (cloud("a"), None, FIRST),
-        (local("a", is_replicated=True), None, FIRST),
-        (local("a"), answer(404, {}), FIRST),
-        (local("a"), answer(502, {}), FIRST),  # a proxy in front of it lives, of the engine nothing is known
+        (rl.local("a"), None, rl.answer()),  # another server, which computes in the thread that answers
+        (rl.local("a"), None, rl.answer(lines=[b"Server: uvicorn"])),
+        (rl.cloud("a"), None, FIRST),
+        (rl.local("a", is_replicated=True), None, FIRST),
+        (rl.local("a"), rl.answer(404, {}), FIRST),
+        (rl.local("a"), rl.answer(502, {}), FIRST),  # a proxy in front of it lives, of the engine nothing is known
     ],
 )
 async def test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(autojump_clock, backend, health, first):
     """A minute of silence is waited for."""
-    there = {"a": engine(first, after(60, first), health=health), "b": Player((answer(),))}
-    async with open_lab(config_of(backend, cloud("b")), there) as lab:
+    there = {"a": engine(first, after(60, first), health=health), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(rl.config_of(backend, rl.cloud("b")), there) as lab:
         await lab.ask()
         assert await backend_of(lab) == ("a", 60)
 
 
 async def test_many_requests_are_asked_for_by_one_task(autojump_clock):
     """A hundred that wait cost one question a second, and all are left together."""
-    there = {"a": engine(FIRST, until_gone), "b": Player((answer(),))}
-    async with open_lab(TWO, there) as lab:
+    there = {"a": engine(FIRST, rl.until_gone), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(TWO, there) as lab:
         await lab.ask()
         there["a"].health = None
         found = []
@@ -290,7 +276,7 @@ async def test_many_requests_are_asked_for_by_one_task(autojump_clock):
 async def test_quick_requests_cost_no_questions(autojump_clock):
     """At most one a second, however many there are."""
     there = {"a": engine(after(0.01, FIRST))}
-    async with open_lab(config_of(local("a")), there) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         for _ in range(1000):
             await lab.ask()
         assert len(there["a"].probed) <= 11
@@ -298,12 +284,12 @@ async def test_quick_requests_cost_no_questions(autojump_clock):
 
 async def test_a_reload_forgets_an_engine_that_changed(autojump_clock):
     """Its circuit is closed at once, and no task asks at the old address any more."""
-    there = {"a": engine(FIRST, until_gone, FIRST), "b": Player((answer(),))}
-    async with open_lab(TWO, there) as lab:
+    there = {"a": engine(FIRST, rl.until_gone, FIRST), "b": rl.Player((rl.answer(),))}
+    async with rl.open_lab(TWO, there) as lab:
         await lab.ask()
         there["a"].health = None
         assert (await backend_of(lab))[0] == "b"
-        lab.config, lab.stamp = config_of(local("a", weight=7), cloud("b")), (2, 0, 0)
+        lab.config, lab.stamp = rl.config_of(rl.local("a", weight=7), rl.cloud("b")), (2, 0, 0)
         await lab.router.live.look()
         assert lab.router.states()["a"] == ""
         await trio.sleep(5)
@@ -315,8 +301,8 @@ async def test_a_reload_forgets_an_engine_that_changed(autojump_clock):
 
 async def test_what_a_client_leaves_is_watched_no_longer(autojump_clock):
     """The task ends with the last request."""
-    there = {"a": engine(until_gone)}
-    async with open_lab(config_of(local("a")), there) as lab:
+    there = {"a": engine(rl.until_gone)}
+    async with rl.open_lab(rl.config_of(rl.local("a")), there) as lab:
         with trio.move_on_after(30):
             await lab.ask()
         await trio.sleep(5)
@@ -342,25 +328,17 @@ def believes_every_server(patch):
 
 
 def forgets_what_it_is(patch):
-    patch.setattr(
-        engine_watch.Silence,
-        "heard",
-        lambda self, server: engine_watch.Silence(server == engine_watch.LLAMA_SERVER and False),
-    )
+    patch.setattr(engine_watch.Silence, "heard", lambda self, server: engine_watch.Silence())
 
 
 def tells_no_circuit(patch):
-    patch.setattr(engine_watch.EngineWatch, "__attrs_post_init__", silent_init(engine_watch.EngineWatch))
-
-
-def silent_init(cls):
-    plain = cls.__attrs_post_init__
+    plain = engine_watch.EngineWatch.__attrs_post_init__
 
     def init(self):
         plain(self)
         self.on_change = lambda name, why: None
 
-    return init
+    patch.setattr(engine_watch.EngineWatch, "__attrs_post_init__", init)
 
 
 def leaves_no_stream(patch):
@@ -401,7 +379,9 @@ async def test_a_watch_that_believes_every_server_is_seen(autojump_clock, monkey
     """It leaves one that computes in the thread that answers."""
     believes_every_server(monkeypatch)
     with pytest.raises(Exception):  # noqa: B017 (a nursery wraps it or not)
-        await test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(None, local("a"), None, answer())
+        await test_where_silence_is_no_evidence_the_limit_of_the_first_byte_holds(
+            None, rl.local("a"), None, rl.answer()
+        )
 
 
 async def test_a_request_that_goes_out_to_a_frozen_engine_waits_for_nothing():

@@ -1,4 +1,4 @@
-"""A router in memory, between clients and backends that a script plays byte by byte."""
+"""A router in memory, between clients and backends that a script plays byte by byte; many tests import it as `rl`."""
 
 import datetime
 import json
@@ -44,6 +44,10 @@ def config_of(*backends, rules=None, **changes):
     names = tuple(each.name for each in backends)
     rules = (Rule(name="all", match=Match(), backends=names),) if rules is None else rules
     return RoutingConfig(name="default/r", backends={each.name: each for each in backends}, rules=rules, **changes)
+
+
+MAC = config_of(local("mac"))
+"""One engine of ours, for whatever comes."""
 
 
 def piece(text, finish=None, **more):

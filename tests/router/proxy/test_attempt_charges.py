@@ -10,35 +10,20 @@ from llmkube.router.config.routing_config import Budget
 from llmkube.router.dispatch import attempt_charges
 from llmkube.router.dispatch.attempt_charges import AttemptCharges, charge_of
 from router.continuation.llama_script import TEXT, text_in
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    DONE,
-    SSE,
-    STREAMED,
-    answer,
-    config_of,
-    error,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 from router.proxy.test_continuations import ASKED as CONTINUED
 from router.proxy.test_continuations import TWINS, dying, engine_at, place_of
 
 SMALL = {"max_tokens": 10}
-PLAIN, BY_EVENTS = ASKED | SMALL, STREAMED | SMALL
-COUNTED = ANSWER["usage"]["total_tokens"]
-NOT_COUNTED = answer(said={name: each for name, each in ANSWER.items() if name != "usage"})
-WRITTEN_THEN_ERROR = stream(piece("one") + b'data: {"error": {"message": "no", "code": 500}}\n\n')
-SILENT = saying(b"", then=until_gone)
+PLAIN, BY_EVENTS = rl.ASKED | SMALL, rl.STREAMED | SMALL
+COUNTED = rl.ANSWER["usage"]["total_tokens"]
+NOT_COUNTED = rl.answer(said={name: each for name, each in rl.ANSWER.items() if name != "usage"})
+WRITTEN_THEN_ERROR = rl.stream(rl.piece("one") + b'data: {"error": {"message": "no", "code": 500}}\n\n')
+SILENT = rl.saying(b"", then=rl.until_gone)
 
 
 def budgeted(*backends, tokens=100_000, **changes):
-    return config_of(
+    return rl.config_of(
         *backends, budgets=(Budget(name="b", scope="router", window_seconds=3600, max_tokens=tokens),), **changes
     )
 
@@ -54,17 +39,17 @@ def reserve_of(body):
 
 async def undisturbed():
     """What an answer is charged that one engine gives."""
-    async with open_lab(budgeted(TWINS[0]), {"a": engine_at("a")}) as lab:
+    async with rl.open_lab(budgeted(TWINS[0]), {"a": engine_at("a")}) as lab:
         await lab.read(CONTINUED)
         return taken(lab)
 
 
 async def charged(first, body=PLAIN, **changes):
     """What a request is charged beside its answer, whose first backend ends like this and whose second answers."""
-    counted = piece("", "stop", usage=ANSWER["usage"])
-    second = stream(counted, DONE) if body.get("stream") else answer()
-    a = local("a", first_byte_seconds=3, **changes)
-    async with open_lab(budgeted(a, local("b")), **({"a": first} if first else {}), b=second) as lab:
+    counted = rl.piece("", "stop", usage=rl.ANSWER["usage"])
+    second = rl.stream(counted, rl.DONE) if body.get("stream") else rl.answer()
+    a = rl.local("a", first_byte_seconds=3, **changes)
+    async with rl.open_lab(budgeted(a, rl.local("b")), **({"a": first} if first else {}), b=second) as lab:
         status, _, _ = await lab.read(body)
         assert (status, len(lab.players["b"].asked)) == (200, 1)
         return taken(lab) - COUNTED
@@ -76,15 +61,15 @@ async def unreserved(self):
 
 ENDINGS = {
     "no connection": (None, PLAIN, 0),
-    "429": (error(429), PLAIN, 0),
-    "500": (error(500), PLAIN, 0),
-    "an error with 200": (answer(said={"error": {"message": "no", "code": 503}}), PLAIN, 0),
-    "a redirect": (answer(307, lines=(b"Location: http://b/",)), PLAIN, 0),
+    "429": (rl.error(429), PLAIN, 0),
+    "500": (rl.error(500), PLAIN, 0),
+    "an error with 200": (rl.answer(said={"error": {"message": "no", "code": 503}}), PLAIN, 0),
+    "a redirect": (rl.answer(307, lines=(b"Location: http://b/",)), PLAIN, 0),
     "silence": (SILENT, PLAIN, 1),
-    "the end of the connection": (saying(b""), PLAIN, 1),
-    "half an answer": (saying(answer()[:-9]), PLAIN, 1),
-    "an answer that cannot be read": (answer(said=b"{"), PLAIN, 1),
-    "half a stream's beginning": (saying(SSE), BY_EVENTS, 1),
+    "the end of the connection": (rl.saying(b""), PLAIN, 1),
+    "half an answer": (rl.saying(rl.answer()[:-9]), PLAIN, 1),
+    "an answer that cannot be read": (rl.answer(said=b"{"), PLAIN, 1),
+    "half a stream's beginning": (rl.saying(rl.SSE), BY_EVENTS, 1),
     "an error after a piece in one read": (WRITTEN_THEN_ERROR, BY_EVENTS, 1),
 }
 
@@ -98,8 +83,8 @@ async def each_ending(name):
 async def nothing_is_sent_that_is_not_reserved():
     """A second attempt needs a second reservation: without room the client gets 429, and nobody else is asked."""
     room = 2 * reserve_of(PLAIN) - 1
-    config = budgeted(*(local(name, first_byte_seconds=3) for name in "abc"), tokens=room)
-    async with open_lab(config, a=SILENT, b=answer(), c=answer()) as lab:
+    config = budgeted(*(rl.local(name, first_byte_seconds=3) for name in "abc"), tokens=room)
+    async with rl.open_lab(config, a=SILENT, b=rl.answer(), c=rl.answer()) as lab:
         refused = await lab.ask(PLAIN)
         assert (refused.status, len(lab.players["b"].asked), len(lab.players["c"].asked)) == (429, 0, 0)
         assert b"budget_exhausted" in refused.body
@@ -111,8 +96,8 @@ async def nothing_is_sent_that_is_not_reserved():
 
 async def who_leaves_before_anything_is_sent_pays_nothing():
     """A request that waits for its turn has cost no engine anything; the one that has the turn pays."""
-    config = budgeted(local("a", slots=1, first_byte_seconds=60))
-    async with open_lab(config, a=SILENT) as lab, trio.open_nursery() as clients:
+    config = budgeted(rl.local("a", slots=1, first_byte_seconds=60))
+    async with rl.open_lab(config, a=SILENT) as lab, trio.open_nursery() as clients:
         clients.start_soon(lab.read, PLAIN)
         await trio.sleep(1)
         with trio.move_on_after(1):
@@ -124,7 +109,7 @@ async def who_leaves_before_anything_is_sent_pays_nothing():
 
 async def a_continued_answer_is_charged_once():
     """What a dead engine wrote is not charged again by the one that goes on, and nothing stays reserved."""
-    async with open_lab(budgeted(*TWINS), {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}) as lab:
+    async with rl.open_lab(budgeted(*TWINS), {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}) as lab:
         _, data, whole = await lab.read(CONTINUED)
         assert (text_in(data), whole) == (TEXT, True)
         assert taken(lab) == await undisturbed()
@@ -132,9 +117,9 @@ async def a_continued_answer_is_charged_once():
 
 async def an_engine_that_fails_to_go_on_is_charged_as_well():
     """It was sent the whole request, and says nothing: its reserve, beside what the answer took."""
-    twins = (TWINS[0], local("b", model_digest="x", first_byte_seconds=3), local("c", model_digest="x"))
+    twins = (TWINS[0], rl.local("b", model_digest="x", first_byte_seconds=3), rl.local("c", model_digest="x"))
     players = {"a": dying("a", place_of("a", 5)), "b": dying("b", 0), "c": engine_at("c")}
-    async with open_lab(budgeted(*twins), players) as lab:
+    async with rl.open_lab(budgeted(*twins), players) as lab:
         _, data, whole = await lab.read(CONTINUED)
         assert (text_in(data), whole) == (TEXT, True)
         assert taken(lab) == reserve_of(CONTINUED) + await undisturbed()

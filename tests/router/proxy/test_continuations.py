@@ -19,28 +19,16 @@ from router.continuation.llama_script import (
     answer,
     text_in,
 )
-from router.proxy.router_lab import (
-    SSE,
-    STREAMED,
-    Player,
-    chunk,
-    cloud,
-    config_of,
-    error,
-    events_of,
-    local,
-    open_lab,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
-ASKED = STREAMED | {"stream_options": {"include_usage": True}, "temperature": 0}
-TWINS = (local("a", model_digest="x", first_byte_seconds=20), local("b", model_digest="x", first_byte_seconds=20))
+ASKED = rl.STREAMED | {"stream_options": {"include_usage": True}, "temperature": 0}
+TWINS = (rl.local("a", model_digest="x", first_byte_seconds=20), rl.local("b", model_digest="x", first_byte_seconds=20))
 END = b"0\r\n\r\n"
 
 
 def said_by(player, name, path=CHAT, **more):
     """The chunked stream by which this engine answers what it was asked last."""
-    return SSE + b"".join(map(chunk, answer(path, player.bodies[-1], name, **more))) + END
+    return rl.SSE + b"".join(map(rl.chunk, answer(path, player.bodies[-1], name, **more))) + END
 
 
 def engine(name, path=CHAT, **more):
@@ -53,7 +41,7 @@ def dying(name, *cuts, path=CHAT, then=None, **more):
 
     None is a whole answer. What comes with `then` instead of the end of the connection is done with it.
     """
-    player = Player(())
+    player = rl.Player(())
 
     async def play(connection):
         at = len(player.asked) - 1
@@ -73,11 +61,11 @@ def engine_at(name, path=CHAT, **more):
 def place_of(name, event, path=CHAT, body=ASKED):
     """How many bytes of the answer come before the end of its n-th event."""
     sent = body | {"timings_per_token": True}
-    return len(SSE + b"".join(map(chunk, list(answer(path, sent, name))[:event])))
+    return len(rl.SSE + b"".join(map(rl.chunk, list(answer(path, sent, name))[:event])))
 
 
 async def stream_of(config, players, body=ASKED, path="/v1/chat/completions"):
-    async with open_lab(config, players) as lab:
+    async with rl.open_lab(config, players) as lab:
         status, data, whole = await lab.read(body, path)
     return lab, status, data, whole
 
@@ -91,7 +79,7 @@ def timeless(data):
 
 
 async def undisturbed(path, body, name="a"):
-    _, status, data, whole = await stream_of(config_of(*TWINS[:1]), {"a": engine_at(name, path)}, body, f"/v1{path}")
+    _, status, data, whole = await stream_of(rl.config_of(*TWINS[:1]), {"a": engine_at(name, path)}, body, f"/v1{path}")
     assert (status, whole) == (200, True)
     return timeless(data)
 
@@ -108,17 +96,17 @@ async def test_a_cut_after_any_byte_leaves_no_trace(name, autojump_clock):
     """Wherever the first engine's stream is cut, the client reads the bytes of one that was not, and a clean end."""
     path, body = REQUESTS[name]
     by_a, by_b = await undisturbed(path, body), await undisturbed(path, body, "b")
-    first = len(chunk(next(iter(answer(path, body | {"timings_per_token": True}, "a")))))
+    first = len(rl.chunk(next(iter(answer(path, body | {"timings_per_token": True}, "a")))))
     sent = body | {"timings_per_token": True}
-    most = len(SSE + b"".join(map(chunk, answer(path, sent, "a"))))
+    most = len(rl.SSE + b"".join(map(rl.chunk, answer(path, sent, "a"))))
     cuts = list(range(0, most, 1 if SOAK else 17))
     players = {"a": dying("a", *cuts, path=path), "b": engine_at("b", path)}
-    async with open_lab(config_of(*TWINS), players) as lab:
+    async with rl.open_lab(rl.config_of(*TWINS), players) as lab:
         for cut in cuts:
             lab.router.listed_fields.dispatcher.circuits.keep_only(frozenset())
             status, data, whole = await lab.read(body, f"/v1{path}")
             # Before the end of the first event nothing was said: the second engine is asked as if it were the first
-            expected = by_a if cut >= len(SSE) + first - 2 else by_b
+            expected = by_a if cut >= len(rl.SSE) + first - 2 else by_b
             assert (status, whole, timeless(data)) == (200, True, expected), cut
     assert all(line["outcome"] == "ok" for line in lab.audit)
     assert sum(line["continuations"] for line in lab.audit) == lab.metric(
@@ -134,7 +122,7 @@ async def test_dialects_get_the_joined_stream(path, autojump_clock):
     for event in (None, *range(1, len(PIECES) + 3)):
         cut = None if event is None else place_of("a", event)
         players = {"a": dying("a", cut), "b": engine_at("b")}
-        lab, _, data, clean = await stream_of(config_of(*TWINS), players, body, path)
+        lab, _, data, clean = await stream_of(rl.config_of(*TWINS), players, body, path)
         assert clean
         said = [words for words in data.decode().splitlines() if "_duration" not in words]
         whole = said if whole is None else whole
@@ -153,10 +141,10 @@ async def test_however_an_engine_dies_the_answer_goes_on(how, autojump_clock):
         if how == "cut":
             await connection.send_all(END)
         elif how == "silent":
-            await until_gone(connection)
+            await rl.until_gone(connection)
 
     players = {"a": dying("a", place_of("a", 4), then=then), "b": engine_at("b")}
-    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert (text_in(data), whole) == (TEXT, True)
     assert trio.current_time() == pytest.approx(20 if how == "silent" else 0, abs=0.1)
     assert lab.audit[0]["outcome"] == "ok"
@@ -164,9 +152,9 @@ async def test_however_an_engine_dies_the_answer_goes_on(how, autojump_clock):
 
 async def test_the_next_engine_is_asked_for_the_rest_and_everything_is_written_down(autojump_clock):
     """Text, limit, permits, circuits, queue, audit, metrics: as of a request that one engine answers."""
-    backends = [local(name, model_digest="x", slots=1) for name in "ab"]
+    backends = [rl.local(name, model_digest="x", slots=1) for name in "ab"]
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
-    async with open_lab(config_of(*backends), players) as lab:
+    async with rl.open_lab(rl.config_of(*backends), players) as lab:
         await lab.read(ASKED | {"max_tokens": 50})
         dispatcher = lab.router.listed_fields.dispatcher
         failures = [dispatcher.circuits.of(name).failures for name in "ab"]
@@ -188,7 +176,7 @@ async def test_the_prompt_is_charged_once(autojump_clock):
     """A budget pays what the undisturbed answer takes."""
     budget = Budget(name="all", scope="router", window_seconds=600, max_tokens=100_000)
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
-    async with open_lab(config_of(*TWINS, budgets=(budget,)), players) as lab:
+    async with rl.open_lab(rl.config_of(*TWINS, budgets=(budget,)), players) as lab:
         await lab.read(ASKED | {"max_tokens": 50})
         used = lab.router.budgets()[0]["tokensUsed"]
     assert used == PROMPT_TOKENS + TOKENS + 1
@@ -197,7 +185,7 @@ async def test_the_prompt_is_charged_once(autojump_clock):
 async def test_one_that_has_had_all_its_tokens_is_ended_without_another_engine(autojump_clock):
     """Its engine died between the last token and the end."""
     players = {"a": dying("a", place_of("a", 4, body=ASKED | {"max_tokens": 3})), "b": engine_at("b")}
-    _, _, data, whole = await stream_of(config_of(*TWINS), players, ASKED | {"max_tokens": 3})
+    _, _, data, whole = await stream_of(rl.config_of(*TWINS), players, ASKED | {"max_tokens": 3})
     assert timeless(data) == await undisturbed(CHAT, ASKED | {"max_tokens": 3})
     assert (whole, players["b"].asked) == (True, [])
 
@@ -218,7 +206,7 @@ async def test_the_same_engine_is_waited_for(autojump_clock, result):
     async def script(connection):
         if len(player.asked) > 1 and trio.current_time() < up_at:
             crashed = {"code": "model_not_ready", "reason": "CrashLoopBackOff"} if result == "not_ready" else {}
-            await connection.send_all(error(503, "Loading model", **crashed))
+            await connection.send_all(rl.error(503, "Loading model", **crashed))
             return
         at = player.asked
         if trio.current_time() >= up_at:
@@ -226,7 +214,7 @@ async def test_the_same_engine_is_waited_for(autojump_clock, result):
         await scripts[0](connection)
 
     player.scripts = (script,)
-    async with open_lab(config_of(TWINS[0]), {"a": player}) as lab:
+    async with rl.open_lab(rl.config_of(TWINS[0]), {"a": player}) as lab:
         _, data, whole = await lab.read(ASKED)
         assert trio.current_time() == pytest.approx(13, abs=0.1)
         assert lab.router.listed_fields.dispatcher.circuits.of("a").failures == 0
@@ -243,12 +231,12 @@ async def test_an_engine_that_does_not_come_back_ends_it(autojump_clock):
             await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
             lab.players["a"] = None  # nobody takes another connection
 
-    player = Player((script,))
-    async with open_lab(config_of(TWINS[0], budgets=(budget,)), {"a": player}) as lab:
+    player = rl.Player((script,))
+    async with rl.open_lab(rl.config_of(TWINS[0], budgets=(budget,)), {"a": player}) as lab:
         _, data, whole = await lab.read(ASKED)
         assert 19 <= trio.current_time() <= 20.1
         used = lab.router.budgets()[0]["tokensUsed"]
-    assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
+    assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
     assert used == PROMPT_TOKENS + sum(tokens for _, tokens in PIECES[:4])
     assert lab.audit[0]["outcome"] == "stream_broken_off"
     assert lab.audit[0]["notContinued"].startswith("no engine of its model went on")
@@ -264,21 +252,21 @@ async def test_an_engine_that_takes_requests_and_breaks_off_is_paid_three_times_
         if len(player.asked) == 1:
             await connection.send_all(said_by(player, "a")[: place_of("a", 5)])
 
-    player = Player((script,))
-    config = config_of(TWINS[0], budgets=(budget,) if is_counted else ())
+    player = rl.Player((script,))
+    config = rl.config_of(TWINS[0], budgets=(budget,) if is_counted else ())
     _, _, data, whole = await stream_of(config, {"a": player})
-    assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
+    assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_broken_off")
     assert (len(player.asked) == 1 + 3) is is_counted
     assert len(player.asked) >= 1 + 3
 
 
 async def test_it_goes_on_nowhere_else_than_it_was_permitted(autojump_clock):
     """Not at a twin that the rule does not name, at one of another model, or at a provider."""
-    backends = (*TWINS, local("other", model_digest="y"), cloud("cloud", model_digest="x"))
+    backends = (*TWINS, rl.local("other", model_digest="y"), rl.cloud("cloud", model_digest="x"))
     names = ("a", "other", "cloud")
     players = {"a": dying("a", *[place_of("a", 2)] * 9)} | {each: engine_at(each) for each in ("b", "other", "cloud")}
     rules = (Rule(name="all", match=Match(), backends=names),)
-    _, _, _, whole = await stream_of(config_of(*backends, rules=rules), players)
+    _, _, _, whole = await stream_of(rl.config_of(*backends, rules=rules), players)
     assert [len(players[each].asked) for each in ("b", "other", "cloud")] == [0, 0, 0]
     assert not whole
 
@@ -287,35 +275,35 @@ async def test_it_goes_on_three_times_at_most(autojump_clock):
     """Engines that die one after the other end it; the bytes up to there are those of the answer."""
     cuts = [place_of("a", 3)] * 9
     players = {"a": dying("a", *cuts), "b": dying("b", *cuts)}
-    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert sum(len(each.asked) for each in players.values()) == 4
     assert (TEXT.startswith(text_in(data)), text_in(data) != "", whole) == (True, True, False)
-    assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+    assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
     assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
 
 
 async def test_an_engine_that_refuses_is_not_asked_again(autojump_clock):
     """What is refused now is refused in a second: the client is told at once, and pays what it has."""
-    players = {"a": Player(()), "b": Player((error(400, "prefill is not supported"),))}
+    players = {"a": rl.Player(()), "b": rl.Player((rl.error(400, "prefill is not supported"),))}
 
     async def script(connection):
         if len(players["a"].asked) == 1:
             await connection.send_all(said_by(players["a"], "a")[: place_of("a", 5)])
         else:
-            await connection.send_all(error(400, "prefill is not supported"))
+            await connection.send_all(rl.error(400, "prefill is not supported"))
 
     players["a"].scripts = (script,)
-    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert (trio.current_time(), whole) == (pytest.approx(0, abs=0.1), False)
-    assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+    assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
     assert lab.audit[0]["completionTokens"] == sum(tokens for _, tokens in PIECES[:4])
 
 
 async def test_another_answer_is_not_taken_for_the_rest(autojump_clock):
     """An engine that ends the text and begins anew has read more tokens: an error, and nothing of what it says."""
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b", extra_prompt=4)}
-    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
-    assert (whole, events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
+    lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
+    assert (whole, rl.events_of(data)[-1]["error"]["code"]) == (False, "stream_not_joined")
     assert text_in(data) == "".join(text for text, _ in PIECES[:4])
     assert lab.audit[0]["outcome"] == "stream_not_joined"
     assert lab.audit[0]["notContinued"].startswith("the engine has read 16 tokens")
@@ -335,17 +323,17 @@ DOES_NOT = {
 @pytest.mark.parametrize("name", DOES_NOT)
 async def test_what_cannot_go_on_ends_with_an_error(name, autojump_clock):
     """No other engine is asked; the end is an error event and not clean."""
-    players = {"a": dying("a", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
-    _, _, data, whole = await stream_of(config_of(*TWINS), players, ASKED | DOES_NOT[name])
+    players = {"a": dying("a", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
+    _, _, data, whole = await stream_of(rl.config_of(*TWINS), players, ASKED | DOES_NOT[name])
     assert (whole, players["b"].asked) == (False, [])
-    assert events_of(data)[-1]["error"]["code"] == "stream_broken_off"
+    assert rl.events_of(data)[-1]["error"]["code"] == "stream_broken_off"
 
 
 async def test_a_providers_answer_does_not_go_on(autojump_clock):
     """Whatever digest it has, and whatever build it says it is."""
-    players = {"p": dying("p", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
-    backends = (cloud("p", model_digest="x"), TWINS[1])
-    lab, _, _, whole = await stream_of(config_of(*backends), players)
+    players = {"p": dying("p", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
+    backends = (rl.cloud("p", model_digest="x"), TWINS[1])
+    lab, _, _, whole = await stream_of(rl.config_of(*backends), players)
     assert (whole, players["b"].asked, len(players["p"].asked)) == (False, [], 1)
     assert lab.metric("llmkube_router_continuations_total", outcome="not_continuable") == 1
 
@@ -353,18 +341,18 @@ async def test_a_providers_answer_does_not_go_on(autojump_clock):
 async def test_a_backend_of_which_only_the_address_is_known_goes_on_at_itself(autojump_clock):
     """llama.cpp says its build; where tokens are limited they have to be counted, which only a digest asks for."""
     for limit, ends in (({}, True), ({"max_tokens": 50}, False)):
-        players = {"a": dying("a", place_of("a", 3, body=STREAMED)), "b": engine_at("b")}
-        backends = (local("a", first_byte_seconds=20), local("b", first_byte_seconds=20))
-        _, _, data, whole = await stream_of(config_of(*backends), players, ASKED | limit)
+        players = {"a": dying("a", place_of("a", 3, body=rl.STREAMED)), "b": engine_at("b")}
+        backends = (rl.local("a", first_byte_seconds=20), rl.local("b", first_byte_seconds=20))
+        _, _, data, whole = await stream_of(rl.config_of(*backends), players, ASKED | limit)
         assert (whole, text_in(data) == TEXT, players["b"].asked) == (ends, ends, [])
         assert "timings_per_token" not in players["a"].bodies[0]
 
 
 async def test_a_client_that_leaves_ends_everything(autojump_clock):
     """While the answer goes on elsewhere, and while an engine is waited for."""
-    silent = Player((until_gone,))
+    silent = rl.Player((rl.until_gone,))
     for players in ({"a": dying("a", place_of("a", 4)), "b": silent}, {"a": dying("a", place_of("a", 4), 0, 0, 0, 0)}):
-        async with open_lab(config_of(*TWINS[: len(players)]), players) as lab:
+        async with rl.open_lab(rl.config_of(*TWINS[: len(players)]), players) as lab:
             with trio.move_on_after(2.5):
                 await lab.read(ASKED)
             left_at = trio.current_time()
@@ -380,15 +368,15 @@ async def test_a_client_that_leaves_ends_everything(autojump_clock):
 async def _play():
     """The timelines that a bug of the data path has to fail in."""
     players = {"a": dying("a", place_of("a", 5)), "b": engine_at("b")}
-    lab, _, data, whole = await stream_of(config_of(*TWINS), players)
+    lab, _, data, whole = await stream_of(rl.config_of(*TWINS), players)
     assert (text_in(data), whole, data.count(b'"role"')) == (TEXT, True, 1)
     assert [len(each.asked) for each in players.values()] == [1, 1]
-    backends = (*TWINS[:1], local("other", model_digest="y"))
+    backends = (*TWINS[:1], rl.local("other", model_digest="y"))
     players = {"a": dying("a", *[place_of("a", 2)] * 9), "other": engine_at("other")}
-    lab, _, data, whole = await stream_of(config_of(*backends), players)
+    lab, _, data, whole = await stream_of(rl.config_of(*backends), players)
     assert (players["other"].asked, whole) == ([], False)
     assert lab.audit[0]["notContinued"] == "the answer has gone on 3 times"
-    assert "error" in events_of(data)[-1]
+    assert "error" in rl.events_of(data)[-1]
 
 
 MUTANTS = {

@@ -7,32 +7,13 @@ import pytest
 import trio
 
 from llmkube.router.proxy.router import LIMITS
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    CHAT,
-    DONE,
-    MESSAGE,
-    SSE,
-    WHOLE_STREAM,
-    answer,
-    chunk,
-    cloud,
-    config_of,
-    error,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 from router.written_routers import running
 
 
 async def test_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
     """Cookies, keys and headers of its own stay here."""
-    async with open_lab(config_of(cloud("a")), a=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.answer()) as lab:
         secrets = {"cookie": "c=SECRET", "x-api-key": "SECRET", "authorization": "Bearer SECRET", "x-mine": "SECRET"}
         assert (await lab.ask(headers=secrets)).status == 200
         assert "SECRET" not in lab.players["a"].heads[0]
@@ -40,18 +21,18 @@ async def test_a_client_s_secrets_do_not_reach_a_provider(autojump_clock):
 
 async def test_a_redirect_is_not_followed(autojump_clock):
     """Where a backend points to hears nothing of the request."""
-    moved = answer(307, lines=(b"Location: http://b/v1/chat/completions",))
-    async with open_lab(config_of(local("a")), a=moved, b=answer()) as lab:
+    moved = rl.answer(307, lines=(b"Location: http://b/v1/chat/completions",))
+    async with rl.open_lab(rl.config_of(rl.local("a")), a=moved, b=rl.answer()) as lab:
         assert (await lab.ask()).status != 200
         assert lab.players["b"].asked == []
 
 
 async def test_an_error_names_no_address_of_these_networks(autojump_clock):
     """Neither what a backend says of others, nor where it would have been."""
-    said = error(400, "no model at http://10.9.8.7:8081/v1")
-    async with open_lab(config_of(local("a")), a=(said, error(500, "boom at 10.9.8.7"))) as lab:
+    said = rl.error(400, "no model at http://10.9.8.7:8081/v1")
+    async with rl.open_lab(rl.config_of(rl.local("a")), a=(said, rl.error(500, "boom at 10.9.8.7"))) as lab:
         answers = [await lab.ask() for _ in range(2)]
-    async with open_lab(config_of(local("a")), players={"a": None}) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("a")), players={"a": None}) as lab:
         answers.append(await lab.ask())
     assert [each.status for each in answers] == [400, 502, 502]
     for each in answers:
@@ -60,12 +41,12 @@ async def test_an_error_names_no_address_of_these_networks(autojump_clock):
 
 async def test_a_stream_that_outlasts_every_limit_comes_whole(autojump_clock):
     """The limit of 2 s is for silence: ten minutes of words arrive to the last one; the audit log has their time."""
-    words = [chunk(piece("word "))] * 600
-    script = saying(SSE, *words, chunk(piece("", "stop") + DONE) + b"0\r\n\r\n", seconds=1)
-    async with open_lab(config_of(local("a", first_byte_seconds=2), first_byte_seconds=2), a=script) as lab:
+    words = [rl.chunk(rl.piece("word "))] * 600
+    script = rl.saying(rl.SSE, *words, rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=1)
+    async with rl.open_lab(rl.config_of(rl.local("a", first_byte_seconds=2), first_byte_seconds=2), a=script) as lab:
         status, said, clean = await lab.read()
         (line,) = lab.audit
-    assert (status, clean, said.count(b"word "), said.endswith(DONE)) == (200, True, 600, True)
+    assert (status, clean, said.count(b"word "), said.endswith(rl.DONE)) == (200, True, 600, True)
     assert (line["outcome"], line["latencyMs"] >= 600_000) == ("ok", True)
 
 
@@ -76,7 +57,7 @@ async def test_a_base_url_does_not_double_its_path(url):
     """With or without /v1, and a slash after it, a backend is asked at /v1/chat/completions."""
     gateway = f'{{ provider: litellm, model: x, url: "{url}" }}'
     backends = f"backends: [{{ name: a, external: {gateway}, tier: cloud }}]\ndefaultRoute: a\n"
-    async with open_lab(running(backends), **{"a.internal": answer()}) as lab:
+    async with rl.open_lab(running(backends), **{"a.internal": rl.answer()}) as lab:
         assert (await lab.ask()).status == 200
         (head,) = lab.players["a.internal"].heads
     assert head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
@@ -84,8 +65,10 @@ async def test_a_base_url_does_not_double_its_path(url):
 
 async def test_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock):
     """Of twenty that come when its pause is over, nineteen go on to the other backend at once."""
-    slow = saying(b"", answer(), seconds=5)
-    async with open_lab(config_of(local("a"), local("b")), a=(*[error(500)] * 3, slow), b=answer()) as lab:
+    slow = rl.saying(b"", rl.answer(), seconds=5)
+    async with rl.open_lab(
+        rl.config_of(rl.local("a"), rl.local("b")), a=(*[rl.error(500)] * 3, slow), b=rl.answer()
+    ) as lab:
         for _ in range(3):
             await lab.ask()
         await trio.sleep(20)
@@ -98,7 +81,7 @@ async def test_one_request_of_many_tries_a_backend_that_was_shut(autojump_clock)
 
 async def test_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
     """By the router's own name; the attempts of an answered request count too."""
-    async with open_lab(config_of(cloud("a")), a=error(500)) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.error(500)) as lab:
         assert lab.metric("llmkube_router_backend_health", backend="a") == 1
         for _ in range(4):
             await lab.ask()
@@ -113,11 +96,11 @@ async def test_a_failure_is_counted_and_the_health_becomes_0(autojump_clock):
 
 async def test_a_client_makes_up_no_series():
     """A thousand data classes, models, paths and complexities of its own add no label's value."""
-    async with open_lab(config_of(local("a")), a=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("a")), a=rl.answer()) as lab:
 
         async def ask(number):
             headers = {"x-llmkube-classification": f"made-up-{number}", "x-llmkube-task-complexity": f"c{number}"}
-            await lab.ask(ASKED | {"model": f"m{number}"}, headers=headers)
+            await lab.ask(rl.ASKED | {"model": f"m{number}"}, headers=headers)
             await lab.ask(path=f"/v1/{number}")
             return sum(len(metric.samples) for metric in lab.registry.collect())
 
@@ -133,7 +116,7 @@ async def test_a_client_makes_up_no_series():
 async def test_a_client_s_trace_goes_on_at_the_backend():
     """Whoever traces finds a request in the audit log and at the provider by one number."""
     trace = "0af7651916cd43dd8448eb211c80319c"
-    async with open_lab(config_of(cloud("a")), a=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.answer()) as lab:
         await lab.ask(headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
         assert f"traceparent: 00-{trace}-" in lab.players["a"].heads[0]
         assert lab.audit[0]["traceID"] == trace
@@ -141,10 +124,14 @@ async def test_a_client_s_trace_goes_on_at_the_backend():
 
 async def test_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
     """A stream that began before ends whole; the circuit of a backend that stays is still open."""
-    slow = saying(stream(piece("one"), end=b""), chunk(piece("", "stop") + DONE) + b"0\r\n\r\n", seconds=9)
+    slow = rl.saying(
+        rl.stream(rl.piece("one"), end=b""), rl.chunk(rl.piece("", "stop") + rl.DONE) + b"0\r\n\r\n", seconds=9
+    )
     read = []
     async with (
-        open_lab(config_of(local("bad"), local("a")), bad=error(500), a=(*[answer()] * 3, slow, answer())) as lab,
+        rl.open_lab(
+            rl.config_of(rl.local("bad"), rl.local("a")), bad=rl.error(500), a=(*[rl.answer()] * 3, slow, rl.answer())
+        ) as lab,
         trio.open_nursery() as nursery,
     ):
         for _ in range(3):
@@ -155,7 +142,7 @@ async def test_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
 
         nursery.start_soon(stream_)
         await trio.sleep(1)
-        lab.config, lab.stamp = config_of(local("bad"), local("a"), first_byte_seconds=7), (2, 0, 0)
+        lab.config, lab.stamp = rl.config_of(rl.local("bad"), rl.local("a"), first_byte_seconds=7), (2, 0, 0)
         await trio.sleep(2)
         assert (await lab.ask()).status == 200
         assert lab.audit[-1]["attempts"][0]["result"] == "circuit_open"
@@ -165,7 +152,7 @@ async def test_a_reload_drops_no_stream_and_forgets_nothing(autojump_clock):
 
 async def test_a_router_that_can_ask_no_backend_is_not_ready():
     """While its process is well; the original said ok to both."""
-    async with open_lab(config_of(local("a", base_url="", missing="there is no InferenceService a"))) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("a", base_url="", missing="there is no InferenceService a"))) as lab:
         assert (await lab.ask(path="/readyz", method="GET")).status == 503
         assert (await lab.ask(path="/healthz", method="GET")).status == 200
 
@@ -174,7 +161,7 @@ async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
     """From its file, without a restart; the old one is sent no more."""
     key = tmp_path / "key"
     key.write_text("old")
-    async with open_lab(config_of(cloud("a", key_file=str(key))), a=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("a", key_file=str(key))), a=rl.answer()) as lab:
         await lab.ask()
         key.write_text("fresh")
         await lab.ask()
@@ -185,20 +172,22 @@ async def test_a_rotated_key_counts_at_the_next_request(tmp_path):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/messages", "/api/chat"])
 async def test_there_is_more_than_chat_completions(path):
     """Each is answered by the backend that the same rules choose."""
-    body = MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
-    async with open_lab(config_of(local("mac")), mac=answer(said=ANSWER)) as lab:
+    body = rl.MESSAGE | {"stream": False, "prompt": "p", "input": "i", "query": "q", "documents": ["d"]}
+    async with rl.open_lab(rl.MAC, mac=rl.answer(said=rl.ANSWER)) as lab:
         assert (await lab.ask(body, path)).status == 200
 
 
 async def test_a_body_that_is_too_large_is_413_and_a_stream_is_not_held_back():
     """The first event is with the client while the backend still writes."""
-    async with open_lab(config_of(local("a")), a=saying(stream(WHOLE_STREAM[:-14], end=b""), then=until_gone)) as lab:
-        large = await lab.ask(ASKED | {"user": "x" * LIMITS.max_body_bytes})
+    async with rl.open_lab(
+        rl.config_of(rl.local("a")), a=rl.saying(rl.stream(rl.WHOLE_STREAM[:-14], end=b""), then=rl.until_gone)
+    ) as lab:
+        large = await lab.ask(rl.ASKED | {"user": "x" * LIMITS.max_body_bytes})
         assert (large.status, lab.players["a"].asked) == (413, [])
         async with await lab.front.connect("router", 80) as client:
-            data = json.dumps(ASKED | {"stream": True}).encode()
+            data = json.dumps(rl.ASKED | {"stream": True}).encode()
             await client.send_all(
-                b"POST %b HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n" % (CHAT.encode(), len(data))
+                b"POST %b HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n" % (rl.CHAT.encode(), len(data))
             )
             await client.send_all(data)
             received = b""

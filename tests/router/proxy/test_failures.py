@@ -17,19 +17,7 @@ from llmkube.router.config.routing_config import Auth, Budget
 from llmkube.router.dialects.inbound import DIALECTS
 from llmkube.router.policy.request_facts import Principal
 from llmkube.router.proxy.handler import ROUTES
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    MESSAGE,
-    answer,
-    cloud,
-    config_of,
-    error,
-    local,
-    open_lab,
-    saying,
-)
-from router.proxy.test_admin import open_admin
+from router.proxy import router_lab as rl
 from router.proxy.test_handler import FULL
 
 TOKEN = "sk-ant-oat01-of-a-client"
@@ -44,10 +32,12 @@ async def test_a_client_s_token_follows_no_fallback(tmp_path, line):
         (tmp_path / name).write_text(f"key-of-{name}")
     kinds = {"claude": {"provider": "anthropic", "dialect": "anthropic"}, "bedrock": {"provider": "bedrock"}}
     backends = [
-        cloud(name, key_file=str(tmp_path / name), **kinds.get(name, {"provider": "vertex_ai"})) for name in names
+        rl.cloud(name, key_file=str(tmp_path / name), **kinds.get(name, {"provider": "vertex_ai"})) for name in names
     ]
-    async with open_lab(config_of(*backends), claude=error(500), bedrock=error(503), vertex=answer()) as lab:
-        assert (await lab.ask(MESSAGE, "/v1/messages", line)).status == 200
+    async with rl.open_lab(
+        rl.config_of(*backends), claude=rl.error(500), bedrock=rl.error(503), vertex=rl.answer()
+    ) as lab:
+        assert (await lab.ask(rl.MESSAGE, "/v1/messages", line)).status == 200
         written = b"".join(lab.lines)
     for name in names:
         (head,) = lab.players[name].heads
@@ -83,8 +73,10 @@ async def test_a_client_names_no_address_and_no_key(outside):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [{"role": "user", "content": content}, {"role": "assistant", "tool_calls": [call]}]
     body = {"model": "m", "messages": poisoned(turns), "stream_options": dict(POISON)} | outside
-    gateway = cloud("gateway", provider="litellm")
-    async with open_lab(config_of(gateway, cloud("openai")), gateway=error(500), openai=answer(), evil=answer()) as lab:
+    gateway = rl.cloud("gateway", provider="litellm")
+    async with rl.open_lab(
+        rl.config_of(gateway, rl.cloud("openai")), gateway=rl.error(500), openai=rl.answer(), evil=rl.answer()
+    ) as lab:
         said = await lab.ask(body)
         assert said.status in (200, 400)
         assert lab.players["evil"].listener.dialled == []
@@ -95,10 +87,10 @@ async def test_a_client_names_no_address_and_no_key(outside):
 async def test_fields_without_a_name_of_ours_reach_no_provider():
     """The list says what passes, so a field that is invented tomorrow does not."""
     invented = {"tomorrows_endpoint": f"http://evil/{CANARY}"}
-    async with open_lab(config_of(cloud("openai")), openai=answer()) as lab:
-        assert (await lab.ask(ASKED | invented)).status == 200
+    async with rl.open_lab(rl.config_of(rl.cloud("openai")), openai=rl.answer()) as lab:
+        assert (await lab.ask(rl.ASKED | invented)).status == 200
         (line,) = lab.audit
-    assert lab.players["openai"].bodies == [ASKED | {"model": "gpt"}]
+    assert lab.players["openai"].bodies == [rl.ASKED | {"model": "gpt"}]
     assert line["droppedFields"] == ["tomorrows_endpoint"]
 
 
@@ -124,8 +116,8 @@ async def test_a_wrong_key_is_compared_whole_and_reaches_nothing(tmp_path, monke
     looked_up, holder_of = [], ClientKeys.holder_of
     monkeypatch.setattr(ClientKeys, "holder_of", lambda keys, by: looked_up.append(by) or holder_of(keys, by))
     budget = Budget(name="b", scope="router", window_seconds=60, max_tokens=1000)
-    config = config_of(local("mac"), auth=Auth(keys_folder=str(teams)), budgets=(budget,))
-    async with open_lab(config, mac=answer(), budgets_folder=tmp_path / "kept") as lab:
+    config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(teams)), budgets=(budget,))
+    async with rl.open_lab(config, mac=rl.answer(), budgets_folder=tmp_path / "kept") as lab:
         unknown = await lab.ask(headers={"X-Api-Key": "unknown"})
         lines, files = list(lab.lines), {path: path.read_bytes() for path in (tmp_path / "kept").iterdir()}
         for headers in ({"X-Api-Key": key}, {"Authorization": f"Bearer {key}"}):
@@ -142,7 +134,7 @@ async def test_a_key_is_known_by_all_of_it(tmp_path):
     begin = "sk-" + "a" * 37
     for team in ("red", "blue"):
         (tmp_path / team).write_text(f"{begin}{team}")
-    async with open_lab(config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=rl.answer()) as lab:
         for team in ("red", "blue", "red"):
             assert (await lab.ask(headers={"X-Api-Key": f"{begin}{team}"})).status == 200
         assert (await lab.ask(headers={"X-Api-Key": begin})).status == 401
@@ -158,9 +150,9 @@ async def test_who_asks_is_fixed_for_a_request(tmp_path):
     async def wait(connection):
         slow.append(connection)
         await goes_on.wait()
-        await connection.send_all(answer())
+        await connection.send_all(rl.answer())
 
-    async with open_lab(config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=wait) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path))), mac=wait) as lab:
 
         async def ask():
             await lab.ask(headers={"X-Api-Key": "key"})
@@ -185,7 +177,7 @@ OF_THE_OPERATOR = ("/metrics", "/backends", "/drained", "/debug", "/admin", "/co
 @pytest.mark.parametrize("path", OF_THE_OPERATOR)
 async def test_clients_reach_nothing_of_the_operator_s(path):
     """Neither by that path nor below /v1; what is asked does not change with the Host header."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         for each in (path, f"/v1{path}", f"/v1/..{path}", f"//{path}"):
             for host in ("router", "localhost:9090", "127.0.0.1:9090"):
                 for method in ("GET", "POST"):
@@ -193,43 +185,19 @@ async def test_clients_reach_nothing_of_the_operator_s(path):
         assert lab.players["mac"].asked == []
 
 
-HOSTS = [
-    "evil.example",
-    "localhost.evil.example",
-    "evil.example#localhost",
-    "localhost@evil.example",
-    "127.0.0.1.evil.example",
-    "evil.example:9090",
-    "router.svc.evil.example",
-    "0x7f.evil.example",
-    "",
-    "[::1].evil.example",
-    "a.svc/@evil.example",
-]
-
-
-@pytest.mark.parametrize("host", HOSTS)
-async def test_the_operator_s_port_believes_no_other_name(host):
-    """Which a page in a browser may have pointed here."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab, open_admin(lab) as ask:
-        for path in ("/metrics", "/backends"):
-            assert (await ask(path, host=host)).status in (400, 403)
-            assert (await ask(path)).status == 200
-
-
 @pytest.mark.parametrize("path", ROUTES)
 async def test_every_route_has_all_of_its_meters(tmp_path, path):
     """A team's budget counts under the router's, and the router's under a team's key: either one stops each route."""
     (tmp_path / "red").write_text("red-key")
-    body = FULL[path] | {"model": "m"} if path in FULL else MESSAGE | {"prompt": "p", "input": "i", "query": "q"}
+    body = FULL[path] | {"model": "m"} if path in FULL else rl.MESSAGE | {"prompt": "p", "input": "i", "query": "q"}
     for scope in ("router", "team"):
         wide, tight = ({"max_tokens": count} for count in (10**9, 1))
         budgets = tuple(
             Budget(name=each, scope=each, window_seconds=60, **(tight if each == scope else wide))
             for each in ("router", "team")
         )
-        config = config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path)), budgets=budgets)
-        async with open_lab(config, mac=answer()) as lab:
+        config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path)), budgets=budgets)
+        async with rl.open_lab(config, mac=rl.answer()) as lab:
             said = await lab.ask(body, path, {"X-Api-Key": "red-key"})
             assert (said.status, lab.players["mac"].asked) == (429, [])
 
@@ -240,25 +208,25 @@ async def test_every_route_has_all_of_its_meters(tmp_path, path):
 async def test_nothing_is_passed_through(path):
     """A path without a meter is none, whatever a backend has there."""
     assert path not in {*ROUTES, *DIALECTS}
-    async with open_lab(config_of(cloud("openai")), openai=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("openai")), openai=rl.answer()) as lab:
         assert (await lab.ask(path=path)).status == 404
         assert lab.players["openai"].listener.dialled == []
 
 
 async def test_what_is_under_way_is_reserved(autojump_clock):
     """Of twenty that come at once, as many are let in as fit at their most; afterwards what they took is charged."""
-    each = len(json.dumps(ASKED | {"max_tokens": 100})) + 100
+    each = len(json.dumps(rl.ASKED | {"max_tokens": 100})) + 100
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=3 * each)
-    slow, found = saying(b"", answer(said=ANSWER), seconds=9), []
-    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=slow) as lab:
+    slow, found = rl.saying(b"", rl.answer(said=rl.ANSWER), seconds=9), []
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=slow) as lab:
 
         async def ask():
             await trio.sleep(random.Random(1).uniform(0, 1))
-            found.append((await lab.ask(ASKED | {"max_tokens": 100})).status)
+            found.append((await lab.ask(rl.ASKED | {"max_tokens": 100})).status)
 
         async with trio.open_nursery() as nursery:
             for _ in range(20):
                 nursery.start_soon(ask)
         assert sorted(found) == [200] * 3 + [429] * 17
         assert len(lab.players["mac"].asked) == 3
-        assert lab.router.budgets()[0]["tokensUsed"] == 3 * ANSWER["usage"]["total_tokens"]
+        assert lab.router.budgets()[0]["tokensUsed"] == 3 * rl.ANSWER["usage"]["total_tokens"]

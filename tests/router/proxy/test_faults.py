@@ -13,26 +13,9 @@ import pytest
 import trio
 
 from llmkube.base.http.dial import dial
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    DONE,
-    SSE,
-    STREAMED,
-    WHOLE_STREAM,
-    answer,
-    chunk,
-    cloud,
-    config_of,
-    error,
-    open_lab,
-    piece,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
-HALF = stream(piece("one"), end=b"")
+HALF = rl.stream(rl.piece("one"), end=b"")
 
 
 async def drip(connection):
@@ -45,17 +28,17 @@ async def drip(connection):
 
 async def drip_events(connection):
     """Half an event, a byte every nine seconds."""
-    await connection.send_all(SSE)
+    await connection.send_all(rl.SSE)
     while True:
         await trio.sleep(9)
-        await connection.send_all(chunk(b"d"))
+        await connection.send_all(rl.chunk(b"d"))
 
 
 async def endless(connection):
     """An event without an end."""
-    await connection.send_all(SSE)
+    await connection.send_all(rl.SSE)
     while True:
-        await connection.send_all(chunk(b"x" * 1_000_000))
+        await connection.send_all(rl.chunk(b"x" * 1_000_000))
 
 
 @attrs.frozen
@@ -75,66 +58,74 @@ class Fault:
 
 
 FAULTS = {
-    "silent": Fault("timeout", until_gone, until_gone, after=saying(HALF, then=until_gone), ends="backend_silent"),
-    "half-open": Fault("broken_off", saying(b""), saying(SSE), after=saying(HALF), ends="broken_off"),
+    "silent": Fault(
+        "timeout", rl.until_gone, rl.until_gone, after=rl.saying(HALF, then=rl.until_gone), ends="backend_silent"
+    ),
+    "half-open": Fault("broken_off", rl.saying(b""), rl.saying(rl.SSE), after=rl.saying(HALF), ends="broken_off"),
     "truncated": Fault(
         "broken_off",
-        saying(answer()[:-9]),
-        saying(SSE + b"5\r\nda"),
-        after=saying(HALF, b"20\r\ndata", seconds=1),
+        rl.saying(rl.answer()[:-9]),
+        rl.saying(rl.SSE + b"5\r\nda"),
+        after=rl.saying(HALF, b"20\r\ndata", seconds=1),
         ends="broken_off",
     ),
     "lying length": Fault(
         "malformed",
-        answer(200, json.dumps(ANSWER).encode()).replace(b"Content-Length: 2", b"Content-Length: 1"),
-        saying(SSE + b"zz\r\n"),
-        after=saying(HALF, b"5\r\nfar more than five\r\n0\r\n\r\n", seconds=1),
+        rl.answer(200, json.dumps(rl.ANSWER).encode()).replace(b"Content-Length: 2", b"Content-Length: 1"),
+        rl.saying(rl.SSE + b"zz\r\n"),
+        after=rl.saying(HALF, b"5\r\nfar more than five\r\n0\r\n\r\n", seconds=1),
         ends="broken_off",
     ),
     "200 with an error body": Fault(
         "server_error",
-        answer(200, {"error": {"message": "boom", "code": 500}}),
-        stream(b'data: {"error":{"message":"boom","code":500}}\n\n'),
-        after=saying(HALF, chunk(b'data: {"error":{"message":"boom","code":500}}\n\n'), seconds=1),
+        rl.answer(200, {"error": {"message": "boom", "code": 500}}),
+        rl.stream(b'data: {"error":{"message":"boom","code":500}}\n\n'),
+        after=rl.saying(HALF, rl.chunk(b'data: {"error":{"message":"boom","code":500}}\n\n'), seconds=1),
         ends="",
     ),
-    "cut stream": Fault("broken_off", saying(answer()[:60]), stream(), after=stream(piece("one")), ends="cut_short"),
+    "cut stream": Fault(
+        "broken_off", rl.saying(rl.answer()[:60]), rl.stream(), after=rl.stream(rl.piece("one")), ends="cut_short"
+    ),
     "garbage SSE": Fault(
         "malformed",
-        answer(200, b"<html>"),
-        stream(b"data: {not json\n\n"),
-        after=saying(HALF, chunk(b"data: \xff\xfe\n\n"), seconds=1),
+        rl.answer(200, b"<html>"),
+        rl.stream(b"data: {not json\n\n"),
+        after=rl.saying(HALF, rl.chunk(b"data: \xff\xfe\n\n"), seconds=1),
         ends="malformed",
     ),
     "slow drip": Fault(
-        "timeout", drip, drip_events, after=saying(HALF, *[chunk(b"d")] * 30, seconds=9), ends="backend_silent"
+        "timeout", drip, drip_events, after=rl.saying(HALF, *[rl.chunk(b"d")] * 30, seconds=9), ends="backend_silent"
     ),
-    "429 storm": Fault("rate_limited", error(429, lines=[b"Retry-After: 9"]), error(429)),
+    "429 storm": Fault("rate_limited", rl.error(429, lines=[b"Retry-After: 9"]), rl.error(429)),
     "redirect": Fault(
         "redirect",
-        answer(302, b"", [b"Location: http://b/v1/chat/completions"]),
-        answer(308, b"", [b"Location: https://elsewhere/"]),
+        rl.answer(302, b"", [b"Location: http://b/v1/chat/completions"]),
+        rl.answer(308, b"", [b"Location: https://elsewhere/"]),
     ),
     "wrong model": Fault(
         "",
-        error(404, "no model gpt", code="model_not_found"),
-        error(404, "no", code="model_not_found"),
+        rl.error(404, "no model gpt", code="model_not_found"),
+        rl.error(404, "no", code="model_not_found"),
         404,
         "model_not_found",
     ),
     "auth failure": Fault(
-        "", error(401, "wrong key sk-secret"), error(403, "not for you"), 502, "backend_refused_credentials"
+        "", rl.error(401, "wrong key sk-secret"), rl.error(403, "not for you"), 502, "backend_refused_credentials"
     ),
     "content filter": Fault(
         "",
-        error(400, code="content_filter"),
-        stream(b'data: {"error":{"code":"content_filter"}}\n\n'),
+        rl.error(400, code="content_filter"),
+        rl.stream(b'data: {"error":{"code":"content_filter"}}\n\n'),
         400,
         "content_filter",
     ),
-    "oversized": Fault("broken_off", saying(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000), endless),
+    "oversized": Fault("broken_off", rl.saying(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000), endless),
     "reset": Fault(
-        "broken_off", saying(answer()[:20]), saying(SSE[:30]), after=saying(HALF, b"7", seconds=1), ends="broken_off"
+        "broken_off",
+        rl.saying(rl.answer()[:20]),
+        rl.saying(rl.SSE[:30]),
+        after=rl.saying(HALF, b"7", seconds=1),
+        ends="broken_off",
     ),
     "DNS": Fault("connect_error"),
 }
@@ -153,11 +144,11 @@ async def test_a_fault_before_the_first_byte(autojump_clock, name, kind):
     """The second backend answers, within the first one's limit, or the first one's word is the answer."""
     fault, script = FAULTS[name], getattr(FAULTS[name], kind)
     scripts = {"a": script} if script is not None else {}
-    good = answer() if kind == "plain" else stream(WHOLE_STREAM)
-    config = config_of(cloud("a"), cloud("b"), first_byte_seconds=60)
-    async with open_lab(config, **scripts, b=good) as lab:
+    good = rl.answer() if kind == "plain" else rl.stream(rl.WHOLE_STREAM)
+    config = rl.config_of(rl.cloud("a"), rl.cloud("b"), first_byte_seconds=60)
+    async with rl.open_lab(config, **scripts, b=good) as lab:
         started_at = trio.current_time()
-        status, body, clean = await lab.read(ASKED if kind == "plain" else STREAMED)
+        status, body, clean = await lab.read(rl.ASKED if kind == "plain" else rl.STREAMED)
         seconds = trio.current_time() - started_at
         (line,) = lab.audit
         asked = len(lab.players["b"].asked)
@@ -169,27 +160,29 @@ async def test_a_fault_before_the_first_byte(autojump_clock, name, kind):
         assert b"sk-secret" not in body
         assert not asked
         return
-    assert line["attempts"][0]["result"] == CAUSES.get((name, kind), fault.cause)
+    cause = CAUSES.get((name, kind), fault.cause)
+    assert [(each["backend"], each["result"]) for each in line["attempts"]] == [("a", cause), ("b", "answered")]
+    assert lab.metric("llmkube_router_attempts_total", backend="a", result=cause) == 1
     assert asked == 1
     assert len(dialled) == 1
     if kind == "plain":
-        assert json.loads(body) == ANSWER
+        assert json.loads(body) == rl.ANSWER
     else:
-        assert (body, clean) == (WHOLE_STREAM, True)
+        assert (body, clean) == (rl.WHOLE_STREAM, True)
 
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.after is not None])
 async def test_a_fault_after_the_first_byte(autojump_clock, name):
     """What came passes; then an error event that every client of OpenAI's knows, no `[DONE]`, and no clean end."""
     fault = FAULTS[name]
-    config = config_of(cloud("a"), cloud("b"), first_byte_seconds=60)
-    async with open_lab(config, a=fault.after, b=stream(WHOLE_STREAM)) as lab:
+    config = rl.config_of(rl.cloud("a"), rl.cloud("b"), first_byte_seconds=60)
+    async with rl.open_lab(config, a=fault.after, b=rl.stream(rl.WHOLE_STREAM)) as lab:
         status, body, clean = await lab.read()
         (line,) = lab.audit
         asked = lab.players["b"].asked
     events = body.strip().split(b"\n\n")
     assert (status, clean) == (200, False)
-    assert events[0] == piece("one").strip()
+    assert events[0] == rl.piece("one").strip()
     error_ = json.loads(events[-1].removeprefix(b"data: "))["error"]
     assert set(error_) >= {"message", "type", "code"}
     assert b"[DONE]" not in body
@@ -201,12 +194,12 @@ async def test_a_fault_after_the_first_byte(autojump_clock, name):
     assert lab.metric("llmkube_router_requests_total", **outcome) == 1
 
 
-@pytest.mark.parametrize("end", [b"", DONE])
+@pytest.mark.parametrize("end", [b"", rl.DONE])
 async def test_a_stream_that_says_it_is_finished_is_whole(end):
     """With `[DONE]`, or with a reason to be finished and a clean end; the client gets `[DONE]` in both cases."""
-    async with open_lab(config_of(cloud("a")), a=stream(piece("one", "stop"), end)) as lab:
+    async with rl.open_lab(rl.config_of(rl.cloud("a")), a=rl.stream(rl.piece("one", "stop"), end)) as lab:
         _, body, clean = await lab.read()
-    assert (body, clean) == (piece("one", "stop") + DONE, True)
+    assert (body, clean) == (rl.piece("one", "stop") + rl.DONE, True)
 
 
 async def test_a_real_reset_and_a_real_disconnect():
@@ -220,7 +213,7 @@ async def test_a_real_reset_and_a_real_disconnect():
 
     async def wait(connection):
         await connection.receive_some()
-        await connection.send_all(SSE + chunk(piece("one")))
+        await connection.send_all(rl.SSE + rl.chunk(rl.piece("one")))
         while await connection.receive_some():
             pass
         gone.set()
@@ -231,10 +224,10 @@ async def test_a_real_reset_and_a_real_disconnect():
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
             ports[name] = listeners[0].socket.getsockname()[1]
             nursery.start_soon(trio.serve_listeners, play, listeners)
-        backends = [cloud(name, base_url=f"http://127.0.0.1:{port}/v1") for name, port in ports.items()]
-        async with open_lab(config_of(*backends), connect=dial) as lab:
+        backends = [rl.cloud(name, base_url=f"http://127.0.0.1:{port}/v1") for name, port in ports.items()]
+        async with rl.open_lab(rl.config_of(*backends), connect=dial) as lab:
             client = await lab.front.connect("router", 80)
-            body = json.dumps(STREAMED).encode()
+            body = json.dumps(rl.STREAMED).encode()
             head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n" % len(body)
             await client.send_all(head + body)
             received = b""

@@ -9,18 +9,9 @@ import pytest
 
 from lengths import some
 from llmkube.router.continuation import joined_answer
-from router.proxy.router_lab import (
-    DONE,
-    SSE,
-    Player,
-    chunk,
-    config_of,
-    local,
-    open_lab,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
-TWINS = (local("a", model_digest="x", first_byte_seconds=5), local("b", model_digest="x", first_byte_seconds=5))
+TWINS = (rl.local("a", model_digest="x", first_byte_seconds=5), rl.local("b", model_digest="x", first_byte_seconds=5))
 TURNS = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 PROMPT = {"model": "m", "prompt": "hi", "stream": True}
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -121,21 +112,21 @@ def engine(events, death="", written=None):
     """An engine that dies after as many of its events; None lets it live."""
 
     async def play(connection):
-        said = SSE + b"".join(map(chunk, (*counted(events), DONE)[:written]))
+        said = rl.SSE + b"".join(map(rl.chunk, (*counted(events), rl.DONE)[:written]))
         await connection.send_all(said)
         if death == "in an event":
-            await connection.send_all(chunk(b'data: {"choices": [{"index": 0, "del'))
+            await connection.send_all(rl.chunk(b'data: {"choices": [{"index": 0, "del'))
         elif death == "silent":
-            await until_gone(connection)
+            await rl.until_gone(connection)
         if not death or death == "cut":
             await connection.send_all(b"0\r\n\r\n")
 
-    return Player((play,))
+    return rl.Player((play,))
 
 
 async def answered(path, body, first, second):
     players = {"a": first, "b": second}
-    async with open_lab(config_of(*TWINS), players) as lab:
+    async with rl.open_lab(rl.config_of(*TWINS), players) as lab:
         status, data, clean = await lab.read(body, path)
     assert status == 200
     (line,) = lab.audit

@@ -8,24 +8,10 @@ import trio.testing
 
 from llmkube.router import fair_queue
 from llmkube.router.config.routing_config import Auth
-from router.proxy.router_lab import (
-    ANSWER,
-    ASKED,
-    WHOLE_STREAM,
-    answer,
-    chunk,
-    cloud,
-    config_of,
-    error,
-    local,
-    open_lab,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
-ONE = local("mac", slots=1)
-SLOW = saying(b"", answer(), seconds=12)
+ONE = rl.local("mac", slots=1)
+SLOW = rl.saying(b"", rl.answer(), seconds=12)
 FULL = "llmkube_router_queue_depth"
 
 
@@ -36,7 +22,7 @@ async def keep(results, ask, *args):
 async def test_an_engine_gets_as_many_requests_as_it_has_slots(autojump_clock):
     """The rest waits in the router, is seen there, and comes one by one."""
     answers = []
-    async with open_lab(config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
+    async with rl.open_lab(rl.config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(keep, answers, lab.ask)
         await trio.sleep(1)
@@ -46,15 +32,15 @@ async def test_an_engine_gets_as_many_requests_as_it_has_slots(autojump_clock):
         assert [lab.registry.get_sample_value(name) for name in of_picker] == [1, 2]
         await trio.sleep(12)
         assert (len(lab.players["mac"].asked), lab.metric(FULL, backend="mac")) == (2, 1)
-    assert [json.loads(each.body) for each in answers] == [ANSWER] * 3
+    assert [json.loads(each.body) for each in answers] == [rl.ANSWER] * 3
     assert lab.metric(FULL, backend="mac") == 0
 
 
 async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
     """The second is asked when the first client has its last byte; until then it hears comments."""
-    long = saying(stream(b": x\n\n", end=b""), chunk(WHOLE_STREAM) + b"0\r\n\r\n", seconds=12)
+    long = rl.saying(rl.stream(b": x\n\n", end=b""), rl.chunk(rl.WHOLE_STREAM) + b"0\r\n\r\n", seconds=12)
     results = []
-    async with open_lab(config_of(ONE), mac=long) as lab, trio.open_nursery() as nursery:
+    async with rl.open_lab(rl.config_of(ONE), mac=long) as lab, trio.open_nursery() as nursery:
         nursery.start_soon(keep, results, lab.read)
         await trio.sleep(0.5)
         nursery.start_soon(keep, results, lab.read)
@@ -64,9 +50,8 @@ async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
     assert (status, clean, status_, clean_) == (200, True, 200, True)
     assert b"waits for its turn" not in first
     assert second.startswith(b": the request waits for its turn\n\n")
-    assert (
-        second.count(b"waits for its turn") == 4
-    )  # at 5 and 10 seconds of the queue, and again of the engine's silence
+    # at 5 and 10 seconds of the queue, and again of the engine's silence
+    assert second.count(b"waits for its turn") == 4
     assert b"loading" not in second
     assert b" two" in second
 
@@ -74,7 +59,7 @@ async def test_a_slot_is_held_to_the_end_of_a_stream(autojump_clock):
 async def test_an_engine_whose_slots_are_not_known_has_no_queue():
     """Nor has a provider: each request is sent at once."""
     async with (
-        open_lab(config_of(local("mac")), mac=saying(b"", then=until_gone)) as lab,
+        rl.open_lab(rl.MAC, mac=rl.saying(b"", then=rl.until_gone)) as lab,
         trio.open_nursery() as nursery,
     ):
         for _ in range(5):
@@ -87,14 +72,14 @@ async def test_an_engine_whose_slots_are_not_known_has_no_queue():
 async def test_a_client_that_goes_away_leaves_the_queue(autojump_clock):
     """Its request never reaches the engine, and the next one does."""
     answers = []
-    async with open_lab(config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
+    async with rl.open_lab(rl.config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
         nursery.start_soon(keep, answers, lab.ask)
         await trio.sleep(1)
         with trio.move_on_after(2):
-            await lab.ask(ASKED | {"user": "gone"})
+            await lab.ask(rl.ASKED | {"user": "gone"})
         await trio.testing.wait_all_tasks_blocked()
         assert lab.metric(FULL, backend="mac") == 0
-        await lab.ask(ASKED | {"user": "next"})
+        await lab.ask(rl.ASKED | {"user": "next"})
         assert [each.get("user") for each in lab.players["mac"].bodies] == [None, "next"]
     assert sorted(line["outcome"] for line in lab.audit) == ["client_gone", "ok", "ok"]
 
@@ -103,9 +88,9 @@ async def test_a_client_that_goes_away_leaves_the_queue(autojump_clock):
 async def test_a_request_whose_turn_never_comes_is_told_when_to_come_again(autojump_clock, own, status, code):
     """429 where more of the same tenant waits, 503 where not; the wait is no fault of the backend."""
     results = []
-    events = [chunk(b": x\n\n"), *[chunk(WHOLE_STREAM[: WHOLE_STREAM.index(b"\n\n") + 2])] * 9]
-    long = saying(stream(WHOLE_STREAM[: WHOLE_STREAM.index(b"\n\n") + 2], end=b""), *events, seconds=10)
-    async with open_lab(config_of(ONE, first_byte_seconds=25), mac=long) as lab, trio.open_nursery() as nursery:
+    events = [rl.chunk(b": x\n\n"), *[rl.chunk(rl.WHOLE_STREAM[: rl.WHOLE_STREAM.index(b"\n\n") + 2])] * 9]
+    long = rl.saying(rl.stream(rl.WHOLE_STREAM[: rl.WHOLE_STREAM.index(b"\n\n") + 2], end=b""), *events, seconds=10)
+    async with rl.open_lab(rl.config_of(ONE, first_byte_seconds=25), mac=long) as lab, trio.open_nursery() as nursery:
         nursery.start_soon(lab.read)
         await trio.sleep(1)
         for _ in range(own):
@@ -124,7 +109,7 @@ async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_cloc
     """At once, with 429 and Retry-After; those before it wait on."""
     monkeypatch.setattr(fair_queue, "MOST_WAITING", 2)
     answers = []
-    async with open_lab(config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
+    async with rl.open_lab(rl.config_of(ONE), mac=SLOW) as lab, trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(keep, answers, lab.ask)
         await trio.sleep(1)
@@ -140,7 +125,10 @@ async def test_a_full_queue_refuses_the_newest_of_whoever_has_most(autojump_cloc
 async def test_a_full_queue_leads_on_to_the_next_backend(autojump_clock, monkeypatch):
     """Where the rule has one."""
     monkeypatch.setattr(fair_queue, "MOST_WAITING", 0)
-    async with open_lab(config_of(ONE, cloud("b")), mac=SLOW, b=answer()) as lab, trio.open_nursery() as nursery:
+    async with (
+        rl.open_lab(rl.config_of(ONE, rl.cloud("b")), mac=SLOW, b=rl.answer()) as lab,
+        trio.open_nursery() as nursery,
+    ):
         said = await lab.ask()
         assert said.status == 200
         assert [each["result"] for each in lab.audit[0]["attempts"]] == ["queue", "answered"]
@@ -149,7 +137,7 @@ async def test_a_full_queue_leads_on_to_the_next_backend(autojump_clock, monkeyp
 
 async def test_an_open_circuit_is_not_waited_for(monkeypatch):
     """It is left alone at once: nobody stands in its queue."""
-    async with open_lab(config_of(ONE), mac=error(500)) as lab:
+    async with rl.open_lab(rl.config_of(ONE), mac=rl.error(500)) as lab:
         while lab.router.states() == {"mac": ""}:
             await lab.ask()
         monkeypatch.setattr(fair_queue, "MOST_WAITING", 0)
@@ -167,9 +155,11 @@ async def test_a_tenant_is_charged_what_an_answer_took_and_nothing_while_the_eng
         ended(queue, tenant, tokens, took)
 
     monkeypatch.setattr(fair_queue.FairQueue, "ended", spy)
-    loading = error(503, "Loading model", code=503, type="unavailable_error")
+    loading = rl.error(503, "Loading model", code=503, type="unavailable_error")
     usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 20}}
-    async with open_lab(config_of(ONE), mac=(*[loading] * 3, answer(said=ANSWER | {"usage": usage}))) as lab:
+    async with rl.open_lab(
+        rl.config_of(ONE), mac=(*[loading] * 3, rl.answer(said=rl.ANSWER | {"usage": usage}))
+    ) as lab:
         assert (await lab.ask()).status == 200
     assert charged == [0, 0, 0, 15]
 
@@ -178,12 +168,12 @@ async def test_a_quiet_team_is_next_whatever_waits_of_another(autojump_clock, tm
     """Turns are of teams, not of keys or connections."""
     (tmp_path / "flood").write_text("k1\nk2\n")
     (tmp_path / "quiet").write_text("k3\n")
-    config = config_of(ONE, auth=Auth(keys_folder=str(tmp_path)))
-    async with open_lab(config, mac=SLOW) as lab, trio.open_nursery() as nursery:
+    config = rl.config_of(ONE, auth=Auth(keys_folder=str(tmp_path)))
+    async with rl.open_lab(config, mac=SLOW) as lab, trio.open_nursery() as nursery:
         for number in range(4):
             key = {"authorization": f"Bearer k{1 + number % 2}"}
-            nursery.start_soon(lab.ask, ASKED | {"user": "flood"}, "/v1/chat/completions", key)
+            nursery.start_soon(lab.ask, rl.ASKED | {"user": "flood"}, "/v1/chat/completions", key)
         await trio.sleep(1)
-        await lab.ask(ASKED | {"user": "quiet"}, headers={"authorization": "Bearer k3"})
+        await lab.ask(rl.ASKED | {"user": "quiet"}, headers={"authorization": "Bearer k3"})
         assert [each["user"] for each in lab.players["mac"].bodies] == ["flood", "quiet"]
         nursery.cancel_scope.cancel()

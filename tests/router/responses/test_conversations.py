@@ -15,21 +15,7 @@ from llmkube.router.dispatch.attempt import MAX_ANSWER_BYTES
 from llmkube.router.responses import conversations
 from llmkube.router.responses.conversations import SWEEP_SECONDS
 from llmkube.router.responses.store import NO_LIMITS, Bounds, ResponseStore
-from router.proxy.router_lab import (
-    WHOLE_STREAM,
-    Player,
-    answer,
-    chunk,
-    cloud,
-    config_of,
-    events_of,
-    local,
-    open_lab,
-    piece,
-    saying,
-    stream,
-    until_gone,
-)
+from router.proxy import router_lab as rl
 
 RESPONSES = "/v1/responses"
 ASKED = {"model": "m", "input": "hi"}
@@ -64,17 +50,17 @@ def echoing(player):
         body = json.loads(player.asked[-1][1])
         text = "answer to " + body["messages"][-1]["content"]
         if body.get("stream"):
-            await connection.send_all(stream(piece(text), piece("", "stop")))
+            await connection.send_all(rl.stream(rl.piece(text), rl.piece("", "stop")))
         else:
             message = {"role": "assistant", "content": text}
-            await connection.send_all(answer(said={"choices": [{"message": message, "finish_reason": "stop"}]}))
+            await connection.send_all(rl.answer(said={"choices": [{"message": message, "finish_reason": "stop"}]}))
 
     return script
 
 
-OUTSIDE = config_of(
-    local("mac", region="eu"),
-    cloud("cloud", region="us"),
+OUTSIDE = rl.config_of(
+    rl.local("mac", region="eu"),
+    rl.cloud("cloud", region="us"),
     rules=(
         Rule(name="out", match=Match(headers={"x-go": "out"}), backends=("cloud", "mac")),
         Rule(name="shadow", match=Match(headers={"x-go": "both"}), backends=("mac", "cloud"), strategy="shadow"),
@@ -86,10 +72,10 @@ OUTSIDE = config_of(
 async def converse(count, seed):
     """Play conversations that branch; return what stayed, and how often the provider was asked to go on with one."""
     dice = random.Random(seed)
-    mac, provider = Player(()), Player(())
+    mac, provider = rl.Player(()), rl.Player(())
     mac.scripts, provider.scripts = (echoing(mac),), (echoing(provider),)
     closed, known, refused = {}, [], 0
-    async with open_lab(OUTSIDE, {"mac": mac, "cloud": provider}) as lab:
+    async with rl.open_lab(OUTSIDE, {"mac": mac, "cloud": provider}) as lab:
         for at in range(count):
             before, ancestors = dice.choice(known[-6:]) if known and dice.random() < 0.8 else ("", ())
             named = {
@@ -105,7 +91,7 @@ async def converse(count, seed):
             if status != 200:
                 refused += 1
                 continue
-            said = events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
+            said = rl.events_of(data)[-1]["response"] if body["stream"] else json.loads(data)
             assert said["status"] == "completed"
             known.append((said["id"], (*ancestors, text)))
         await trio.testing.wait_all_tasks_blocked()
@@ -149,7 +135,7 @@ async def test_a_mutant_is_caught(name, monkeypatch, autojump_clock):
 
 async def test_a_conversation_stays_what_it_was_without_the_header():
     """And the audit log says so; a request that names another class has both."""
-    async with open_lab(OUTSIDE, mac=answer(), cloud=answer()) as lab:
+    async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {CLASS: "pii"})
         second = await kept(lab, {"x-go": "out"}, previous_response_id=first)
         await kept(lab, {"x-go": "out", CLASS: "public"}, previous_response_id=second)
@@ -161,7 +147,7 @@ async def test_a_conversation_stays_what_it_was_without_the_header():
 
 async def test_no_region_in_common_is_refused():
     """With both; no backend is asked."""
-    async with open_lab(OUTSIDE, mac=answer(), cloud=answer()) as lab:
+    async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {REGION: "eu"})
         status, said = await ask(lab, {REGION: "us"}, previous_response_id=first)
         assert (status, said["error"]["code"]) == (503, "not_permitted")
@@ -172,7 +158,7 @@ async def test_no_region_in_common_is_refused():
 
 async def test_a_class_that_becomes_sensitive_closes_conversations_that_have_it():
     """What counts is the config of the request that continues."""
-    async with open_lab(OUTSIDE, mac=answer(), cloud=answer()) as lab:
+    async with rl.open_lab(OUTSIDE, mac=rl.answer(), cloud=rl.answer()) as lab:
         first = await kept(lab, {CLASS: "internal"})
         second = await kept(lab, {"x-go": "out"}, previous_response_id=first)
         assert len(lab.players["cloud"].asked) == 1
@@ -190,13 +176,13 @@ async def test_a_backend_gets_the_whole_conversation():
     """Calls and their results too; of the instructions the newest alone; what a provider's model thinks stays out."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
-    called = answer(said={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
-    async with open_lab(config_of(local("mac")), mac=(called, answer(), stream(WHOLE_STREAM), answer())) as lab:
+    called = rl.answer(said={"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+    async with rl.open_lab(rl.MAC, mac=(called, rl.answer(), rl.stream(rl.WHOLE_STREAM), rl.answer())) as lab:
         first = await kept(lab, instructions="old")
         result = [{"type": "function_call_output", "call_id": "c1", "output": "r"}]
         second = await kept(lab, input=result, previous_response_id=first, instructions="new")
         body = ASKED | {"stream": True, "previous_response_id": second}
-        third = events_of((await lab.read(body, RESPONSES))[1])[-1]["response"]["id"]
+        third = rl.events_of((await lab.read(body, RESPONSES))[1])[-1]["response"]["id"]
         await kept(lab, previous_response_id=third, input="end")
         turns = [[(turn["role"], turn["content"]) for turn in body["messages"]] for body in lab.players["mac"].bodies]
     assert turns[1] == [("system", "new"), ("user", "hi"), ("assistant", None), ("tool", "r")]
@@ -207,7 +193,7 @@ async def test_a_backend_gets_the_whole_conversation():
 
 async def test_a_conversation_branches():
     """Two requests may go on with the same response."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
         for text in ("a", "b"):
             await kept(lab, input=text, previous_response_id=first)
@@ -217,7 +203,7 @@ async def test_a_conversation_branches():
 
 async def test_a_response_is_given_and_deleted_by_its_id():
     """As the client had it."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         _, said = await ask(lab, metadata={"a": "b"})
         path = f"{RESPONSES}/{said['id']}"
         found = await lab.ask(path=path, method="GET")
@@ -238,7 +224,7 @@ async def test_a_response_is_given_and_deleted_by_its_id():
 
 async def test_what_is_not_to_be_stored_is_not():
     """Nothing of it is kept; it can continue what is."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         first = await kept(lab)
         status, said = await ask(lab, store=False, previous_response_id=first)
         assert (status, said["store"]) == (200, False)
@@ -250,18 +236,20 @@ async def test_what_is_not_to_be_stored_is_not():
 @pytest.mark.parametrize(
     "script",
     [
-        stream(piece("half"), end=b""),
-        saying(stream(piece("half"), end=b""), chunk(b'data: {"error": {"message": "no"}}\n\n'), seconds=1.0),
+        rl.stream(rl.piece("half"), end=b""),
+        rl.saying(
+            rl.stream(rl.piece("half"), end=b""), rl.chunk(b'data: {"error": {"message": "no"}}\n\n'), seconds=1.0
+        ),
     ],
 )
 async def test_what_failed_is_not_kept(script, autojump_clock):
     """Neither a stream that breaks off, nor one with an error; its end is not clean."""
-    async with open_lab(config_of(local("mac")), mac=script) as lab:
+    async with rl.open_lab(rl.MAC, mac=script) as lab:
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
-        events = events_of(data)
+        events = rl.events_of(data)
         assert ([each["type"] for each in events[-2:]], clean) == (["response.failed", "error"], False)
         assert len(conversations_of(lab).store) == 0
-    async with open_lab(config_of(local("mac")), mac=answer(400, {"error": {"message": "no"}})) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer(400, {"error": {"message": "no"}})) as lab:
         assert (await ask(lab))[0] == 400
         assert len(conversations_of(lab).store) == 0
 
@@ -282,7 +270,7 @@ async def test_it_is_kept_before_the_client_has_the_end(monkeypatch, is_stream):
 
     monkeypatch.setattr(StreamExchange, "send", noted)
     monkeypatch.setattr(ResponseStore, "put", put_now)
-    async with open_lab(config_of(local("mac")), mac=stream(WHOLE_STREAM) if is_stream else answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.stream(rl.WHOLE_STREAM) if is_stream else rl.answer()) as lab:
         await lab.read(ASKED | {"stream": is_stream}, RESPONSES)
     assert seen == [False]
     assert b'"completed"' in b"".join(sent)
@@ -295,9 +283,9 @@ async def test_another_teams_response_is_not_there(tmp_path):
     """Not to be continued, read or deleted, in the same words as one that never was; a team's keys share theirs."""
     (tmp_path / "red").write_text("red-1\nred-2\n")
     (tmp_path / "blue").write_text("blue\n")
-    config = config_of(local("mac"), auth=Auth(keys_folder=str(tmp_path)))
+    config = rl.config_of(rl.local("mac"), auth=Auth(keys_folder=str(tmp_path)))
     red, other, blue = ({"Authorization": f"Bearer {key}"} for key in ("red-1", "red-2", "blue"))
-    async with open_lab(config, mac=answer()) as lab:
+    async with rl.open_lab(config, mac=rl.answer()) as lab:
         first = await kept(lab, red)
         unknown = first.translate(str.maketrans("0123456789abcdef", "123456789abcdef0"))
         status, foreign = await ask(lab, blue, previous_response_id=first)
@@ -314,7 +302,7 @@ async def test_ids_are_drawn_by_the_system():
     """192 bits that no seed gives: names of requests tell nothing of them."""
     ids = []
     for _ in range(2):
-        async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+        async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
             ids.append(await kept(lab))
     assert len(set(ids)) == 2
     assert {len(each) for each in ids} == {len("resp_") + 48}
@@ -325,7 +313,7 @@ async def test_ids_are_drawn_by_the_system():
 
 async def test_what_is_not_used_ends(autojump_clock):
     """And its memory comes back without a request. A look at it, and a request that goes on with it, are uses."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         store = conversations_of(lab).store
         store.bounds = Bounds(idle_seconds=200.0)
         first = await kept(lab)
@@ -345,7 +333,7 @@ async def test_what_is_not_used_ends(autojump_clock):
 async def test_a_history_counts_in_budgets():
     """Its bytes are reserved, however short the body is."""
     budget = Budget(name="b", scope="router", window_seconds=3600, max_tokens=700)
-    async with open_lab(config_of(local("mac"), budgets=(budget,)), mac=answer()) as lab:
+    async with rl.open_lab(rl.config_of(rl.local("mac"), budgets=(budget,)), mac=rl.answer()) as lab:
         first = await kept(lab, input="x" * 400, max_output_tokens=10)
         assert (await ask(lab, max_output_tokens=10))[0] == 200
         status, said = await ask(lab, previous_response_id=first, max_output_tokens=10)
@@ -358,10 +346,10 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
     gone = []
 
     async def silent(connection):
-        await until_gone(connection)
+        await rl.until_gone(connection)
         gone.append(True)
 
-    async with open_lab(config_of(local("mac")), mac=(answer(), silent, answer())) as lab:
+    async with rl.open_lab(rl.MAC, mac=(rl.answer(), silent, rl.answer())) as lab:
         first = await kept(lab)
         size = next(iter(conversations_of(lab).store._kept.values())).stored.conversation_bytes
         monkeypatch.setattr(conversations, "MOST_HISTORY_BYTES", size)
@@ -381,7 +369,7 @@ async def test_histories_under_way_are_bounded(monkeypatch, autojump_clock):
 
 async def test_what_is_too_long_to_be_kept_says_so():
     """The answer is given, `store` is false, and nothing else goes for it."""
-    async with open_lab(config_of(local("mac")), mac=answer()) as lab:
+    async with rl.open_lab(rl.MAC, mac=rl.answer()) as lab:
         conversations_of(lab).store.bounds = Bounds(bytes_of_conversation=500)
         first = await kept(lab)
         status, said = await ask(lab, input="x" * 500, previous_response_id=first)
@@ -393,8 +381,8 @@ async def test_what_is_too_long_to_be_kept_says_so():
 async def test_an_answer_that_goes_on_for_ever_ends_with_an_error(monkeypatch):
     """It is held until its end, and so it has a bound."""
     monkeypatch.setattr(responses_answers, "MOST_CHARACTERS", 1000)
-    script = saying(stream(end=b""), *[chunk(piece("x" * 90)) for _ in range(20)], then=until_gone)
-    async with open_lab(config_of(local("mac")), mac=script) as lab:
+    script = rl.saying(rl.stream(end=b""), *[rl.chunk(rl.piece("x" * 90)) for _ in range(20)], then=rl.until_gone)
+    async with rl.open_lab(rl.MAC, mac=script) as lab:
         _, data, clean = await lab.read(ASKED | {"stream": True}, RESPONSES)
-        assert (events_of(data)[-1]["error"]["code"], clean) == ("stream_untranslatable", False)
+        assert (rl.events_of(data)[-1]["error"]["code"], clean) == ("stream_untranslatable", False)
     assert responses_answers.MOST_CHARACTERS < MAX_ANSWER_BYTES

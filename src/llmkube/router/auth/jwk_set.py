@@ -75,7 +75,8 @@ def _key_of(given: Any) -> SigningKey | str:
     if _SECRET & given.keys():
         return "it is a private key or a shared secret; give public keys alone"
     operations = given.get("key_ops")
-    if given.get("use", "sig") != "sig" or not (operations is None or _holds(operations, "verify")):
+    verifies = operations is None or (isinstance(operations, list) and "verify" in operations)
+    if given.get("use", "sig") != "sig" or not verifies:
         return "it is not for signatures"
     key_id, good_for = given.get("kid", ""), _algorithms_of(given)
     if not isinstance(key_id, str):
@@ -113,7 +114,3 @@ def _too_weak(key: Any) -> str:
     if not LEAST_RSA_BITS <= key.key_size <= MOST_RSA_BITS:
         return f"it has {key.key_size} bits; {LEAST_RSA_BITS} to {MOST_RSA_BITS} are taken"
     return "" if 3 <= exponent <= MOST_EXPONENT and exponent % 2 else "its exponent is not taken"
-
-
-def _holds(values: Any, wanted: str) -> bool:
-    return isinstance(values, list) and wanted in values

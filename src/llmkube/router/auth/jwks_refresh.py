@@ -133,8 +133,8 @@ class JwksRefresh:
         except UnreadError as exc:
             keys.failed(str(exc), trio.current_time())
             if keys.problem != before:
-                source = keys.file or keys.uri
-                _log.warning("cannot read the keys of tokens", source=source, error=keys.problem, cause=_cause(exc))
+                source, cause = keys.file or keys.uri, str(exc.__cause__ or "")
+                _log.warning("cannot read the keys of tokens", source=source, error=keys.problem, cause=cause)
             return False
         version = keys.version
         keys.read(found, trio.current_time())
@@ -142,10 +142,6 @@ class JwksRefresh:
             named = [each.key_id for each in found.keys]
             _log.info("keys of tokens are read", source=keys.file or keys.uri, keys=named, left_out=found.left_out)
         return True
-
-
-def _cause(exc: Exception) -> str:
-    return str(exc.__cause__ or "")
 
 
 def _content(file: str) -> bytes:

@@ -81,7 +81,8 @@ def reserve_call(router: str, most: Amount, limits: Mapping[AccountKey, Limit]) 
     args: list[str | int] = [most.tokens, most.nano_usd]
     for limit in limits.values():
         window = round(limit.window_seconds * 1000)
-        args += [window, -(-window // STEPS), _or_none(limit.tokens), _or_none(limit.nano_usd)]
+        args += [window, -(-window // STEPS)]
+        args += ["" if each is None else each for each in (limit.tokens, limit.nano_usd)]
     return Call(keys=[hash_of(router, key) for key in limits], args=args)
 
 
@@ -113,7 +114,3 @@ def used(answer: Sequence[int], accounts: Sequence[AccountKey]) -> Mapping[Accou
     """Read what `USED` has returned."""
     pairs = zip(answer[::2], answer[1::2], strict=True)
     return {key: Amount(int(tokens), int(dollars)) for key, (tokens, dollars) in zip(accounts, pairs, strict=True)}
-
-
-def _or_none(limit: int | None) -> str | int:
-    return "" if limit is None else limit

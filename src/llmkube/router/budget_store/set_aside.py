@@ -71,9 +71,7 @@ class SetAside:
         """Take up a request, and return whether it may be sent at once; otherwise once the next plan is written."""
         is_held = True
         for key, amount in accounts.items():
-            share = self._shares.get(key)
-            if share is None:
-                share = self._shares[key] = _Share(window_seconds(key))
+            share = self._shares.setdefault(key, _Share(window_seconds(key)))
             share.window_seconds = window_seconds(key)
             share.in_use += amount
             share.most = share.most.at_least(share.in_use)

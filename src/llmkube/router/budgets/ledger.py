@@ -96,7 +96,7 @@ class Account:
         for ends, amount in self._steps:
             left -= amount
             if self.limit.admits(left):
-                return max(0.0, self._leaves_at(ends) - now)
+                return max(0.0, ends + self.limit.window_seconds - now)
         # Only what is under way stands in the way: it ends when it ends.
         return self._step_seconds
 
@@ -135,9 +135,6 @@ class Account:
     def _step_seconds(self) -> float:
         return self.limit.window_seconds / STEPS
 
-    def _leaves_at(self, ends: float) -> float:
-        return ends + self.limit.window_seconds
-
     def _forget(self, now: float) -> None:
-        while self._steps and self._leaves_at(self._steps[0][0]) <= now:
+        while self._steps and self._steps[0][0] + self.limit.window_seconds <= now:
             self._taken -= self._steps.popleft()[1]

@@ -236,9 +236,7 @@ class Meter:
                 if name == budget.name:
                     account.limit = limit_of(budget)
         self._budgets[budget.name] = budget
-        if key not in self._accounts:
-            self._accounts[key] = Account(limit_of(budget))
-        return self._accounts[key]
+        return self._accounts.setdefault(key, Account(limit_of(budget)))
 
     def forget_idle(self, now: float) -> None:
         """Drop accounts under which nothing is taken or reserved, so that teams that came once cost nothing."""

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import attrs
 
+from llmkube.router.dialects.dialect import count_in
+
 _COUNTS: Final = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 
@@ -32,19 +34,18 @@ def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | Non
     usage, timings = said.get("usage"), said.get("timings")
     found = known
     if isinstance(timings, dict):
-        cached = _count(timings.get("cache_n"))
+        cached = count_in(timings, "cache_n")
         found = Usage(
-            cached + _count(timings.get("prompt_n")),
-            _count(timings.get("predicted_n")),
+            cached + count_in(timings, "prompt_n"),
+            count_in(timings, "predicted_n"),
             cached,
             _milliseconds(timings.get("prompt_ms")),
             _milliseconds(timings.get("predicted_ms")),
         )
     if isinstance(usage, dict) and any(type(usage.get(name)) is int for name in _COUNTS):
-        prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-        total = _count(usage.get("total_tokens"))
+        prompt, completion, total = (count_in(usage, name) for name in _COUNTS)
         details = usage.get("prompt_tokens_details")
-        cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        cached = count_in(details, "cached_tokens") if isinstance(details, dict) else 0
         found = Usage(
             prompt or max(0, total - completion),  # rankers say the total alone
             completion,
@@ -53,10 +54,6 @@ def usage_of(said: Mapping[str, Any], known: Usage | None = None) -> Usage | Non
             found.decode_ms if found else None,
         )
     return found
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _milliseconds(value: object) -> float | None:

@@ -135,18 +135,7 @@ _PROBE_PATH: Final = "/health"
 
 @attrs.frozen(kw_only=True)
 class ResolvedService:
-    """Where an InferenceService answers.
-
-    Attributes:
-        base_url: With the path that stands before `/chat/completions`; "" while it has none.
-        model: The model id that its engine is asked for; "" passes on what the client asked for.
-        key_file: File with the key that its engine asks for; "" sends none.
-        missing: Why it cannot be used now, for people; "" when it can.
-        slots: Requests that it serves at the same time; 0 where that is not known.
-        splits_cache: As `Backend.splits_cache`.
-        is_replicated: Whether several engines answer at its address, or as many as an autoscaler wants.
-        model_digest: Stands for what it answers with; "" where that is not known.
-    """
+    """Where an InferenceService or a provider answers: the attributes of a `Backend` of which this decides."""
 
     base_url: str = ""
     model: str = ""
@@ -215,23 +204,16 @@ def compiled_backend(
     compiled = Backend(
         name=backend.name,
         model_id=backend.display_name or backend.name,
-        base_url=service.base_url,
         local=backend.effective_tier == crd.LOCAL,
         dialect="anthropic" if backend.external and backend.external.provider == "anthropic" else "openai",
         provider=backend.external.provider if backend.external else "",
-        model=service.model,
         region=(backend.region or "").strip().lower(),
         capabilities=frozenset(each.strip().lower() for each in backend.capabilities),
-        model_digest=service.model_digest,
-        slots=service.slots,
-        splits_cache=service.splits_cache,
-        is_replicated=service.is_replicated,
         weight=1 if backend.weight is None else backend.weight,
         first_byte_seconds=seconds_of(backend.timeout, f"{at}.timeout", problems),
         prices=_prices(cost, f"{at}.costPerMillionTokens", problems) if priced and cost else None,
         probe=_probe(backend),
-        key_file=key.path if key else service.key_file,
-        missing=service.missing,
+        **attrs.asdict(service if key is None else attrs.evolve(service, key_file=key.path)),
     )
     return compiled, key
 

@@ -119,10 +119,7 @@ def _of_default_route(config: RoutingConfig) -> Iterator[str]:
             " which never goes there; name a local backend, or give a rule for that class"
         )
     if config.by_model:
-        seen: dict[str, str] = {}
-        for name, backend in config.backends.items():
-            if (other := seen.setdefault(backend.model_id, name)) != name:
-                yield f"backends[{name}].modelId: {backend.model_id!r} names {other}, too; give each its own"
+        yield from (f"{same}; give each its own" for same in _one_name(config))
 
 
 def caught_classes(config: RoutingConfig) -> frozenset[str]:
@@ -212,12 +209,10 @@ def _of_store(config: RoutingConfig) -> Iterator[str]:
         yield "budgetStore: there is no budget to keep; give one, or leave the store out"
     for budget in config.budgets:
         at = f"budgets[{budget.name}]"
-        if budget.max_tokens is not None and budget.max_tokens > _MOST_EXACT:
-            words = f"{at}.maxTokens: {budget.max_tokens} is more than a budgetStore can count"
-            yield f"{words}; write at most {_MOST_EXACT}"
-        if budget.max_usd is not None and budget.max_usd > _MOST_EXACT // 10**9:
-            most = _MOST_EXACT // 10**9
-            yield f"{at}.maxUsd: {budget.max_usd} is more than a budgetStore can count; write at most {most}"
+        limits = (("maxTokens", budget.max_tokens, _MOST_EXACT), ("maxUsd", budget.max_usd, _MOST_EXACT // 10**9))
+        for field, limit, most in limits:
+            if limit is not None and limit > most:
+                yield f"{at}.{field}: {limit} is more than a budgetStore can count; write at most {most}"
 
 
 def _of_tokens(tokens: Tokens, classes: Classes) -> Iterator[str]:
@@ -301,7 +296,8 @@ def _of_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
 
 def warnings_of(config: RoutingConfig) -> list[str]:
     """Return what is worth a second look, each with field, value and what follows."""
-    return [*_out_of_reach(config), *_refused_on_the_way(config), *_refused_at_the_end(config), *_one_name(config)]
+    same = () if config.by_model else (f"{each}: clients see one model" for each in _one_name(config))
+    return [*_out_of_reach(config), *_refused_on_the_way(config), *_refused_at_the_end(config), *same]
 
 
 def _out_of_reach(config: RoutingConfig) -> Iterator[str]:
@@ -359,8 +355,8 @@ def _refused_at_the_end(config: RoutingConfig) -> Iterator[str]:
 
 
 def _one_name(config: RoutingConfig) -> Iterator[str]:
+    """Yield of each backend whose model has the name of an earlier one's, which that is."""
     seen: dict[str, str] = {}
     for name, backend in config.backends.items():
-        other = seen.setdefault(backend.model_id, name)
-        if other != name and not config.by_model:
-            yield f"backends[{name}].modelId: {backend.model_id!r} names {other}, too: clients see one model"
+        if (other := seen.setdefault(backend.model_id, name)) != name:
+            yield f"backends[{name}].modelId: {backend.model_id!r} names {other}, too"

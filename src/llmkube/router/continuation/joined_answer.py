@@ -17,6 +17,7 @@ from llmkube.router.budgets.usage import Usage
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.continuation.continuable import CHAT, LIMITS, is_limit, why_not
 from llmkube.router.continuation.token_count import USAGE_FIELDS, JoinError, TokenCount
+from llmkube.router.dialects.dialect import data_event
 from llmkube.router.policy.permits import Permit
 
 _BUILD: Final = re.compile(r"b[0-9]+-\S+")
@@ -121,11 +122,6 @@ def has_role(choice: Mapping[str, Any] | None) -> bool:
     """Return whether an event says who speaks."""
     delta = choice.get("delta") if choice is not None else None
     return isinstance(delta, dict) and "role" in delta
-
-
-def event_of(said: Mapping[str, Any]) -> bytes:
-    """Return an event that says this."""
-    return b"data: %b\n\n" % orjson.dumps(said)
 
 
 MOST_CONTINUATIONS: Final = 3
@@ -270,10 +266,10 @@ class JoinedAnswer:
         last = {"choices": [choice], **self._names}
         told = {"usage": self._tokens.told(dict.fromkeys(USAGE_FIELDS))}
         if not is_chat:
-            return event_of(last | told)
+            return data_event(last | told)
         options = self._body.get("stream_options")
         wants = isinstance(options, Mapping) and options.get("include_usage") is True
-        return event_of(last) + (event_of({**last, "choices": []} | told) if wants else b"")
+        return data_event(last) + (data_event({**last, "choices": []} | told) if wants else b"")
 
     def next_body(self) -> dict[str, Any]:
         """Return the request for the engine that goes on; what `begin` and `take` get from now on is its answer."""
@@ -331,7 +327,7 @@ class JoinedAnswer:
         """Return an event without what only the router asked for; the end of an answer has it anyway."""
         if self._shows_timings or "timings" not in said or isinstance(said.get("usage"), dict):
             return event
-        return event_of({name: each for name, each in said.items() if name != "timings"})
+        return data_event({name: each for name, each in said.items() if name != "timings"})
 
     def _rewritten(self, said: dict[str, Any], choice: Mapping[str, Any] | None) -> bytes:
         """Return an event of a later engine as one of the first stream, without what the client has."""
@@ -343,4 +339,4 @@ class JoinedAnswer:
         said.pop("timings", None)  # of one engine alone
         if isinstance(usage := said.get("usage"), dict):
             said["usage"] = self._tokens.told(usage)
-        return event_of(said | {name: each for name, each in self._names.items() if name in said})
+        return data_event(said | {name: each for name, each in self._names.items() if name in said})

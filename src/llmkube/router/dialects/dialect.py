@@ -1,8 +1,9 @@
 """What a translation is: a request becomes one of chat completions, and its answers become the client's. Pure."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import orjson
@@ -17,15 +18,29 @@ class DialectError(Exception):
     """A request cannot be said in the other dialect; the message names field, value and fix."""
 
 
-class Answers(Protocol):
-    """Translates the answers to one request into what its client speaks."""
+class Answers(ABC):
+    """Translates the answers to one request into what its client speaks.
 
-    media_type: str
+    What is written out here is that of an answer that is never streamed.
+    """
+
+    __slots__ = ()
+
+    media_type: str = EVENT_STREAM
     """Of a stream."""
 
+    @staticmethod
+    @abstractmethod
+    def refusal(status: int, error: Mapping[str, Any], /) -> Mapping[str, Any]:
+        """Return an error as the client reads it."""
+
+    @abstractmethod
+    def answer(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a whole answer of a backend as the client reads it."""
+
     def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole answer."""
-        ...
+        """Return a whole answer, or an error."""
+        return self.answer(said) if status < 400 else self.refusal(status, error_in_answer(said))
 
     def event(self, said: Mapping[str, Any]) -> bytes:
         """Return what the client reads of one event of a stream.
@@ -33,11 +48,11 @@ class Answers(Protocol):
         Raises:
             DialectError: It cannot be said; the stream ends with an error.
         """
-        ...
+        raise DialectError("the backend streams an answer that is no stream")
 
     def waiting(self) -> bytes:
         """Return what tells a client that it is not forgotten."""
-        ...
+        return b""
 
     def end(self) -> bytes:
         """Return the end of a stream that is whole.
@@ -45,11 +60,11 @@ class Answers(Protocol):
         Raises:
             DialectError: What has come is not whole in the client's dialect.
         """
-        ...
+        return b""
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return the end of a stream that is not whole."""
-        ...
+        return orjson.dumps(self.refusal(502, error))
 
 
 @attrs.frozen(kw_only=True)
@@ -234,19 +249,25 @@ def count_in(said: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-class NoStream:
-    """What answers have in common that are never streamed."""
+def choice_in(chat: Mapping[str, Any]) -> JsonObject:
+    """Return the first choice of an answer, or of one event of it; an empty one where it has none.
 
-    __slots__ = ()
+    Raises:
+        DialectError: It has another shape than a chat completion's.
+    """
+    choices = objects_in(chat.get("choices"), "choices")
+    return choices[0] if choices else {}
 
-    def event(self, said: Mapping[str, Any]) -> bytes:
-        """Refuse: it is no stream."""
-        raise DialectError("the backend streams an answer that is no stream")
 
-    def waiting(self) -> bytes:
-        """Return nothing: it is no stream."""
-        return b""
+def data_event(said: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event without a name."""
+    return b"data: %b\n\n" % orjson.dumps(said)
 
-    def end(self) -> bytes:
-        """Return nothing: it is no stream."""
-        return b""
+
+def named_event(event: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event that is named by its type.
+
+    Raises:
+        DialectError: It is nested too deeply.
+    """
+    return f"event: {event['type']}\ndata: {dumped(event)}\n\n".encode()

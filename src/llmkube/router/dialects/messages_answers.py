@@ -8,17 +8,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
-import orjson
 
 from llmkube.router.dialects.dialect import (
-    EVENT_STREAM,
+    Answers,
     DialectError,
     JsonObject,
-    NoStream,
     arguments_of,
+    choice_in,
     count_in,
-    error_in_answer,
     index_of,
+    named_event,
     object_in,
     objects_in,
     text_in,
@@ -60,8 +59,7 @@ def messages_error(status: int, error: Mapping[str, Any]) -> JsonObject:
 
 def message_of_chat(chat: Mapping[str, Any], model: str) -> JsonObject:
     """Return a whole answer."""
-    choices = objects_in(chat.get("choices"), "choices")
-    choice = choices[0] if choices else {}
+    choice = choice_in(chat)
     said = object_in(choice.get("message"), "message")
     content: list[JsonObject] = []
     if said.get("reasoning_content"):
@@ -106,12 +104,8 @@ def _message_id(chat: Mapping[str, Any]) -> str:
     return f"msg_{chat.get('id') or 'unnamed'}"
 
 
-def _encoded(event: Mapping[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), orjson.dumps(event))
-
-
 @attrs.define(eq=False, kw_only=True)
-class MessagesAnswers:
+class MessagesAnswers(Answers):
     """Translates the answers to one request.
 
     Attributes:
@@ -119,7 +113,6 @@ class MessagesAnswers:
     """
 
     model: str
-    media_type: str = EVENT_STREAM
     _usage: JsonObject = attrs.field(factory=lambda: usage_of_chat({}))
     _reason: str = "end_turn"
     _begun: bool = False
@@ -127,15 +120,15 @@ class MessagesAnswers:
     _open: str = ""
     _call: int = -1
 
-    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole answer, or an error."""
-        if status >= 400:
-            return messages_error(status, error_in_answer(said))
+    refusal = staticmethod(messages_error)
+
+    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+        """Return a message."""
         return message_of_chat(said, self.model)
 
     def event(self, said: Mapping[str, Any]) -> bytes:
         """Return what the client reads of one event."""
-        return b"".join(map(_encoded, self._events(said)))
+        return b"".join(map(named_event, self._events(said)))
 
     def _events(self, said: Mapping[str, Any]) -> list[JsonObject]:
         events: list[JsonObject] = []
@@ -145,10 +138,10 @@ class MessagesAnswers:
             events.append({"type": "message_start", "message": message})
         if said.get("usage"):
             self._usage = usage_of_chat(said)
-        for choice in objects_in(said.get("choices"), "choices")[:1]:
-            events += self._delta(object_in(choice.get("delta"), "delta"))
-            if choice.get("finish_reason"):
-                self._reason = STOP_REASONS.get(str(choice["finish_reason"]), "end_turn")
+        choice = choice_in(said)
+        events += self._delta(object_in(choice.get("delta"), "delta"))
+        if choice.get("finish_reason"):
+            self._reason = STOP_REASONS.get(str(choice["finish_reason"]), "end_turn")
         return events
 
     def _delta(self, delta: Mapping[str, Any]) -> list[JsonObject]:
@@ -205,30 +198,18 @@ class MessagesAnswers:
         """Return the end of a message."""
         delta = {"stop_reason": self._reason, "stop_sequence": None}
         last = {"type": "message_delta", "delta": delta, "usage": self._usage}
-        return b"".join(map(_encoded, (*self._stop(), last, {"type": "message_stop"})))
+        return b"".join(map(named_event, (*self._stop(), last, {"type": "message_stop"})))
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return an error event."""
-        return _encoded(messages_error(502, error))
+        return named_event(messages_error(502, error))
 
 
-@attrs.define(eq=False, kw_only=True)
-class CountAnswers(NoStream):
-    """Translates a count of tokens.
+class CountAnswers(Answers):
+    """Translates a count of tokens."""
 
-    Attributes:
-        model: What the client asked for.
-    """
+    refusal = staticmethod(messages_error)
 
-    model: str
-    media_type: str = EVENT_STREAM
-
-    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a count, or an error."""
-        if status >= 400:
-            return messages_error(status, error_in_answer(said))
+    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+        """Return a count."""
         return {"input_tokens": count_in(said, "input_tokens")}
-
-    def failed(self, error: Mapping[str, Any]) -> bytes:
-        """Return an error."""
-        return orjson.dumps(messages_error(502, error))

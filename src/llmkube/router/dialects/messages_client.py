@@ -46,7 +46,7 @@ def read_count(body: JsonObject) -> Translated:
     return Translated(
         path="/messages/count_tokens",
         body=chat,
-        answers=CountAnswers(model=str(body.get("model"))),
+        answers=CountAnswers(),
         dropped=_dropped(body),
     )
 

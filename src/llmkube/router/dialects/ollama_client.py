@@ -6,7 +6,6 @@ by its field; how it would run its engine (`keep_alive`, `options.num_ctx`) is l
 """
 
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import attrs
@@ -14,21 +13,22 @@ import orjson
 
 from llmkube.router.dialects.dialect import (
     LINES,
+    Answers,
     DialectError,
     JsonObject,
-    NoStream,
     Translated,
     arguments_of,
     call_of,
     check_kinds,
+    choice_in,
     count_in,
-    error_in_answer,
     index_of,
     object_in,
     objects_in,
     text_in,
     words_of,
 )
+from llmkube.router.dialects.ollama_models import time_of
 
 MOST_CALLS: Final = 256
 MOST_HELD: Final = 4 << 20
@@ -46,7 +46,7 @@ def ollama_error(_status: int, error: Mapping[str, Any]) -> JsonObject:
 
 
 @attrs.define(eq=False, kw_only=True)
-class OllamaAnswers:
+class OllamaAnswers(Answers):
     """Translates the answers to one request.
 
     Attributes:
@@ -56,18 +56,17 @@ class OllamaAnswers:
 
     model: str
     generates: bool = False
-    media_type: str = LINES
     _last: JsonObject = attrs.field(factory=dict)
     _reason: str = "stop"
     _calls: dict[int, JsonObject] = attrs.field(factory=dict)
     _held: int = 0
 
-    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole answer, or an error."""
-        if status >= 400:
-            return ollama_error(status, error_in_answer(said))
-        choices = objects_in(said.get("choices"), "choices")
-        choice = choices[0] if choices else {}
+    media_type = LINES
+    refusal = staticmethod(ollama_error)
+
+    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+        """Return the only line."""
+        choice = choice_in(said)
         message = object_in(choice.get("message"), "message")
         calls = _calls_of(objects_in(message.get("tool_calls"), "tool_calls"))
         thought = message.get("reasoning_content")
@@ -77,16 +76,16 @@ class OllamaAnswers:
     def event(self, said: Mapping[str, Any]) -> bytes:
         """Return the line of one event; calls come as a whole, with the last."""
         self._last |= {name: said[name] for name in ("created", "usage", "timings") if said.get(name)}
-        for choice in objects_in(said.get("choices"), "choices")[:1]:
-            self._reason = str(choice.get("finish_reason") or self._reason)
-            delta = object_in(choice.get("delta"), "delta")
-            for call in objects_in(delta.get("tool_calls"), "tool_calls"):
-                self._add(call)
-            text = str(delta.get("content") or delta.get("refusal") or "")
-            if text or delta.get("reasoning_content"):
-                line = self._line(said, text, thought=delta.get("reasoning_content"))
-                return orjson.dumps(line | {"done": False}) + b"\n"
-        return b""
+        choice = choice_in(said)
+        self._reason = str(choice.get("finish_reason") or self._reason)
+        delta = object_in(choice.get("delta"), "delta")
+        for call in objects_in(delta.get("tool_calls"), "tool_calls"):
+            self._add(call)
+        text = str(delta.get("content") or delta.get("refusal") or "")
+        if not text and not delta.get("reasoning_content"):
+            return b""
+        line = self._line(said, text, thought=delta.get("reasoning_content"))
+        return orjson.dumps(line | {"done": False}) + b"\n"
 
     def _add(self, call: Mapping[str, Any]) -> None:
         known = self._calls.setdefault(index_of(call), {"function": {"name": "", "arguments": ""}})["function"]
@@ -103,7 +102,7 @@ class OllamaAnswers:
     ) -> JsonObject:
         line: JsonObject = {"model": self.model}
         if isinstance(created := said.get("created"), int) and 0 < created <= _LATEST:
-            line["created_at"] = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+            line["created_at"] = time_of(created)
         if self.generates:
             return line | {"response": text} | ({"thinking": thought} if thought else {})
         message: JsonObject = {"role": "assistant", "content": text}
@@ -124,7 +123,7 @@ class OllamaAnswers:
 
     def failed(self, error: Mapping[str, Any]) -> bytes:
         """Return the line of an error."""
-        return orjson.dumps(ollama_error(502, error)) + b"\n"
+        return super().failed(error) + b"\n"
 
 
 def _calls_of(calls: list[JsonObject]) -> list[JsonObject]:
@@ -158,7 +157,7 @@ def _nanoseconds(milliseconds: object) -> int:
 
 
 @attrs.define(eq=False, kw_only=True)
-class EmbedAnswers(NoStream):
+class EmbedAnswers(Answers):
     """Translates the answer to a request for vectors.
 
     Attributes:
@@ -166,12 +165,11 @@ class EmbedAnswers(NoStream):
     """
 
     model: str
-    media_type: str = LINES
+    media_type = LINES
+    refusal = staticmethod(ollama_error)
 
-    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the vectors in the order of their texts, or an error."""
-        if status >= 400:
-            return ollama_error(status, error_in_answer(said))
+    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+        """Return the vectors in the order of their texts."""
         found = sorted(objects_in(said.get("data"), "data"), key=lambda one: count_in(one, "index"))
         prompt = count_in(object_in(said.get("usage"), "usage"), "prompt_tokens")
         return {
@@ -181,10 +179,6 @@ class EmbedAnswers(NoStream):
             "load_duration": 0,
             "prompt_eval_count": prompt,
         }
-
-    def failed(self, error: Mapping[str, Any]) -> bytes:
-        """Return an error."""
-        return orjson.dumps(ollama_error(502, error))
 
 
 _OPTIONS: Final[Mapping[str, str]] = {

@@ -23,6 +23,13 @@ _CAPABILITIES: Final[Mapping[str, str]] = {
 }
 
 
+_DETAILS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("parent_model", "family", "parameter_size", "quantization_level"), ""),
+    "format": "gguf",
+    "families": [],
+}
+
+
 def listed(ids: Sequence[str], created: int) -> Mapping[str, Any]:
     """Return the models that there are.
 
@@ -30,7 +37,7 @@ def listed(ids: Sequence[str], created: int) -> Mapping[str, Any]:
         ids: What clients call them.
         created: Since when, in seconds since 1970.
     """
-    since = _time(created)
+    since = time_of(created)
     return {"models": [_model(each) | {"modified_at": since} for each in ids]}
 
 
@@ -47,24 +54,14 @@ def shown(tags: Collection[str], created: int) -> Mapping[str, Any]:
         created: Since when, in seconds since 1970.
     """
     can = sorted({_CAPABILITIES[each] for each in tags if each in _CAPABILITIES}) or ["completion"]
-    return {"details": _details(), "model_info": {}, "capabilities": can, "modified_at": _time(created)}
+    return {"details": _DETAILS, "model_info": {}, "capabilities": can, "modified_at": time_of(created)}
 
 
 def _model(name: str) -> dict[str, Any]:
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return {"name": name, "model": name, "size": 0, "digest": digest, "details": _details()}
+    return {"name": name, "model": name, "size": 0, "digest": digest, "details": _DETAILS}
 
 
-def _details() -> dict[str, Any]:
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-
-
-def _time(seconds: int) -> str:
+def time_of(seconds: int) -> str:
+    """Return a time, in seconds since 1970, as Ollama writes it."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

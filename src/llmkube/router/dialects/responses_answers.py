@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import attrs
-import orjson
 
 from llmkube.router.dialects.dialect import (
-    EVENT_STREAM,
+    Answers,
     DialectError,
     JsonObject,
+    choice_in,
     count_in,
     dumped,
-    error_in_answer,
     index_of,
+    named_event,
     object_in,
     objects_in,
     text_in,
@@ -102,7 +102,7 @@ class _Item:
 
 
 @attrs.define(eq=False, kw_only=True)
-class ResponsesAnswers:
+class ResponsesAnswers(Answers):
     """Translates the answers to one request.
 
     Attributes:
@@ -122,7 +122,6 @@ class ResponsesAnswers:
     response_id: str = "resp_0"
     now: Callable[[], int] = lambda: 0
     keep: Keep = lambda _response, _output: False
-    media_type: str = EVENT_STREAM
     _created_at: int = 0
     _begun: bool = False
     _sequence: int = 0
@@ -133,10 +132,10 @@ class ResponsesAnswers:
     _reason: str = "stop"
     _usage: JsonObject | None = None
 
-    def whole(self, status: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a whole answer, or an error."""
-        if status >= 400:
-            return responses_error(status, error_in_answer(said))
+    refusal = staticmethod(responses_error)
+
+    def answer(self, said: Mapping[str, Any]) -> JsonObject:
+        """Return a response."""
         self._created_at = self.now()
         self._take(said, "message")
         self._close_all()
@@ -180,15 +179,15 @@ class ResponsesAnswers:
         """Add what a chat completion, or one event of it, says; return the events of that."""
         events: list[JsonObject] = []
         self._usage = usage_of_chat(said) or self._usage
-        for choice in objects_in(said.get("choices"), "choices")[:1]:
-            message = object_in(choice.get(place), place)
-            for name in ("reasoning_content", "content", "refusal"):
-                if text := text_in(message, name):
-                    events += self._add_text(_FIELDS[name], text)
-            for at, call in enumerate(objects_in(message.get("tool_calls"), "tool_calls")):
-                events += self._add_call(at if place == "message" else index_of(call), call)
-            if choice.get("finish_reason"):
-                self._reason = str(choice["finish_reason"])
+        choice = choice_in(said)
+        message = object_in(choice.get(place), place)
+        for name in ("reasoning_content", "content", "refusal"):
+            if text := text_in(message, name):
+                events += self._add_text(_FIELDS[name], text)
+        for at, call in enumerate(objects_in(message.get("tool_calls"), "tool_calls")):
+            events += self._add_call(at if place == "message" else index_of(call), call)
+        if choice.get("finish_reason"):
+            self._reason = str(choice["finish_reason"])
         return events
 
     def _add_text(self, part: str, text: str) -> list[JsonObject]:
@@ -315,12 +314,8 @@ class ResponsesAnswers:
     def _encoded(self, events: list[JsonObject]) -> bytes:
         found = b""
         for event in events:
-            numbered = event | {"sequence_number": self._sequence}
+            found += named_event(event | {"sequence_number": self._sequence})
             self._sequence += 1
-            try:
-                found += b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(numbered))
-            except orjson.JSONEncodeError as exc:
-                raise DialectError(f"it is nested too deeply: {exc}") from exc
         return found
 
 

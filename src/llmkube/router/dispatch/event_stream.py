@@ -7,7 +7,7 @@ from typing import Any, Final
 import orjson
 
 from llmkube.router.budgets.usage import Usage, usage_of
-from llmkube.router.dialects.dialect import DialectError
+from llmkube.router.dialects.dialect import DialectError, data_event
 from llmkube.router.dialects.messages_backend import MessageEvents
 from llmkube.router.dispatch.verdicts import error_in
 
@@ -76,7 +76,7 @@ class MessagesSplitter(EventSplitter):
             chunks = self._events.take(said)
         except DialectError:
             return [b"data: {}\n\n"]  # garbage
-        found = [b"data: %b\n\n" % orjson.dumps(each) for each in chunks]
+        found = [data_event(each) for each in chunks]
         return [*found, DONE] if self._events.done and not was_done else found
 
 
@@ -159,8 +159,3 @@ def _object_in(data: bytes) -> dict[str, Any] | None:
     except orjson.JSONDecodeError:
         return None
     return said if isinstance(said, dict) else None
-
-
-def error_event(error: dict[str, Any]) -> bytes:
-    """Return the event by which a stream ends that is not whole."""
-    return b"data: %b\n\n" % orjson.dumps({"error": error})

@@ -20,9 +20,9 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.message import Headers, Response, encode_lines
 from llmkube.router.continuation.joined_answer import JoinedAnswer
 from llmkube.router.continuation.token_count import JoinError
-from llmkube.router.dialects.dialect import Answers, DialectError
+from llmkube.router.dialects.dialect import Answers, DialectError, data_event
 from llmkube.router.dispatch.attempt import Begun
-from llmkube.router.dispatch.event_stream import DONE, EventSplitter, Kind, OversizedEventError, data_of, error_event
+from llmkube.router.dispatch.event_stream import DONE, EventSplitter, Kind, OversizedEventError, data_of
 from llmkube.router.health.engine_watch import Waiting
 from llmkube.router.refusals import error_object
 
@@ -97,7 +97,7 @@ class ClientStream:
 
     async def fail(self, error: dict[str, Any]) -> None:
         """Say what is wrong, and break off: no client takes what it has for a whole answer."""
-        await self._send(self.answers.failed(error) if self.answers else error_event(error))
+        await self._send(self.answers.failed(error) if self.answers else data_event({"error": error}))
         self.exchange.keep_alive = False
 
     async def respond(self, response: Response) -> None:

@@ -158,10 +158,7 @@ class EngineWatch:
         raise AssertionError("requests never end")
 
     def _of(self, name: str) -> _Engine:
-        engine = self._engines.get(name)
-        if engine is None:
-            engine = self._engines[name] = _Engine()
-        return engine
+        return self._engines.setdefault(name, _Engine())
 
     def _begin_nowait(self, permit: Permit, engine: _Engine) -> None:
         if engine.is_watched:

@@ -3,7 +3,7 @@
 Under strategy least-loaded the first is the one that has the prompt's beginning in its cache, else the least loaded.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -136,14 +136,7 @@ def decide(
         if chosen:
             order, shadows = _arranged(rule, chosen, pick, load, warmth)
             if order:
-                return Decision(
-                    rule=rule,
-                    order=order,
-                    shadows=shadows,
-                    why=f"rule {rule.name}",
-                    first_byte_seconds=_limits(config, rule, (*order, *shadows)),
-                    extends=_extended(config, rule, order),
-                )
+                return _decision(config, rule, order, shadows, f"rule {rule.name}")
         if rule.fail_closed:
             why = f"rule {rule.name} fails closed, and none of its backends may be used"
             return _refusal(rule, FAIL_CLOSED, why)
@@ -190,14 +183,7 @@ def _by_default(config: RoutingConfig, facts: RequestFacts, permits: Permits) ->
     for name, why in ((named, "the model's name"), (config.default_backend, "the default route")):
         permit = permits.allowed.get(name)
         if permit is not None:
-            limits = _limits(config, None, (permit,))
-            return Decision(
-                rule=None,
-                order=(permit,),
-                why=why,
-                first_byte_seconds=limits,
-                extends=_extended(config, None, (permit,)),
-            )
+            return _decision(config, None, (permit,), (), why)
     closed = named or config.default_backend
     if closed:
         return _refusal(None, NOT_PERMITTED, f"no rule matches, and {closed}: {permits.refused.get(closed, '')}")
@@ -216,23 +202,25 @@ def _refusal(rule: Rule | None, reason: str, why: str) -> Decision:
     return Decision(rule=rule, order=(), why=why, first_byte_seconds={}, reason=reason)
 
 
-def _limits(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit]) -> dict[str, float]:
-    if rule is not None and rule.first_byte_seconds is not None:
-        return {permit.backend.name: rule.first_byte_seconds for permit in permits}
-    return {
-        permit.backend.name: config.first_byte_seconds
-        if permit.backend.first_byte_seconds is None
-        else permit.backend.first_byte_seconds
-        for permit in permits
-    }
+def _decision(
+    config: RoutingConfig, rule: Rule | None, order: tuple[Permit, ...], shadows: tuple[Permit, ...], why: str
+) -> Decision:
+    """Return a decision with the limits of its backends: the rule's, else the backend's, else the router's own.
 
-
-def _extended(config: RoutingConfig, rule: Rule | None, permits: Iterable[Permit]) -> frozenset[str]:
-    """Return the engines of ours whose limit is the router's own: what a spec says holds also while they compute."""
-    if not config.first_byte_extends or (rule is not None and rule.first_byte_seconds is not None):
-        return frozenset()
-    ours = (permit.backend for permit in permits if not permit.backend.provider)
-    return frozenset(backend.name for backend in ours if backend.first_byte_seconds is None)
+    An engine of ours under the router's own limit may be waited for longer: what a spec says holds also while it
+    computes.
+    """
+    limits: dict[str, float] = {}
+    extends = set()
+    for backend in (permit.backend for permit in (*order, *shadows)):
+        given = rule.first_byte_seconds if rule is not None else None
+        given = backend.first_byte_seconds if given is None else given
+        limits[backend.name] = config.first_byte_seconds if given is None else given
+        if config.first_byte_extends and given is None and not backend.provider:
+            extends.add(backend.name)
+    return Decision(
+        rule=rule, order=order, shadows=shadows, why=why, first_byte_seconds=limits, extends=frozenset(extends)
+    )
 
 
 # -- strategies -------------------------------------------------------------------------------------------------------

@@ -207,15 +207,8 @@ class _Held:
         """When what it would give up for another prompt was used; 0 while it has room."""
         return 0 if len(self.prompts) < self.kept else next(iter(self.prompts.values())).used_at
 
-    def warm(self, marks: tuple[int, ...]) -> int:
-        """Return how many of a prompt's marks it has."""
-        return self._known(marks, self.prompts)
-
-    def doubtful(self, marks: tuple[int, ...]) -> int:
-        """Return how many of a prompt's marks it had, and has given up since."""
-        return self._known(marks, self.given_up)
-
-    def _known(self, marks: tuple[int, ...], among: Mapping[int, _Kept]) -> int:
+    def known(self, marks: tuple[int, ...], among: Mapping[int, _Kept]) -> int:
+        """Return how many of a prompt's marks some of its prompts have: those that it has, or has given up since."""
         for at in range(len(marks) - 1, -1, -1):
             if self.owner.get(marks[at]) in among:
                 return at + 1
@@ -287,7 +280,7 @@ class WarmPrefixes:
         found = {}
         for backend in backends:
             held = self._of(backend)
-            warm = held.warm(prompt.marks) if held.misses < MOST_MISSES else 0
+            warm = held.known(prompt.marks, held.prompts) if held.misses < MOST_MISSES else 0
             found[backend.name] = Warmth(_bytes(warm), held.oldest)
         return found
 
@@ -303,7 +296,7 @@ class WarmPrefixes:
         if tokens <= 0:
             return ""
         held = self._of(backend)
-        warm, doubtful = held.warm(prompt.marks), held.doubtful(prompt.marks)
+        warm, doubtful = held.known(prompt.marks, held.prompts), held.known(prompt.marks, held.given_up)
         reported = min(cached / tokens, 1.0) * prompt.size
         is_found = 2 * reported >= _bytes(max(warm, doubtful))
         trusted = held.misses < MOST_MISSES
@@ -332,10 +325,7 @@ class WarmPrefixes:
             del self._held[name]
 
     def _of(self, backend: Backend) -> _Held:
-        held = self._held.get(backend.name)
-        if held is None:
-            held = self._held[backend.name] = _Held(backend.slots or FIRST_KEPT)
-        return held
+        return self._held.setdefault(backend.name, _Held(backend.slots or FIRST_KEPT))
 
 
 def _bytes(marks: int) -> int:

@@ -90,23 +90,19 @@ class AuditLog:
         write: Where they go; the config may change it.
         utcnow: The wall clock.
         pause_seconds: From the end of a write to the next one.
+        is_failing: Whether the last lines could not be written.
     """
 
     write: Write
     utcnow: Callable[[], datetime]
     pause_seconds: float = PAUSE_SECONDS
+    is_failing: bool = False
     _sender: trio.MemorySendChannel[bytes] = attrs.field(init=False)
     _lines: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
     _taken: list[bytes] = attrs.field(factory=list)
-    _failing: bool = False
 
     def __attrs_post_init__(self) -> None:
         self._sender, self._lines = trio.open_memory_channel[bytes](MAX_WAITING_LINES)
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether the last lines could not be written."""
-        return self._failing
 
     async def begin(self, config: RoutingConfig) -> None:
         """Write that decisions are made by this config."""
@@ -168,11 +164,11 @@ class AuditLog:
             return
         try:
             await self.write(self._taken)
-            self._failing = False
+            self.is_failing = False
         except OSError as exc:
-            if not self._failing:
+            if not self.is_failing:
                 _log.error("cannot write the audit log", lines=len(self._taken), error=str(exc))
-            self._failing = True
+            self.is_failing = True
         self._taken = []
 
 

@@ -130,19 +130,7 @@ def default_config(services: Services) -> RoutingConfig:
         if found is None:
             continue
         way = ResolvedService.of(service, services.model_of(service), base_url=f"{services.url}/v1", model=name)
-        backends.append(
-            Backend(
-                name=name,
-                model_id=name,
-                base_url=way.base_url,
-                local=True,
-                model=way.model,
-                slots=way.slots,
-                splits_cache=way.splits_cache,
-                is_replicated=way.is_replicated,
-                model_digest=way.model_digest,
-            )
-        )
+        backends.append(Backend(name=name, model_id=name, local=True, **attrs.asdict(way)))
         ids = (service.key.name, name, *service.spec.aliases)
         match = Match(models=tuple(one for one in ids if lookup(one) is found))
         rules.append(Rule(name=name, match=match, backends=(name,)))

@@ -54,7 +54,7 @@ from llmkube.router.model_list import ModelList
 from llmkube.router.prefix_cache.warm_prefixes import WarmPrefixes
 from llmkube.router.proxy.audit_log import PAUSE_SECONDS, AuditLog, Write, writer_of
 from llmkube.router.proxy.handler import HINT, MAX_BODY_BYTES, ListedFields
-from llmkube.router.proxy.live_config import CheckerOf, LiveConfig, Source, load_routing
+from llmkube.router.proxy.live_config import LiveConfig, Source, load_routing
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.router.proxy.shadows import Shadows
 from llmkube.router.responses.conversations import Conversations
@@ -194,7 +194,11 @@ async def open_router(
     Raises:
         UserError: The config cannot be used, or the certificates.
     """
-    checker_of = _checkers(utcnow, rng)
+
+    def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
+        keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
+        return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
+
     routing, seen = load_routing(source, checker_of)
     metrics = RouterMetrics(registry, routing.config.name)
     keys, observed, prefixes = BackendKeys(), Observed(), WarmPrefixes(secrets.token_bytes(32))
@@ -289,16 +293,6 @@ async def _open_writers(audit: AuditLog, accounts: RouterBudgets, config: Routin
         await audit.begin(config)
         yield
         writing.cancel_scope.cancel(reason="the router closes")
-
-
-def _checkers(utcnow: Callable[[], datetime], rng: random.Random) -> CheckerOf:
-    """Return what makes checkers of tokens."""
-
-    def checker_of(tokens: Tokens, known: TokenKeys | None) -> TokenChecker:
-        keys = known or TokenKeys(tokens.jwks_uri, tokens.jwks_file, rng)
-        return TokenChecker(tokens, keys, lambda: utcnow().timestamp(), trio.current_time)
-
-    return checker_of
 
 
 def _found(circuits: Circuits, by: str, name: str, why: str) -> None:
