@@ -25,37 +25,31 @@ class _Head:
     """What both kinds of heads share.
 
     Attributes:
-        lines: The header lines as parsed, of this head or of the one that it is like.
+        lines: The header lines as parsed, of this head or of one that differs from it in nothing but its length.
         keep_alive: Whether the connection may carry another exchange.
         length: What Content-Length says; None without one.
         chunked: Whether Transfer-Encoding says `chunked`, and nothing else.
-        like: The head that this one differs from in nothing but its length.
     """
 
     lines: Headers
     keep_alive: bool
     length: int | None = attrs.field(default=None, kw_only=True)
     chunked: bool = attrs.field(default=False, kw_only=True)
-    like: "_Head | None" = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @cached_property
     def headers(self) -> Headers:
         """The header lines as sent."""
-        return self.lines if self.like is None else self.lines.with_value("content-length", str(self.length))
+        return self.lines if self.length is None else self.lines.with_value("content-length", str(self.length))
 
     @cached_property
     def joined(self) -> Mapping[str, str]:
-        """The values by lower-case name, as `Headers.joined` has them; heads that are alike share this."""
-        if self.like is None:
-            return self.lines.joined()
-        return {**self.like.joined, "content-length": str(self.length)}
+        """The values by lower-case name, as `Headers.joined` has them."""
+        return self.headers.joined()
 
     @cached_property
     def end_to_end(self) -> bytes:
         """The header lines that a proxy passes on, ready to send; not those that frame the body or name the host."""
-        if self.like is not None:
-            return self.like.end_to_end
-        return encode_lines(_end_to_end(self.headers))
+        return encode_lines(_end_to_end(self.lines))
 
 
 @attrs.frozen(slots=False)
@@ -69,28 +63,22 @@ class RequestHead(_Head):
     @cached_property
     def path(self) -> str:
         """The percent-decoded path without the query."""
-        return self.like.path if isinstance(self.like, RequestHead) else path_of(self.target)
+        return path_of(self.target)
 
     @cached_property
     def request_line(self) -> bytes:
         """What a proxy says first: the method, and the target in origin form."""
-        if isinstance(self.like, RequestHead):
-            return self.like.request_line
         return f"{self.method} {origin_form(self.target)} HTTP/1.1\r\n".encode("ascii")
 
     @cached_property
     def without_credentials(self) -> bytes:
         """As `end_to_end`, without what the client says of itself to be let in: a proxy that shows a key of its own."""
-        if isinstance(self.like, RequestHead):
-            return self.like.without_credentials
-        return encode_lines(_end_to_end(self.headers).without("authorization", "x-api-key"))
+        return encode_lines(_end_to_end(self.lines).without("authorization", "x-api-key"))
 
     @cached_property
     def expectations(self) -> frozenset[str]:
         """What the client waits for before it sends the body; HTTP/1.0 knows no such thing."""
-        if isinstance(self.like, RequestHead):
-            return self.like.expectations
-        return self.headers.tokens("expect") if self.version == "1.1" else frozenset()
+        return self.lines.tokens("expect") if self.version == "1.1" else frozenset()
 
 
 @attrs.frozen(slots=False)
@@ -102,9 +90,7 @@ class ResponseHead(_Head):
     @cached_property
     def without_access_control(self) -> bytes:
         """As `end_to_end`, without what the server grants to web pages: a proxy that grants them something itself."""
-        if isinstance(self.like, ResponseHead):
-            return self.like.without_access_control
-        return encode_lines(without_access_control(_end_to_end(self.headers)))
+        return encode_lines(without_access_control(_end_to_end(self.lines)))
 
 
 def without_access_control(headers: Headers) -> Headers:
@@ -332,7 +318,7 @@ class HeadMemory:
                 heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
             heads[key] = head
         elif head.length != length:
-            head = _with_length(head, length)
+            heads[key] = head = _with_length(head, length)
         return head, data[len(raw) :]
 
     def _read_request(self, raw: bytes) -> RequestHead:
@@ -363,9 +349,10 @@ def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
 
 
 def _with_length(head: _H, length: int | None) -> _H:
-    """Return a head with the same lines but for its length: else their keys would differ."""
+    """Return a head with the same lines but for its length, and with what was made of those lines."""
     twin: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
-    twin.__dict__.update(head.__dict__, length=length, like=head)
-    for cached in ("headers", "joined"):  # those have the other length
-        twin.__dict__.pop(cached, None)
+    twin.__dict__.update(head.__dict__, length=length)
+    twin.__dict__.pop("headers", None)
+    if "joined" in twin.__dict__:
+        twin.__dict__["joined"] = {**head.joined, "content-length": str(length)}
     return twin
