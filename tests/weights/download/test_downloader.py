@@ -74,13 +74,6 @@ async def test_a_cut_inside_the_head_is_a_failure_and_no_file(tmp_path, autojump
         assert bench.files() == []
 
 
-async def test_a_server_that_cannot_resume_is_read_from_the_start(tmp_path, autojump_clock):
-    """A 200 in answer to a Range voids the prefix: nothing is doubled."""
-    async with open_bench(tmp_path, steps(serves(DATA, cut=100_000), answers(200, DATA, etag='"v1"'))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert bench.network.requests[1].start == 100_000
-
-
 async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
     """When the ETag changes mid-way, the file is the new version from its first byte, whatever the server does."""
 
@@ -110,26 +103,63 @@ async def test_a_part_of_nobody_knows_which_version_is_not_spliced(tmp_path, aut
         assert [request.start for request in bench.network.requests] == [None, 100_000, None]
 
 
-@pytest.mark.parametrize("etag", ['W/"v1"', ""])
-async def test_without_a_strong_validator_nothing_is_spliced(tmp_path, autojump_clock, etag):
-    """A server that gives no proof of its version is asked for the whole file again."""
-    first = answers(200, DATA[:100_000], content_length=len(DATA), etag=etag)
-    async with open_bench(tmp_path, steps(first, answers(200, OTHER))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == OTHER
-        assert bench.network.requests[1].start is None
+def chunks_without_an_end(data):
+    async def script(wire, request):
+        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
+        await wire.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    return script
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
-async def test_a_wrong_range_is_never_pieced_together(tmp_path, autojump_clock, shift):
-    """A part from another place is refused, and the whole file is asked for instead."""
-
-    async def wrong(wire, request):
+def wrong_range(shift):
+    async def script(wire, request):
         start = request.start + shift
         await wire.answer(206, DATA[start:], etag='"v1"', content_range=f"bytes {start}-{len(DATA) - 1}/{len(DATA)}")
 
-    async with open_bench(tmp_path, steps(serves(DATA, cut=100_000), wrong, serves(DATA))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert [request.start for request in bench.network.requests] == [None, 100_000, None]
+    return script
+
+
+def without_proof(etag):
+    return [answers(200, DATA[:100_000], content_length=len(DATA), etag=etag), answers(200, OTHER)]
+
+
+def broken(status):
+    return answers(status, b"<html>sorry</html>")
+
+
+SHORT = gguf(50_000, seed=3)
+CUT = serves(DATA, cut=100_000)
+SHRUNK = answers(416, content_range=f"bytes */{len(SHORT)}")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "data", "starts"),
+    [
+        pytest.param([CUT, answers(200, DATA, etag='"v1"')], DATA, [None, 100_000], id="a 200 voids the prefix"),
+        pytest.param(without_proof('W/"v1"'), OTHER, [None, None], id="a weak validator proves no version"),
+        pytest.param(without_proof(""), OTHER, [None, None], id="no validator"),
+        pytest.param([CUT, wrong_range(-1), serves(DATA)], DATA, [None, 100_000, None], id="a range too early"),
+        pytest.param([CUT, wrong_range(1), serves(DATA)], DATA, [None, 100_000, None], id="a range too late"),
+        pytest.param(
+            [chunks_without_an_end(DATA), serves(DATA)], DATA, [None, len(DATA)], id="a 416 for a complete file"
+        ),
+        pytest.param(
+            [chunks_without_an_end(DATA[:1000]), serves(DATA)], DATA, [None, 1000], id="chunks without an end"
+        ),
+        pytest.param(
+            [CUT, SHRUNK, serves(SHORT, etag='"v2"')], SHORT, [None, 100_000, None], id="a 416 for a shorter file"
+        ),
+        *(
+            pytest.param([broken(status)] * 2 + [serves(DATA)], DATA, [None] * 3, id=f"twice {status}")
+            for status in (500, 502, 504)
+        ),
+    ],
+)
+async def test_the_rest_is_asked_for_where_that_is_safe(tmp_path, autojump_clock, scripts, data, starts):
+    """Nothing is doubled, spliced or pieced together that might be of two versions, and what is there is not resent."""
+    async with open_bench(tmp_path, steps(*scripts)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == data
+        assert [request.start for request in bench.network.requests] == starts
 
 
 async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, autojump_clock):
@@ -144,27 +174,6 @@ async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, auto
         with pytest.raises((RangeError, FetchError)):
             await bench.get(HTTP)
         assert bench.visible() == []
-
-
-async def test_a_416_for_a_complete_file_completes_it(tmp_path, autojump_clock):
-    """When all bytes are there and only the last answer was lost, nothing is downloaded again."""
-
-    async def all_but_the_end(wire, request):
-        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
-        await wire.send(b"%x\r\n%s\r\n" % (len(DATA), DATA))  # and no last chunk
-
-    async with open_bench(tmp_path, steps(all_but_the_end, serves(DATA))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert [request.start for request in bench.network.requests] == [None, len(DATA)]
-
-
-async def test_a_416_for_a_shorter_file_starts_over(tmp_path, autojump_clock):
-    """When the server's file has shrunk below the prefix, the new one is fetched whole."""
-    short = gguf(50_000, seed=3)
-
-    refuse = answers(416, content_range=f"bytes */{len(short)}")
-    async with open_bench(tmp_path, steps(serves(DATA, cut=100_000), refuse, serves(short, etag='"v2"'))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == short
 
 
 async def test_a_length_that_is_too_long_never_makes_a_file(tmp_path, autojump_clock):
@@ -214,18 +223,6 @@ async def test_a_file_above_the_limit_is_refused_before_its_first_byte(tmp_path,
         with pytest.raises(WrongSizeError, match="more than 1000 are not taken"):
             await bench.get(HTTP)
         assert bench.visible() == []
-
-
-async def test_chunked_answers_are_complete_only_with_their_end(tmp_path, autojump_clock):
-    """A chunked body that breaks off is resumed; its end makes the file."""
-
-    async def broken(wire, request):
-        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
-        await wire.send(b"3e8\r\n" + DATA[:1000] + b"\r\n")
-
-    async with open_bench(tmp_path, steps(broken, serves(DATA))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert bench.network.requests[1].start == 1000
 
 
 async def test_an_answer_without_any_length_needs_a_digest(tmp_path, autojump_clock):
@@ -379,14 +376,6 @@ async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
         with pytest.raises(ThrottledError):
             await bench.get(HTTP)
         await trio.sleep(86400)
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-
-
-@pytest.mark.parametrize("status", [500, 502, 504])
-async def test_a_broken_server_is_asked_again(tmp_path, autojump_clock, status):
-    """Errors of the server pass, and the download with them."""
-    broken = answers(status, b"<html>sorry</html>")
-    async with open_bench(tmp_path, steps(broken, broken, serves(DATA))) as bench:
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
 
 
