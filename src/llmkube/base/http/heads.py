@@ -8,7 +8,7 @@ feed), and a body is decoded separately (`bodies`). The result never depends on 
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 import httptools
@@ -277,60 +277,61 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r
 _H = TypeVar("_H", RequestHead, ResponseHead)
 
 
-class HeadMemory:
+def read_request(head: bytes, limits: Limits) -> RequestHead:
+    """Return a request's head that is there whole.
+
+    Raises:
+        MalformedError: Refused, with the status to answer.
+    """
+    reader = HeadReader.of_requests(limits)
+    reader.feed_whole(head)
+    return reader.request()
+
+
+def read_final_response(head: bytes, limits: Limits) -> ResponseHead | None:
+    """Return an answer's head that is there whole; None of an interim one.
+
+    Raises:
+        MalformedError: Not an answer that this client understands.
+    """
+    reader = HeadReader(httptools.HttpResponseParser, limits)
+    reader.feed_whole(head)
+    found = reader.response()
+    return found if found.status >= 200 else None
+
+
+class HeadMemory(Generic[_H]):
     """What was made of the last heads, found by their bytes; Content-Length may differ, as it does between chats.
 
     It takes a head that came whole, and ends where it seems to. Every other one is for a reader.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, read: Callable[[bytes, Limits], _H | None]) -> None:
         self._limits = limits
-        self._requests: dict[bytes, RequestHead] = {}
-        self._responses: dict[bytes, ResponseHead] = {}
+        self._read: Callable[[bytes, Limits], _H | None] = read
+        self._heads: dict[bytes, _H] = {}
 
-    def request(self, data: bytes) -> tuple[RequestHead, bytes] | None:
+    def find(self, data: bytes) -> tuple[_H, bytes] | None:
         """Return the head at the beginning of these bytes and what comes after it; None of one for a reader.
 
         Raises:
-            MalformedError: Refused, with the status to answer.
+            MalformedError: Refused, with the status to answer; or not an answer that this client understands.
         """
-        return self._find(data, self._requests, self._read_request)
-
-    def response(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """Return the head of the final answer at the beginning of these bytes and what comes after it.
-
-        Raises:
-            MalformedError: Not an answer that this client understands.
-        """
-        return self._find(data, self._responses, self._read_response)
-
-    def _find(self, data: bytes, heads: dict[bytes, _H], read: Callable[[bytes], _H | None]) -> tuple[_H, bytes] | None:
         raw = self._whole(data)
         if raw is None:
             return None
         key, length = _cut_length(raw)
-        head = heads.get(key)
+        head = self._heads.get(key)
         if head is None:
-            head = read(raw)
+            head = self._read(raw, self._limits)
             if head is None:
                 return None
-            if len(heads) >= MAX_KEPT_HEADS:
-                heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
-            heads[key] = head
+            if len(self._heads) >= MAX_KEPT_HEADS:
+                self._heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
+            self._heads[key] = head
         elif head.length != length:
-            heads[key] = head = _with_length(head, length)
+            self._heads[key] = head = _with_length(head, length)
         return head, data[len(raw) :]
-
-    def _read_request(self, raw: bytes) -> RequestHead:
-        reader = HeadReader.of_requests(self._limits)
-        reader.feed_whole(raw)
-        return reader.request()
-
-    def _read_response(self, raw: bytes) -> ResponseHead | None:
-        reader = HeadReader(httptools.HttpResponseParser, self._limits)
-        reader.feed_whole(raw)
-        head = reader.response()
-        return head if head.status >= 200 else None
 
     def _whole(self, data: bytes) -> bytes | None:
         """Return a head that ends at its first empty line, with line ends that leave no doubt where that is."""
