@@ -1,14 +1,17 @@
 """HTTP peers in memory, for tests that want to see every byte."""
 
+import threading
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import contextmanager
 from itertools import pairwise
 
 import trio
 import trio.testing
+from websockets.sync.server import serve
 
 from llmkube.base.http.connection import Connection, Service
 from llmkube.base.http.exchange import Exchange, Handler
-from llmkube.base.http.heads import HeadReader, RequestHead
+from llmkube.base.http.heads import RequestHead, read_request
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response
 
@@ -24,6 +27,19 @@ async def serve_connection(handler, stream, limits=Limits()):  # noqa: B008 (a f
         nursery.start_soon(service.idle.run)
         await Connection(service, stream).run()
         nursery.cancel_scope.cancel(reason="the connection has ended")
+
+
+@contextmanager
+def serving_websockets(handler, **options):
+    """A server of the `websockets` package in a thread; yields its port."""
+    with serve(handler, "127.0.0.1", 0, **options) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.socket.getsockname()[1]
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
@@ -53,9 +69,7 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
 
 def head_of(path: str, lines: str = "", method: str = "GET") -> RequestHead:
     """The head of a request, as a server's judge gets it."""
-    reader = HeadReader.of_requests(_LIMITS)
-    reader.feed_whole(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode())
-    return reader.request()
+    return read_request(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode(), _LIMITS)
 
 
 def always(stream: trio.abc.Stream) -> Callable[[str, int], Awaitable[trio.abc.Stream]]:

@@ -22,7 +22,6 @@ from charts.helm_runs import (
 )
 from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube import __version__
-from llmkube.apiserver.values.selectors import Requirement
 from llmkube.cli.commands.programs.controller import controller
 from llmkube.cli.commands.services.listing import list_objects
 from llmkube.cli.main import cli
@@ -33,6 +32,7 @@ from llmkube.controller.render.pod_policy import HOST_PATHS, PRIORITY_CLASSES
 from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.crd.inferenceservice import PRIORITIES
+from llmkube.k8s.label_selectors import Requirement
 from llmkube.k8s.resource import Key
 from llmkube.programs.config import ALLOWANCES
 from llmkube.runtimes.registry import parse_image_overrides

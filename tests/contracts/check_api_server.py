@@ -10,6 +10,7 @@ import httpx
 
 from contracts import check_controllers, check_reads, check_writes
 from contracts.lab import Lab, install, open_lab
+from contracts.widgets import widget_crd
 
 CHECKS: tuple[Callable[[Lab], Awaitable[None]], ...] = tuple(
     check
@@ -22,7 +23,7 @@ CHECKS: tuple[Callable[[Lab], Awaitable[None]], ...] = tuple(
 
 async def check_api_server(http: httpx.AsyncClient) -> None:
     """Run the whole contract against one server."""
-    await install(http)
+    await install(http, widget_crd())
     for check in CHECKS:
         async with open_lab(http) as lab:
             await check(lab)

@@ -10,7 +10,7 @@ import attrs
 import httpx
 import trio
 
-from contracts.lab import APPLY, MERGE, Lab, causes_of, status_of, wait_until, widget
+from contracts.lab import APPLY, MERGE, Lab, causes_of, install, status_of, widget
 from contracts.widgets import CRDS, GROUP, WIDGETS
 from llmkube.k8s.crd.definitions import all_crds
 from llmkube.k8s.wire.conditions import Statement, settle
@@ -109,12 +109,7 @@ async def trial_kind(lab: Lab, status: dict[str, Any]) -> AsyncIterator[TrialKin
         "versions": [{**version, "subresources": {"status": {}}}],
     }
     body = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": spec}
-    await lab.create(CRDS, {**body, "metadata": {"name": kind.name}})
-
-    async def served() -> bool:
-        return (await lab.http.get(kind.path)).status_code == 200
-
-    await wait_until(served)
+    await install(lab.http, {**body, "metadata": {"name": kind.name}})
     yield kind
     await lab.http.delete(f"{CRDS}/{kind.name}")
 

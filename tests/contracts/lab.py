@@ -10,7 +10,7 @@ import attrs
 import httpx
 import trio
 
-from contracts.widgets import CRDS, GROUP, WIDGETS, widget_crd
+from contracts.widgets import CRDS, GROUP, WIDGETS
 
 PATIENCE_SECONDS = 60.0  # the garbage collector of a control plane that has just started may need half of it
 
@@ -61,10 +61,7 @@ class Lab:
             yield next_event
 
     async def wait_gone(self, path: str) -> None:
-        async def gone() -> bool:
-            return (await self.http.get(path)).status_code == 404
-
-        await wait_until(gone)
+        await wait_for(self.http, path, 404)
 
 
 async def wait_until(true: Callable[[], Awaitable[bool]]) -> None:
@@ -74,12 +71,21 @@ async def wait_until(true: Callable[[], Awaitable[bool]]) -> None:
             await trio.sleep(0.02)
 
 
+async def wait_for(http: httpx.AsyncClient, path: str, status: int) -> None:
+    """Wait until a path is answered with this status."""
+
+    async def answered() -> bool:
+        return (await http.get(path)).status_code == status
+
+    await wait_until(answered)
+
+
 def widget(name: str, *, metadata: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     manifest = {"apiVersion": f"{GROUP}/v1", "kind": "Widget", "metadata": {"name": name, **(metadata or {})}}
     return {**manifest, "spec": {"size": 3, **spec}}
 
 
-def config_map(name: str, data: dict[str, str] | None = None, **metadata: Any) -> dict[str, Any]:
+def config_map(name: str, data: Any = None, **metadata: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}, "data": data or {}}
 
 
@@ -96,22 +102,22 @@ def causes_of(status: dict[str, Any]) -> list[tuple[str, str]]:
     return [(cause["reason"], cause.get("field", "")) for cause in status["details"].get("causes", [])]
 
 
-async def install(http: httpx.AsyncClient) -> None:
-    """Put the contract's own kind on the server, and wait until it is served."""
-    answer = await http.post(CRDS, json=widget_crd())
-    assert answer.status_code in {201, 409}, answer.text
-
-    async def served() -> bool:
-        return (await http.get(f"{WIDGETS}/widgets")).status_code == 200
-
-    await wait_until(served)
+async def install(http: httpx.AsyncClient, *crds: dict[str, Any]) -> None:
+    """Put kinds on a server, and wait until they are served."""
+    for crd in crds:
+        answer = await http.post(CRDS, json=crd)
+        assert answer.status_code in {201, 409}, answer.text
+    for spec in (crd["spec"] for crd in crds):
+        await wait_for(http, f"/apis/{spec['group']}/{spec['versions'][0]['name']}/{spec['names']['plural']}", 200)
 
 
 @asynccontextmanager
 async def open_lab(http: httpx.AsyncClient) -> AsyncIterator[Lab]:
     """Open a namespace for one check and delete it afterwards."""
-    namespace = f"check-{random.SystemRandom().getrandbits(40):010x}"
-    lab = Lab(http, namespace)
-    await lab.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    yield lab
-    await http.delete(f"/api/v1/namespaces/{namespace}")
+    lab = Lab(http, f"check-{random.SystemRandom().getrandbits(40):010x}")
+    await lab.create("/api/v1/namespaces", {"metadata": {"name": lab.namespace}})
+    try:
+        yield lab
+    finally:
+        with trio.CancelScope(deadline=trio.current_time() + PATIENCE_SECONDS, shield=True):
+            await http.delete(f"/api/v1/namespaces/{lab.namespace}")

@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from contracts.session import GROUP, Session
+from contracts.session import Session
+from contracts.widgets import GROUP
 
 WIDGETS: Final = f"/apis/{GROUP}/v1/namespaces/{{ns}}/widgets"
 GADGETS: Final = f"/apis/{GROUP}/v1/namespaces/{{ns}}/gadgets"
@@ -15,7 +16,6 @@ ENDPOINTS: Final = f"{CORE}/endpoints"
 EVENTS: Final = f"{CORE}/events"
 SLICES: Final = "/apis/discovery.k8s.io/v1/namespaces/{ns}/endpointslices"
 LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
-CRDS: Final = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NOWHERE: Final = f"/apis/{GROUP}/v1/namespaces/no-such-home/widgets"
 SUBRESOURCES: Final = frozenset({"", "status", "scale", "finalize"})
 """What of a kind is compared: the embedded server has no pods to proxy to, and signs no tokens."""
@@ -35,10 +35,6 @@ def widget(name: str, spec: Any = None, **metadata: Any) -> dict[str, Any]:
 
 def gadget(name: str, spec: Any, **metadata: Any) -> dict[str, Any]:
     return {**widget(name, spec, **metadata), "kind": "Gadget"}
-
-
-def config_map(name: str, data: Any = None, **metadata: Any) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}, "data": data or {}}
 
 
 def service(name: str, **spec: Any) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from typing import Any, Final
 import httpx
 import trio
 
-from contracts.chapters import CHAPTERS
-from contracts.playing import install, play
+from contracts.chapters import CHAPTERS, crds
+from contracts.lab import install
+from contracts.playing import play
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.auth.transport import AuthTransport
 
@@ -34,7 +35,7 @@ async def _record(kubeconfig: Path) -> None:
     config = load_config(kubeconfig)
     async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
         version = (await http.get("/version")).json()["gitVersion"]
-        await install(http)
+        await install(http, *crds())
         lines: list[dict[str, Any]] = [{"version": version}]
         for chapter in CHAPTERS:
             answers = await play(http, chapter)

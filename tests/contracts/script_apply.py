@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
-from contracts.nouns import GADGETS, MAPS, NOWHERE, SERVICES, WIDGETS, config_map, gadget, service, widget
-from contracts.session import ABSENT_UID, APPLY, GROUP, Operation, Session
+from contracts.lab import config_map
+from contracts.nouns import GADGETS, MAPS, NOWHERE, SERVICES, WIDGETS, gadget, service, widget
+from contracts.session import ABSENT_UID, APPLY, Operation, Session
+from contracts.widgets import GROUP
 
 
 async def chapter_apply(s: Session) -> None:

@@ -1,7 +1,9 @@
 """Objects go: with preconditions, finalizers, dependents and namespaces."""
 
-from contracts.nouns import MAPS, SERVICES, WIDGETS, config_map, owner, service, widget
-from contracts.session import ABSENT_UID, GROUP, JSON_PATCH, Session
+from contracts.lab import config_map
+from contracts.nouns import MAPS, SERVICES, WIDGETS, owner, service, widget
+from contracts.session import ABSENT_UID, JSON_PATCH, Session
+from contracts.widgets import GROUP
 
 
 async def chapter_deletion(s: Session) -> None:

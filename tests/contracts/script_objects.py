@@ -3,23 +3,10 @@
 import json
 from typing import Any
 
-from contracts.nouns import (
-    CRDS,
-    EVENTS,
-    GADGETS,
-    LEASES,
-    MAPS,
-    NOWHERE,
-    SECRETS,
-    SERVICES,
-    WIDGETS,
-    config_map,
-    gadget,
-    service,
-    widget,
-)
-from contracts.session import ABSENT_UID, GROUP, JSON, TABLE, Operation, Session
-from contracts.widgets import widget_crd
+from contracts.lab import config_map
+from contracts.nouns import EVENTS, GADGETS, LEASES, MAPS, NOWHERE, SECRETS, SERVICES, WIDGETS, gadget, service, widget
+from contracts.session import ABSENT_UID, JSON, TABLE, Operation, Session
+from contracts.widgets import CRDS, GROUP, widget_crd
 
 
 async def chapter_create(s: Session) -> None:

@@ -2,9 +2,9 @@
 
 import json
 
+from contracts.lab import config_map
 from contracts.nouns import (
     CORE,
-    CRDS,
     ENDPOINTS,
     EVENTS,
     GADGETS,
@@ -15,12 +15,12 @@ from contracts.nouns import (
     SLICES,
     SUBRESOURCES,
     WIDGETS,
-    config_map,
     service,
     slice_of,
     widget,
 )
-from contracts.session import GROUP, JSON, JSON_PATCH, MERGE, STRATEGIC, TABLE, Operation, Session
+from contracts.session import JSON, JSON_PATCH, MERGE, STRATEGIC, TABLE, Operation, Session
+from contracts.widgets import CRDS, GROUP
 
 
 async def chapter_lists(s: Session) -> None:

@@ -2,8 +2,10 @@
 
 import json
 
-from contracts.nouns import ENDPOINTS, LEASES, MAPS, SERVICES, WIDGETS, config_map, service, widget
-from contracts.session import ABSENT_UID, APPLY, GROUP, JSON, JSON_PATCH, MERGE, STRATEGIC, Operation, Session
+from contracts.lab import config_map
+from contracts.nouns import ENDPOINTS, LEASES, MAPS, SERVICES, WIDGETS, service, widget
+from contracts.session import ABSENT_UID, APPLY, JSON, JSON_PATCH, MERGE, STRATEGIC, Operation, Session
+from contracts.widgets import GROUP
 
 
 async def chapter_updates(s: Session) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from contracts.nouns import GADGETS, MAPS, SERVICES, SLICES, WIDGETS, config_map, gadget, service, slice_of, widget
+from contracts.lab import config_map
+from contracts.nouns import GADGETS, MAPS, SERVICES, SLICES, WIDGETS, gadget, service, slice_of, widget
 from contracts.session import APPLY, JSON, JSON_PATCH, MERGE, STRATEGIC, Operation
 
 NAMES = st.sampled_from(["a", "b"])

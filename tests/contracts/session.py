@@ -12,9 +12,9 @@ import attrs
 import httpx
 import trio
 
+from contracts.lab import PATIENCE_SECONDS, wait_for, wait_until
 from contracts.naming import Names, shortened
 
-GROUP: Final = "check.llmkube.dev"
 ABSENT_UID: Final = "5c1d2b1e-0000-4000-8000-000000000000"
 """A uid that no object has."""
 
@@ -24,8 +24,6 @@ JSON_PATCH: Final = "application/json-patch+json"
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 APPLY: Final = "application/apply-patch+yaml"
 TABLE: Final = "application/json;as=Table;v=v1;g=meta.k8s.io"
-
-PATIENCE_SECONDS: Final = 60.0
 
 
 @attrs.frozen
@@ -153,9 +151,7 @@ class Session:
 
     async def wait_gone(self, path: str) -> None:
         """Return when there is nothing at the path; who takes it away does so in its own time."""
-        with trio.fail_after(PATIENCE_SECONDS):
-            while (await self._http.get(self._filled(path))).status_code != httpx.codes.NOT_FOUND:  # noqa: ASYNC110 (the event would be in the server)
-                await trio.sleep(0.02)
+        await wait_for(self._http, self._filled(path), httpx.codes.NOT_FOUND)
 
     async def wait_collector(self, collection: str, body: Mapping[str, Any]) -> None:
         """Wait until the garbage collector has seen a collection: it deletes the object that is created last.
@@ -172,9 +168,11 @@ class Session:
 
     async def wait_until(self, path: str, name: str) -> None:
         """Return when the object's metadata has a field of that name."""
-        with trio.fail_after(PATIENCE_SECONDS):
-            while name not in (await self._http.get(self._filled(path))).json()["metadata"]:  # noqa: ASYNC110 (the event would be in the server)
-                await trio.sleep(0.02)
+
+        async def there() -> bool:
+            return name in (await self._http.get(self._filled(path))).json()["metadata"]
+
+        await wait_until(there)
 
     # -- what to send ----
 

@@ -19,6 +19,7 @@ from contracts.check_api_server import CHECKS, check_api_server
 from contracts.check_controllers import WORKLOAD_CHECKS
 from contracts.lab import install, open_lab
 from contracts.playing import LEFT_HALF_WAY, open_embedded
+from contracts.widgets import widget_crd
 from llmkube.apiserver.app import ApiServer
 from llmkube.apiserver.memory_transport import open_transport
 from llmkube.apiserver.server import open_api_server
@@ -62,7 +63,7 @@ async def test_the_server_of_the_controllers_tests_keeps_the_contract(check):
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(server.run_housekeeping)
-        await install(http)
+        await install(http, widget_crd())
         async with open_lab(http) as lab:
             await check(lab)
         nursery.cancel_scope.cancel()

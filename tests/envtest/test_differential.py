@@ -9,11 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.chapters import CHAPTERS
+from contracts.chapters import CHAPTERS, crds
 from contracts.compare import differences, without_chance
 from contracts.drawn import objects
+from contracts.lab import install
 from contracts.nouns import Chapter
-from contracts.playing import LEFT_HALF_WAY, install, open_embedded, open_session, play
+from contracts.playing import LEFT_HALF_WAY, open_embedded, open_session, play
 from contracts.recording import load
 from contracts.script_kinds import API_VERSION, manifest
 from contracts.sequences import SEQUENCES
@@ -35,7 +36,7 @@ async def real(real_kubeconfig: Path) -> AsyncGenerator[httpx.AsyncClient, None]
     """A real server with the script's kinds."""
     config = load_config(real_kubeconfig)
     async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
-        await install(http)
+        await install(http, *crds())
         yield http
 
 
@@ -58,7 +59,7 @@ async def test_both_servers_answer_random_sequences_alike(real_kubeconfig: Path,
     """Whatever is asked in whatever order, both servers say the same."""
     config = load_config(real_kubeconfig)
     async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
-        await install(http)
+        await install(http, *crds())
         theirs = await _answers(http, sequence)
     async with open_embedded() as http:
         ours = await _answers(http, sequence)
@@ -75,7 +76,7 @@ async def test_both_servers_judge_drawn_specs_alike(real_kubeconfig: Path, drawn
     ]
     config = load_config(real_kubeconfig)
     async with httpx.AsyncClient(transport=AuthTransport(config), base_url=config.server, timeout=30) as http:
-        await install(http)
+        await install(http, *crds())
         theirs = await _answers(http, posts)
     async with open_embedded() as http:
         ours = await _answers(http, posts)

@@ -14,6 +14,7 @@ import trio
 from contracts.check_api_server import CHECKS
 from contracts.check_controllers import WORKLOAD_CHECKS
 from contracts.lab import Lab, install, open_lab
+from contracts.widgets import widget_crd
 from llmkube.k8s.builtins import Endpoints, EndpointSlice, Lease, Service
 from llmkube.k8s.client import Client
 from llmkube.k8s.codec import decode
@@ -334,6 +335,6 @@ async def test_a_real_server_passes_the_contract(http: httpx.AsyncClient, check:
     """What the embedded server is held to is true of the real one: the contract is not our own invention."""
     if check.__name__ in NEEDS_CONTROLLERS:
         await _need_controllers(http)
-    await install(http)
+    await install(http, widget_crd())
     async with open_lab(http) as lab:
         await check(lab)

@@ -19,9 +19,9 @@ import trio
 import trio.testing
 from cryptography import x509
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.server import serve
 
-from k8s.auth.test_transport import Authority
+from http_lab import serving_websockets
+from k8s.auth.test_transport import Authority, server_context
 from k8s.scripted import ScriptedServer, html, status_object
 from llmkube.base.http.httpx_transport import HttpxTransport
 from llmkube.k8s.auth.config import BearerToken, ClusterConfig, ExecPlugin, TlsSettings
@@ -87,22 +87,11 @@ class Kubelet:
 def serving(handler, ca, **options):
     """An API server that passes port-forwards on; yields its URL."""
     issued = ca.issue("server", x509.IPAddress(IPv4Address("127.0.0.1")))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_verify_locations(cadata=ca.pem.decode())
-    context.verify_mode = ssl.CERT_OPTIONAL
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "server.pem")
-        path.write_bytes(issued.certificate + issued.key)
-        context.load_cert_chain(path)
+        context = server_context(issued, ca, Path(folder))
     options = {"subprotocols": [PROTOCOL], "max_size": None, **options}
-    with serve(handler, "127.0.0.1", 0, ssl=context, **options) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"https://127.0.0.1:{server.socket.getsockname()[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_websockets(handler, ssl=context, **options) as port:
+        yield f"https://127.0.0.1:{port}"
 
 
 @asynccontextmanager

@@ -265,28 +265,44 @@ async def test_a_day_without_a_server_changes_nothing(autojump_clock):
     assert 720 <= len(found.server.calls) <= 735
 
 
-async def test_an_empty_list_is_confirmed_before_it_is_believed(autojump_clock):
-    """A list that is suddenly empty is read again; a second read that has the objects wins, and nothing is told."""
-    full = [config_map("a", 1), config_map("b", 2)]
-    found = await reflect(
-        listing(10, *full), status(410, "Expired"), listing(20), listing(20, *full), watching(None), until=60
-    )
+PAIR = [config_map("a", 1), config_map("b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("lists", "after", "notified"),
+    [
+        pytest.param(
+            [listing(10, *PAIR), listing(20), listing(20, *PAIR)],
+            [],
+            [("a", "1"), ("b", "2")],
+            id="wrongly empty",
+        ),
+        pytest.param(
+            [listing(10, *PAIR), listing(20), listing(20)],
+            [],
+            [("a", "1"), ("b", "2"), ("a", None), ("b", None)],
+            id="really empty",
+        ),
+        pytest.param(
+            [listing(100, config_map("a", 90)), listing(50, config_map("a", 40)), listing(50, config_map("a", 40))],
+            [event("MODIFIED", config_map("a", 51))],
+            [("a", "90"), ("a", "40"), ("a", "51")],
+            id="a restored backup",
+        ),
+        pytest.param(
+            [listing(100, config_map("a", 90)), listing(50, config_map("a", 40)), listing(101, config_map("a", 90))],
+            [],
+            [("a", "90")],
+            id="a server that lagged",
+        ),
+    ],
+)
+async def test_a_doubtful_list_is_confirmed_before_it_is_believed(lists, after, notified, autojump_clock):
+    """A list that is suddenly empty, or from the past, is read again, and what the second read says is the truth."""
+    found = await reflect(lists[0], status(410, "Expired"), *lists[1:], watching(*after, None), until=60)
     assert found.times[2:] == [("list", 1), ("list", 11), ("watch", 11)]
-    assert found.notified == [("a", "1"), ("b", "2")]
-
-
-async def test_an_empty_list_that_is_confirmed_is_the_truth(autojump_clock):
-    """When the second read is empty too, every object is gone, and each is told."""
-    found = await reflect(
-        listing(10, config_map("a", 1), config_map("b", 2)),
-        status(410, "Expired"),
-        listing(20),
-        listing(20),
-        watching(None),
-        until=60,
-    )
-    assert found.state == {}
-    assert found.notified[2:] == [("a", None), ("b", None)]
+    assert found.notified == notified
+    assert found.server.calls[-1].params["resourceVersion"] == lists[-1].json()["metadata"]["resourceVersion"]
 
 
 async def test_what_two_lists_have_denied_is_looked_for_again(autojump_clock):
@@ -390,33 +406,6 @@ async def test_an_empty_first_list_needs_no_confirmation(autojump_clock):
     found = await reflect(listing(10), watching(None), until=10)
     assert found.server.verbs == ["list", "watch"]
     assert found.cache.synced.is_set()
-
-
-async def test_an_older_list_is_confirmed_and_then_believed(autojump_clock):
-    """A list from the past is read again; when the server insists (a restored backup), its state replaces ours."""
-    found = await reflect(
-        listing(100, config_map("a", 90)),
-        status(410, "Expired"),
-        listing(50, config_map("a", 40)),
-        listing(50, config_map("a", 40)),
-        watching(event("MODIFIED", config_map("a", 51)), None),
-        until=60,
-    )
-    assert found.notified == [("a", "90"), ("a", "40"), ("a", "51")]
-    assert found.server.calls[-1].params["resourceVersion"] == "50"
-
-
-async def test_a_lagging_list_moves_nothing_backwards(autojump_clock):
-    """When the second read is up to date again, the older state is never shown."""
-    found = await reflect(
-        listing(100, config_map("a", 90)),
-        status(410, "Expired"),
-        listing(50, config_map("a", 40)),
-        listing(101, config_map("a", 90)),
-        watching(None),
-        until=60,
-    )
-    assert found.notified == [("a", "90")]
 
 
 async def test_a_list_that_hangs_is_given_up(autojump_clock):

@@ -222,6 +222,24 @@ async def open_bench(root, script, *, limits=PATIENCE, addresses=None, free=lamb
         yield Bench(store, downloader, network, [])
 
 
+def answers(status: int, body: bytes = b"", **headers: object) -> Script:
+    """Answer every request alike."""
+
+    async def script(wire: Wire, _: Request) -> None:
+        await wire.answer(status, body, **headers)
+
+    return script
+
+
+def serves(data: bytes, *, etag: str = '"v1"', cut: int | None = None) -> Script:
+    """Serve a file to every request."""
+
+    async def script(wire: Wire, request: Request) -> None:
+        await wire.file(request, data, etag=etag, cut=cut)
+
+    return script
+
+
 def steps(*scripts: Script) -> Script:
     """Do one after another, one per request; the last one again and again."""
     waiting: Iterator[Script] = iter(scripts)

@@ -29,6 +29,7 @@ CHANGED = Restart("the file on the server has changed since the download began")
 SHORTER = Restart("the server's file is shorter than what was downloaded before")
 V1 = Validator('"v1"')
 WHOLE = RangeRequest("here")
+HUB = RangeRequest("here", server="hub")
 REST = RangeRequest("here", offset=100, validator=V1, total_bytes=200)
 
 
@@ -101,7 +102,7 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
         (WHOLE, 200, {"content_encoding": "gzip"}, SourceRefusedError, "compresses the file"),
         (REST, 206, {"content_range": "bytes 100-199/200", "content_encoding": "br"}, SourceRefusedError, "compresses"),
         (
-            RangeRequest("here", server="hub"),
+            HUB,
             401,
             {"x_error_code": "GatedRepo"},
             AccessDeniedError,
@@ -115,19 +116,13 @@ def test_a_part_that_does_not_say_where_it_belongs_is_refused(headers):
             "the token that was sent has no right to read it",
         ),
         (
-            RangeRequest("here", server="hub"),
+            HUB,
             404,
             {"x_error_code": "RevisionNotFound", "x_error_message": "Invalid rev"},
             SourceNotFoundError,
             r"\(RevisionNotFound Invalid rev\)",
         ),
-        (
-            RangeRequest("here", server="hub"),
-            404,
-            {"x_error_message": "\x1b[31m"},
-            SourceNotFoundError,
-            "answered 404: there",
-        ),
+        (HUB, 404, {"x_error_message": "\x1b[31m"}, SourceNotFoundError, "answered 404: there"),
     ],
 )
 def test_what_asking_again_would_not_change_is_the_users(asked, status, headers, error, says):

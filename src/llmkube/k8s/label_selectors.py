@@ -1,38 +1,152 @@
-"""Label selectors as kubectl takes them, checked before anything starts and matched where no API server can be asked.
+"""Label selectors as kubectl takes them, read token by token so that what is wrong is said in kube-apiserver's words.
 
-Grammar: `a=b`, `a==b`, `a!=b`, `a`, `!a`, `a in (x,y)`, `a notin (x,y)`, joined by commas. As in Kubernetes, a label
-that is not there fits `!=` and `notin` (Kubernetes, "Labels and Selectors").
+Grammar: `a=b`, `a==b`, `a!=b`, `a`, `!a`, `a in (x,y)`, `a notin (x,y)`, `a>1`, `a<1`, joined by commas. As in
+Kubernetes, a label that is not there fits `!=` and `notin` (Kubernetes, "Labels and Selectors").
+Facts: `k8s.io/apimachinery/pkg/labels`.
 """
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
 import attrs
 
 from llmkube.base.errors import UserError
+from llmkube.k8s.wire import name_rules
 
-_KEY: Final = r"(?:[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_VALUE: Final = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
-_EQUAL: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})", re.ASCII)
-_AMONG: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(\s*({_VALUE}(?:\s*,\s*{_VALUE})*)\s*\)", re.ASCII)
-_THERE: Final = re.compile(rf"(!?)\s*({_KEY})", re.ASCII)
 _PARTS: Final = re.compile(r",(?![^()]*\))")
+_TOKEN: Final = re.compile(r"\s*(==|!=|[=!(),<>]|[^=!(),<>\s]+)")
+_OPERATORS: Final = ("in", "notin", "=", "==", "!=", ">", "<")
+_SIGNS: Final = frozenset("=!(),<>") | {"==", "!="}
+_END: Final = ""
+
+
+class SelectorError(ValueError):
+    """The text is no label selector."""
 
 
 @attrs.frozen
 class Requirement:
-    """One thing that is asked of the labels: that a key has, or has not, one of some values, or any at all."""
+    """One thing that is asked of the labels; without an operator, that the key is there."""
 
     key: str
-    wanted: bool
-    values: frozenset[str] | None = None
+    operator: str = ""  # one of `_OPERATORS`, `!`, or empty
+    values: frozenset[str] = frozenset()
 
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels are as required."""
-        if self.values is None:
-            return (self.key in labels) is self.wanted
-        return (labels.get(self.key) in self.values) is self.wanted
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Whether the labels are as required; a missing label fits `!=` and `notin`."""
+        if self.operator in {"", "!"}:
+            return (self.key in labels) is not bool(self.operator)
+        if self.operator in {">", "<"}:
+            return self._compares(labels)
+        wanted = self.operator not in {"!=", "notin"}
+        return (self.key in labels and labels[self.key] in self.values) is wanted
+
+    def _compares(self, labels: Mapping[str, str]) -> bool:
+        try:
+            given = int(labels[self.key])
+        except (KeyError, ValueError):
+            return False
+        bound = int(next(iter(self.values)))
+        return given > bound if self.operator == ">" else given < bound
+
+
+def parse_requirements(text: str) -> tuple[Requirement, ...]:
+    """Return what a selector asks for; an empty one asks for nothing.
+
+    Raises:
+        SelectorError: It is none; says why in kube-apiserver's words.
+    """
+    tokens = _Tokens(_TOKEN.findall(text))
+    found = []
+    while tokens.next != _END:
+        if tokens.next in _SIGNS - {"!"}:
+            raise SelectorError(f"found '{tokens.next}', expected: !, identifier, or 'end of string'")
+        found.append(_requirement(tokens))
+        comma = tokens.take()
+        if comma not in {_END, ","}:
+            raise SelectorError(f"found '{comma}', expected: ',' or 'end of string'")
+        if comma and tokens.next in (_SIGNS - {"!"}) | {_END}:
+            raise SelectorError(f"found '{tokens.next}', expected: identifier after ','")
+    return tuple(found)
+
+
+class _Tokens:
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = deque(tokens)
+
+    @property
+    def next(self) -> str:
+        return self._tokens[0] if self._tokens else _END
+
+    def take(self) -> str:
+        return self._tokens.popleft() if self._tokens else _END
+
+
+def _requirement(tokens: _Tokens) -> Requirement:
+    absent = tokens.next == "!"
+    if absent:
+        tokens.take()
+    key = tokens.take()
+    if key in _SIGNS or key == _END:
+        raise _unreadable(f"found '{key}', expected: identifier")
+    if wrong := name_rules.label_key(key):
+        raise _unreadable(_listed([f'<nil>: Invalid value: "{key}": {each}' for each in wrong], "; "))
+    if tokens.next in {_END, ","}:
+        return Requirement(key, "!" if absent else "")
+    operator = tokens.take()
+    if operator not in _OPERATORS:
+        raise _unreadable(f"found '{operator}', expected: in, notin, =, ==, !=, gt, lt")
+    values = _set(tokens) if operator in {"in", "notin"} else [_value(tokens)]
+    return _judged(key, operator, values)
+
+
+def _value(tokens: _Tokens) -> str:
+    if tokens.next in {_END, ","}:
+        return ""
+    value = tokens.take()
+    if value in _SIGNS:
+        raise _unreadable(f"found '{value}', expected: identifier")
+    return value
+
+
+def _set(tokens: _Tokens) -> list[str]:
+    opening = tokens.take()
+    if opening != "(":
+        raise _unreadable(f"found '{opening}' expected: '('")
+    if tokens.next in (_SIGNS - {",", ")"}) | {_END}:
+        raise _unreadable(f"found '{tokens.next}', expected: ',', ')' or identifier")
+    values = [""]
+    while (word := tokens.take()) != ")":
+        if word == ",":
+            values.append("")
+        elif word in _SIGNS or word == _END or values[-1]:
+            raise _unreadable(f"found '{word}', expected: ',' or ')'")
+        else:
+            values[-1] = word
+    return values
+
+
+def _judged(key: str, operator: str, values: list[str]) -> Requirement:
+    wrong = []
+    for index, value in enumerate(values):
+        if operator in {">", "<"} and not re.fullmatch(r"[-+]?\d+", value, re.ASCII):
+            why = "for 'Gt', 'Lt' operators, the value must be an integer"
+            wrong.append(f'values[{index}]: Invalid value: "{value}": {why}')
+        elif why := name_rules.label_value(value):
+            wrong.append(f'values[{index}][{key}]: Invalid value: "{value}": {why}')
+    if wrong:
+        raise _unreadable(_listed(wrong, ", "))
+    return Requirement(key, operator, frozenset(values))
+
+
+def _listed(errors: list[str], between: str) -> str:
+    return errors[0] if len(errors) == 1 else f"[{between.join(errors)}]"
+
+
+def _unreadable(why: str) -> SelectorError:
+    return SelectorError(f"unable to parse requirement: {why}")
 
 
 @attrs.frozen
@@ -44,26 +158,26 @@ class Selector:
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether an object with these labels is selected."""
-        return all(requirement.matches(labels) for requirement in self.requirements)
+        return all(requirement.holds(labels) for requirement in self.requirements)
 
 
 def parse_selector(text: str) -> Selector:
-    """Read a selector.
+    """Read a selector that somebody has typed: one without comparisons of numbers.
 
     Raises:
         UserError: It is none; the sentence names the part that is wrong.
     """
     text = text.strip()
-    return Selector(text, tuple(_requirement(part.strip()) for part in _PARTS.split(text)) if text else ())
+    return Selector(text, tuple(_typed(part.strip()) for part in _PARTS.split(text)) if text else ())
 
 
-def _requirement(part: str) -> Requirement:
-    if found := _EQUAL.fullmatch(part):
-        return Requirement(found[1], found[2] != "!=", frozenset({found[3]}))
-    if found := _AMONG.fullmatch(part):
-        return Requirement(found[1], found[2] == "in", frozenset(value.strip() for value in found[3].split(",")))
-    if found := _THERE.fullmatch(part):
-        return Requirement(found[2], not found[1])
+def _typed(part: str) -> Requirement:
+    try:
+        [requirement] = parse_requirements(part)
+        if requirement.operator not in {">", "<"}:
+            return requirement
+    except ValueError:
+        pass
     raise UserError(
         f'"{part}" is not a label selector; such as team=ml, team!=ml, team in (ml,web), team or !team, with commas'
     )

@@ -30,56 +30,44 @@ def ports(*numbers: int) -> list[dict[str, Any]]:
     return [{"port": number} for number in numbers]
 
 
+def spec(**fields: Any) -> dict[str, Any]:
+    return {"spec": fields}
+
+
+def meta(**fields: Any) -> dict[str, Any]:
+    return {"metadata": fields}
+
+
+def ordered(*numbers: int, **fields: Any) -> dict[str, Any]:
+    return spec(**{"$setElementOrder/ports": ports(*numbers)}, **fields)
+
+
 ON_SERVICES: list[tuple[Any, Any, Any]] = [
     (
-        {"spec": {"ports": [{"port": 80, "name": "a"}]}},
-        {"spec": {"ports": [{"port": 80, "targetPort": 1}, {"port": 81}]}},
-        {"spec": {"ports": [{"port": 80, "name": "a", "targetPort": 1}, {"port": 81}]}},
+        spec(ports=[{"port": 80, "name": "a"}]),
+        spec(ports=[{"port": 80, "targetPort": 1}, {"port": 81}]),
+        spec(ports=[{"port": 80, "name": "a", "targetPort": 1}, {"port": 81}]),
+    ),
+    (spec(ports=ports(80, 81)), spec(ports=[{"port": 80, "$patch": "delete"}]), spec(ports=ports(81))),
+    (spec(ports=ports(80, 81)), spec(ports=[{"$patch": "replace"}, {"port": 9}]), spec(ports=ports(9))),
+    (spec(ports=ports(80, 81)), ordered(81, 80, 82, ports=ports(82)), spec(ports=ports(81, 80, 82))),
+    (spec(ports=ports(80, 7, 81)), ordered(81, 80), spec(ports=ports(7, 81, 80))),  # 7 stood before 81
+    (meta(finalizers=["a", "b"]), meta(finalizers=["b", "c"]), meta(finalizers=["a", "b", "c"])),
+    (
+        meta(finalizers=["a", "b", "c"]),
+        meta(**{"$deleteFromPrimitiveList/finalizers": ["b", "x"]}),
+        meta(finalizers=["a", "c"]),
     ),
     (
-        {"spec": {"ports": ports(80, 81)}},
-        {"spec": {"ports": [{"port": 80, "$patch": "delete"}]}},
-        {"spec": {"ports": ports(81)}},
+        meta(ownerReferences=[{"uid": "1", "name": "a"}]),
+        meta(ownerReferences=[{"uid": "1", "$patch": "delete"}, {"uid": "2"}]),
+        meta(ownerReferences=[{"uid": "2"}]),
     ),
-    (
-        {"spec": {"ports": ports(80, 81)}},
-        {"spec": {"ports": [{"$patch": "replace"}, {"port": 9}]}},
-        {"spec": {"ports": ports(9)}},
-    ),
-    (
-        {"spec": {"ports": ports(80, 81)}},
-        {"spec": {"$setElementOrder/ports": ports(81, 80, 82), "ports": [{"port": 82}]}},
-        {"spec": {"ports": ports(81, 80, 82)}},
-    ),
-    (
-        {"spec": {"ports": ports(80, 7, 81)}},
-        {"spec": {"$setElementOrder/ports": ports(81, 80)}},
-        {"spec": {"ports": ports(7, 81, 80)}},  # 7 stood before 81
-    ),
-    (
-        {"metadata": {"finalizers": ["a", "b"]}},
-        {"metadata": {"finalizers": ["b", "c"]}},
-        {"metadata": {"finalizers": ["a", "b", "c"]}},
-    ),
-    (
-        {"metadata": {"finalizers": ["a", "b", "c"]}},
-        {"metadata": {"$deleteFromPrimitiveList/finalizers": ["b", "x"]}},
-        {"metadata": {"finalizers": ["a", "c"]}},
-    ),
-    (
-        {"metadata": {"ownerReferences": [{"uid": "1", "name": "a"}]}},
-        {"metadata": {"ownerReferences": [{"uid": "1", "$patch": "delete"}, {"uid": "2"}]}},
-        {"metadata": {"ownerReferences": [{"uid": "2"}]}},
-    ),
-    (
-        {"metadata": {"labels": {"a": "1", "b": "2"}}},
-        {"metadata": {"labels": {"a": None, "c": "3"}}},
-        {"metadata": {"labels": {"b": "2", "c": "3"}}},
-    ),
-    ({"spec": {"externalIPs": ["1"]}}, {"spec": {"externalIPs": ["2"]}}, {"spec": {"externalIPs": ["2"]}}),
-    ({"spec": {"selector": {"a": "b"}}}, {"spec": {"selector": {"$patch": "delete"}}}, {"spec": {}}),
-    ({"spec": {"a": 1, "b": 2}}, {"spec": {"$patch": "replace", "c": 3}}, {"spec": {"c": 3}}),
-    ({"spec": {"ports": ports(80)}}, {"spec": {"ports": None}}, {"spec": {}}),
+    (meta(labels={"a": "1", "b": "2"}), meta(labels={"a": None, "c": "3"}), meta(labels={"b": "2", "c": "3"})),
+    (spec(externalIPs=["1"]), spec(externalIPs=["2"]), spec(externalIPs=["2"])),
+    (spec(selector={"a": "b"}), spec(selector={"$patch": "delete"}), spec()),
+    (spec(a=1, b=2), spec(**{"$patch": "replace"}, c=3), spec(c=3)),
+    (spec(ports=ports(80)), spec(ports=None), spec()),
 ]
 
 

@@ -173,6 +173,12 @@ def calls_of(act: Callable[[], object]) -> int:
     return calls
 
 
+FIELDS: dict[str, Any] = {
+    "l": LIST,
+    "a": TEXT,
+    "n": {"type": "array", "items": LIST},
+    "m": {"type": "object", "additionalProperties": INTEGER},
+}
 WORST: list[str] = [
     "self.l.all(a, self.l.all(b, self.l.all(c, a + b + c >= 0)))",
     "self.l.all(a, self.l.all(b, true))",
@@ -198,9 +204,6 @@ def test_what_a_rule_may_cost_is_bounded_by_the_budget(monkeypatch: pytest.Monke
     """Whatever it loops over, compares, cuts or searches, a rule ends after so many calls for each unit."""
     units = 10_000
     monkeypatch.setattr("llmkube.apiserver.schema.cel_evaluator.MAX_UNITS", units)
-    schema = rules(
-        rule, l=LIST, a=TEXT, n={"type": "array", "items": LIST}, m={"type": "object", "additionalProperties": INTEGER}
-    )
     numbers = list(range(3_000))
     value = {
         "l": numbers,
@@ -210,17 +213,16 @@ def test_what_a_rule_may_cost_is_bounded_by_the_budget(monkeypatch: pytest.Monke
     }
     cel.compiled(rule)
     found: list[str] = []
-    assert calls_of(lambda: found.extend(errors(schema, value))) < 60 * units
+    assert calls_of(lambda: found.extend(errors(rules(rule, **FIELDS), value))) < 60 * units
     assert found == [f'spec: Invalid value: "object": {OUT_OF_BUDGET}']
 
 
 @pytest.mark.parametrize("rule", WORST)
 def test_the_same_rules_are_judged_over_what_people_write(rule: str):
     """Over a few items each of them gets its verdict."""
-    schema = rules(
-        rule, l=LIST, a=TEXT, n={"type": "array", "items": LIST}, m={"type": "object", "additionalProperties": INTEGER}
+    found = errors(
+        rules(rule, **FIELDS), {"l": list(range(12)), "a": "x" * 250, "n": [[1, 2]] * 12, "m": {"a": 1, "b": 2}}
     )
-    found = errors(schema, {"l": list(range(12)), "a": "x" * 250, "n": [[1, 2]] * 12, "m": {"a": 1, "b": 2}})
     assert not any(OUT_OF_BUDGET in error for error in found)
 
 

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from http_lab import cut
 from llmkube.base.http.bodies import ChunkedBody, EofBody, LengthBody, request_body, response_body
 from llmkube.base.http.errors import MalformedError
-from llmkube.base.http.heads import FinalHeadReader, HeadMemory, HeadReader, RequestHead
+from llmkube.base.http.heads import (
+    FinalHeadReader,
+    HeadMemory,
+    HeadReader,
+    RequestHead,
+    read_final_response,
+    read_request,
+)
 from llmkube.base.http.limits import Limits
 
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
@@ -258,11 +265,11 @@ def seen(head):
 @given(st.lists(heads(), min_size=1, max_size=8))
 def test_a_head_from_memory_is_what_a_reader_makes_of_it(data):
     """Whatever came before, and whatever only its length has in common with it: the same head, or none for a reader."""
-    memory = HeadMemory(SMALL)
+    memory = HeadMemory(SMALL, read_request)
 
     def remember(one):
         try:
-            found = memory.request(one)
+            found = memory.find(one)
         except MalformedError as exc:
             return exc.status
         return read_head(one) if found is None else (seen(found[0]), found[1])
@@ -272,19 +279,20 @@ def test_a_head_from_memory_is_what_a_reader_makes_of_it(data):
 
 def test_heads_that_differ_in_their_length_share_what_was_made_of_them():
     """Chats of one client differ in nothing else; the lines that a proxy passes on are encoded once."""
-    memory = HeadMemory(Limits())
+    memory = HeadMemory(Limits(), read_request)
     chat = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nA: b\r\nContent-Length: %d\r\n\r\n"
-    (first, _), (second, rest) = memory.request(chat % 5), memory.request(chat % 17 + b"x")
+    first, _ = memory.find(chat % 5)
+    assert first.end_to_end == b"A: b\r\n"
+    second, rest = memory.find(chat % 17 + b"x")
     assert (first.length, second.length, rest) == (5, 17, b"x")
     assert (first.headers.get("content-length"), second.headers.get("content-length")) == ("5", "17")
-    assert first.end_to_end == b"A: b\r\n"
     assert second.end_to_end is first.end_to_end
 
 
 def test_an_answer_from_memory_is_a_final_one():
     """An interim answer is for a reader, which looks for the next head."""
-    memory = HeadMemory(Limits())
-    assert memory.response(b"HTTP/1.1 100 Continue\r\n\r\n") is None
+    memory = HeadMemory(Limits(), read_final_response)
+    assert memory.find(b"HTTP/1.1 100 Continue\r\n\r\n") is None
     for length in (3, 4):
-        head, rest = memory.response(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nabc" % length)
+        head, rest = memory.find(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\nabc" % length)
         assert (head.status, head.length, rest) == (200, length, b"abc")

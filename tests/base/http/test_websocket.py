@@ -2,8 +2,7 @@
 
 import base64
 import hashlib
-import threading
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import pytest
@@ -12,10 +11,9 @@ import trio.testing
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side
-from websockets.sync.server import serve
 
 from base.http.certificates import make_contexts
-from http_lab import GONE, always, receive_until
+from http_lab import GONE, always, receive_until, serving_websockets
 from llmkube.base.http import websocket as websocket_module
 from llmkube.base.http.client import HttpClient, Upgraded
 from llmkube.base.http.dial import TlsDialer, dial
@@ -40,17 +38,7 @@ async def upgrade(client, origin, headers):
     return Upgraded(answer.headers, answer.stream, answer.early, netloc(origin))
 
 
-@contextmanager
-def serving(handler, **options):
-    """A server of the `websockets` package in a thread; yields its port."""
-    with serve(handler, "127.0.0.1", 0, **{"subprotocols": ["chat"], **options}) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.socket.getsockname()[1]
-        finally:
-            server.shutdown()
-            thread.join()
+serving = partial(serving_websockets, subprotocols=["chat"])
 
 
 @asynccontextmanager

@@ -103,12 +103,16 @@ async def whoami(stream):
         pass  # the client did not like our certificate, or went away
 
 
-@pytest.fixture
-async def tls_port(ca, localhost, tmp_path, nursery):
-    context = server_context(localhost, ca, tmp_path)
+async def listen(nursery, context):
+    """Serve `whoami` under TLS; return the port."""
     serve = partial(trio.serve_ssl_over_tcp, whoami, 0, context, host="127.0.0.1", https_compatible=True)
     (listener,) = await nursery.start(serve)
     return listener.transport_listener.socket.getsockname()[1]
+
+
+@pytest.fixture
+async def tls_port(ca, localhost, tmp_path, nursery):
+    return await listen(nursery, server_context(localhost, ca, tmp_path))
 
 
 async def ask(config, tls_port):
@@ -149,10 +153,7 @@ async def test_insecure_believes_any_server(tls_port):
 @pytest.mark.parametrize(("name", "good"), [("kubernetes", True), ("other", False)])
 async def test_the_server_name_decides_what_is_verified(ca, tmp_path, nursery, name, good):
     """With tls-server-name the certificate must be for that name, not for the URL's host."""
-    context = server_context(ca.issue("server", x509.DNSName("kubernetes")), ca, tmp_path)
-    serve = partial(trio.serve_ssl_over_tcp, whoami, 0, context, host="127.0.0.1", https_compatible=True)
-    (listener,) = await nursery.start(serve)
-    port = listener.transport_listener.socket.getsockname()[1]
+    port = await listen(nursery, server_context(ca.issue("server", x509.DNSName("kubernetes")), ca, tmp_path))
     config = {"tls": TlsSettings(ca=ca.pem, server_name=name)}
     if good:
         assert await ask(config, port)

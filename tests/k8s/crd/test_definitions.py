@@ -1,6 +1,7 @@
 """The generated CRDs are structural schemas that say what the classes mean."""
 
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,8 +15,8 @@ from llmkube.k8s.crd.inferenceservice import InferenceService, InferenceServiceS
 from llmkube.k8s.crd.meta import Condition
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.crd.modelrouter import ModelRouter
-from llmkube.k8s.crd.placement import Autoscaling
-from llmkube.k8s.crd.podparts import part_schema
+from llmkube.k8s.crd.placement import Autoscaling, EnvVar
+from llmkube.k8s.crd.podparts import part_schema, pod_parts
 from llmkube.k8s.crd.serving import SpeculativeDecoding
 from llmkube.k8s.fields import IntOrString, Rule, SchemaFacts, Wired, field, wire_fields
 
@@ -244,3 +245,31 @@ def test_every_status_number_can_be_unknown() -> None:
     assert numbers
     assert all(slot.default is None for slot in numbers)
     assert encode(InferenceServiceStatus(ready_replicas=0)) == {"readyReplicas": 0}
+
+
+def test_pod_parts_are_spelled_out() -> None:
+    """Nothing in a kind is free-form: what a class keeps as a map is typed by the schema as a pod's part is."""
+    free = [path for path, node in NODES if node.get("x-kubernetes-preserve-unknown-fields")]
+    assert free == []
+    spec = ROOTS[1]["properties"]["spec"]["properties"]
+    probe = part_schema("Probe")
+    assert [inner["properties"] for inner in spec["probeOverrides"]["properties"].values()] == [probe["properties"]] * 3
+    assert spec["tolerations"]["items"] == part_schema("Toleration")
+    assert object_schema(EnvVar)["properties"]["valueFrom"]["properties"].keys() >= {"secretKeyRef", "fieldRef"}
+
+
+def test_every_pod_part_is_used() -> None:
+    """Each part of a pod that is spelled out stands in some kind, under the name that a field gives it."""
+    used = {slot.facts.pod_part for cls in wire_classes() for slot in wire_fields(cls) if slot.facts.pod_part}
+    assert used == pod_parts().keys()
+
+
+def wire_classes() -> list[Any]:
+    """Every class that a kind is made of, the kinds included."""
+    todo, seen = list(KINDS), []
+    while todo:
+        cls = todo.pop()
+        seen.append(cls)
+        inner = [kind for slot in wire_fields(cls) for kind in (slot.type, *typing.get_args(slot.type))]
+        todo += [kind for kind in inner if attrs.has(kind) and kind not in seen + todo]
+    return seen

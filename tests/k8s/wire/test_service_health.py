@@ -8,6 +8,7 @@ ACCEPTED = condition("Accepted", True, "Accepted")
 LOADED = condition("Loaded", True, "Loaded")
 FETCHED = condition("Fetched", True, "Fetched")
 NEWEST = condition("UpToDate", True, "UpToDate")
+HERE = model("chat", FETCHED)
 REPLACING = condition("UpToDate", False, "Replacing", "loading")
 NOT_REPLACED = condition("UpToDate", False, "CrashLoopBackOff", "serves on: exit code 1\nerror: no memory")
 
@@ -32,33 +33,27 @@ def fetched(reason, message=""):
         (service(), fetched("FetchFailed"), WAITING, 0, "FetchFailed"),
         (service(), fetched("Fetching"), WAITING, 0, "Fetching"),
         (service("chat", condition("Available", False, "NoHost")), model(), FAILING, 0, "NoHost"),
-        (service(), model("chat", FETCHED), WAITING, 1, "Pending"),
-        (service("chat", ACCEPTED, loaded("Loading")), model("chat", FETCHED), WAITING, 1, "Loading"),
-        (service("chat", ACCEPTED, loaded("Restarting")), model("chat", FETCHED), WAITING, 1, "Restarting"),
-        (service("chat", ACCEPTED, loaded("CrashLoopBackOff")), model("chat", FETCHED), FAILING, 1, "CrashLoopBackOff"),
+        (service(), HERE, WAITING, 1, "Pending"),
+        (service("chat", ACCEPTED, loaded("Loading")), HERE, WAITING, 1, "Loading"),
+        (service("chat", ACCEPTED, loaded("Restarting")), HERE, WAITING, 1, "Restarting"),
+        (service("chat", ACCEPTED, loaded("CrashLoopBackOff")), HERE, FAILING, 1, "CrashLoopBackOff"),
         (service("chat", loaded("CrashLoopBackOff")), fetched("Fetching"), WAITING, 0, "Fetching"),
-        (service("chat", LOADED, phase="Ready"), model("chat", FETCHED), WAITING, 1, "Pending"),
-        (service("chat", ACCEPTED, LOADED, phase="Creating"), model("chat", FETCHED), WAITING, 2, "Pending"),
+        (service("chat", LOADED, phase="Ready"), HERE, WAITING, 1, "Pending"),
+        (service("chat", ACCEPTED, LOADED, phase="Creating"), HERE, WAITING, 2, "Pending"),
         (
             service("chat", ACCEPTED, LOADED, condition("Progressing", True, "NoHost", "1 of 2"), phase="Progressing"),
-            model("chat", FETCHED),
+            HERE,
             WAITING,
             2,
             "NoHost",
         ),
-        (service("chat", ACCEPTED, LOADED, phase="Ready"), model("chat", FETCHED), READY, 3, "Loaded"),
-        (service("chat", ACCEPTED, LOADED, NEWEST, phase="Ready"), model("chat", FETCHED), READY, 3, "Loaded"),
-        (service("chat", ACCEPTED, LOADED, REPLACING, phase="Ready"), model("chat", FETCHED), WAITING, 1, "Replacing"),
-        (
-            service("chat", ACCEPTED, LOADED, NOT_REPLACED, phase="Ready"),
-            model("chat", FETCHED),
-            FAILING,
-            1,
-            "CrashLoopBackOff",
-        ),
+        (service("chat", ACCEPTED, LOADED, phase="Ready"), HERE, READY, 3, "Loaded"),
+        (service("chat", ACCEPTED, LOADED, NEWEST, phase="Ready"), HERE, READY, 3, "Loaded"),
+        (service("chat", ACCEPTED, LOADED, REPLACING, phase="Ready"), HERE, WAITING, 1, "Replacing"),
+        (service("chat", ACCEPTED, LOADED, NOT_REPLACED, phase="Ready"), HERE, FAILING, 1, "CrashLoopBackOff"),
         (
             service("chat", ACCEPTED, LOADED, condition("Published", False, "NoAddress", "no address")),
-            model("chat", FETCHED),
+            HERE,
             FAILING,
             1,
             "NoAddress",
@@ -166,7 +161,7 @@ def test_a_replacement_is_judged_once_the_agent_has_seen_the_edit():
     accepted = ACCEPTED | {"observedGeneration": 2}
     for told in (NEWEST, NOT_REPLACED):
         serves = edited(service("chat", accepted, LOADED, seen_by_one(told), phase="Ready"))
-        health = service_health(serves, model("chat", FETCHED))
+        health = service_health(serves, HERE)
         assert (health.state, health.done, health.reason) == (WAITING, 1, "Pending")
         assert health.message == "waiting for the agent to look at it"
 
@@ -175,9 +170,9 @@ def test_a_wait_that_an_edit_leaves_as_it_is_keeps_its_words():
     """The agent has accepted the edit and says nothing new of the wait for memory: that is what it still waits for."""
     accepted = ACCEPTED | {"observedGeneration": 2}
     waits = edited(service("chat", accepted, seen_by_one(loaded("InsufficientMemory", "needs 2 GiB"))))
-    assert service_health(waits, model("chat", FETCHED)).message == "needs 2 GiB"
+    assert service_health(waits, HERE).message == "needs 2 GiB"
     fails = edited(service("chat", accepted, seen_by_one(loaded("CrashLoopBackOff", "exit code 1"))))
-    assert service_health(fails, model("chat", FETCHED)).message == "waiting for the agent to look at it"
+    assert service_health(fails, HERE).message == "waiting for the agent to look at it"
 
 
 def test_a_failure_about_an_older_spec_is_not_held_against_the_newest():
@@ -185,15 +180,15 @@ def test_a_failure_about_an_older_spec_is_not_held_against_the_newest():
     refused = condition("Accepted", False, "Invalid", "no") | {"observedGeneration": 1}
     crashed = loaded("CrashLoopBackOff", "3 failures") | {"observedGeneration": 1}
     found = service("chat", refused, crashed)
-    assert service_health(found, model("chat", FETCHED)).reason == "Invalid"
+    assert service_health(found, HERE).reason == "Invalid"
     edited = attrs.evolve(found, metadata=attrs.evolve(found.metadata, generation=2))
-    assert service_health(edited, model("chat", FETCHED)).state is WAITING
+    assert service_health(edited, HERE).state is WAITING
 
 
 def test_a_refused_spec_beats_a_running_engine():
     """A spec that is refused is a failure although the last good one still runs: the question is about the new one."""
     refused = condition("Accepted", False, "Invalid", "no")
-    health = service_health(service("chat", LOADED, refused, phase="Ready"), model("chat", FETCHED))
+    health = service_health(service("chat", LOADED, refused, phase="Ready"), HERE)
     assert (health.failing, health.about) == (True, "InferenceService")
 
 
@@ -201,7 +196,7 @@ def test_a_failure_says_since_when_and_what_is_at_fault():
     """The time is that of the condition; the kind at fault is the one whose spec is wrong."""
     health = service_health(service(), fetched("DigestMismatch", "it has abc\nmore"))
     assert (health.since, health.about, health.headline) == ("x", "Model", "it has abc")
-    assert not service_health(service("chat", ACCEPTED, loaded("Hung")), model("chat", FETCHED)).about
+    assert not service_health(service("chat", ACCEPTED, loaded("Hung")), HERE).about
 
 
 def test_a_host_that_let_a_service_go_says_nothing_about_it_any_more():

@@ -90,6 +90,19 @@ def partial(tmp_path):
     found.close()
 
 
+@pytest.fixture
+def synced(partial, monkeypatch):
+    """How much of the file each checkpoint was about."""
+    sizes, real = [], type(partial).checkpoint
+
+    def checkpoint(self):
+        sizes.append(self.size_bytes)
+        real(self)
+
+    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
+    return sizes
+
+
 def writer_of(partial, ring, *, counted=lambda _: None, run_sync=None):
     run_sync = run_sync or in_threads(trio.CapacityLimiter(4))
     limits, space = DownloadLimits(checkpoint_bytes=300_000), FreeSpace(partial.path.parent)
@@ -117,6 +130,16 @@ async def fill_wanted(ring, data=DATA, step=lambda room: 10_000):
     return True
 
 
+async def written(partial, **options):
+    """Write all that comes; return what went wrong."""
+    ring = RingBuffer(RING_BYTES)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fill_wanted, ring)
+            failure = await writer_of(partial, ring, **options).run()
+    return failure
+
+
 def digest_of_file(partial):
     data = partial.path.read_bytes()
     return hashlib.sha256(data[: partial.size_bytes]).hexdigest()
@@ -125,11 +148,8 @@ def digest_of_file(partial):
 @pytest.mark.parametrize("run_sync", [in_threads(trio.CapacityLimiter(4)), in_threads(trio.CapacityLimiter(1)), inline])
 async def test_what_comes_is_written_and_hashed(partial, run_sync):
     """In threads, in one for all, or in none: file, digest and the sum of what was counted are those of what came."""
-    ring, counts = RingBuffer(RING_BYTES), []
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill_wanted, ring)
-            assert await writer_of(partial, ring, counted=counts.append, run_sync=run_sync).run() is None
+    counts = []
+    assert await written(partial, counted=counts.append, run_sync=run_sync) is None
     assert partial.path.read_bytes() == DATA
     assert (partial.sha256, partial.size_bytes) == (hashlib.sha256(DATA).hexdigest(), sum(counts))
 
@@ -167,12 +187,7 @@ async def test_what_counts_may_refuse(partial):
     def counted(count):
         raise FetchError("enough")
 
-    ring = RingBuffer(RING_BYTES)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill_wanted, ring)
-            failure = await writer_of(partial, ring, counted=counted).run()
-    assert str(failure) == "enough"
+    assert str(await written(partial, counted=counted)) == "enough"
     assert partial.sha256 == digest_of_file(partial)
 
 
@@ -213,38 +228,21 @@ async def test_a_thread_is_waited_for_and_what_counts_is_right(partial, monkeypa
     assert partial.path.stat().st_size == partial.size_bytes
 
 
-async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial, monkeypatch):
+async def test_what_is_hashed_survives_a_power_cut_beside_the_next_bytes(partial, synced):
     """Every so many bytes the file is synced while the next ones are written, and the note says no more than that."""
-    synced, real = [], type(partial).checkpoint
-
-    def checkpoint(self):
-        synced.append(self.size_bytes)
-        real(self)
-
-    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
-    ring = RingBuffer(RING_BYTES)
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(fill_wanted, ring)
-            await writer_of(partial, ring).run()
+    await written(partial)
     assert synced
     assert all(size <= len(DATA) for size in synced)
     assert synced[0] >= 300_000
 
 
-async def test_what_has_come_before_a_stall_survives_a_power_cut(partial, monkeypatch, autojump_clock):
+async def test_what_has_come_before_a_stall_survives_a_power_cut(partial, synced, autojump_clock):
     """A server that sends a little at once and then nothing: the note is written without one more byte, and once."""
-    synced, real = [], type(partial).checkpoint
-
-    def checkpoint(self):
-        synced.append(self.size_bytes)
-        real(self)
 
     async def at_once(step):
         await trio.lowlevel.checkpoint()
         return step()
 
-    monkeypatch.setattr(type(partial), "checkpoint", checkpoint)
     ring = RingBuffer(RING_BYTES)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(writer_of(partial, ring, run_sync=at_once).run)

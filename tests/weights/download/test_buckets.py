@@ -17,19 +17,12 @@ from llmkube.weights.errors import (
     SourceRefusedError,
 )
 from llmkube.weights.urls import WebUrl, parse_url
-from weights.hostile import NOW, gguf, open_bench, steps
+from weights.hostile import NOW, answers, gguf, open_bench, serves, steps
 
 DATA = gguf(100_000)
 OTHER = gguf(100_000, seed=2)
 OBJECT = "s3://models/chat/model.gguf"
 KEYS = {"AWS_ACCESS_KEY_ID": "AKID", "AWS_SECRET_ACCESS_KEY": "hush"}
-
-
-def serve(data=DATA, **kwargs):
-    async def script(wire, request):
-        await wire.file(request, data, **kwargs)
-
-    return script
 
 
 def asks(**values):
@@ -96,7 +89,7 @@ def test_what_cannot_be_used_is_named_and_not_shown(values, says):
 
 async def test_a_signed_download_goes_on_where_it_broke(tmp_path, autojump_clock):
     """Every request of a download is signed for itself, its range included; the key itself is never sent."""
-    async with open_bench(tmp_path, steps(serve(cut=50_000), serve())) as bench:
+    async with open_bench(tmp_path, steps(serves(DATA, cut=50_000), serves(DATA))) as bench:
         access = asks(**KEYS, AWS_SESSION_TOKEN="for-a-while")
         kept = await bench.get(OBJECT, access=access)
         assert kept.path.read_bytes() == DATA
@@ -112,7 +105,7 @@ async def test_a_signed_download_goes_on_where_it_broke(tmp_path, autojump_clock
 
 async def test_a_public_bucket_is_asked_without_a_signature(tmp_path, autojump_clock):
     """Nobody's object is asked for by nobody."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         await bench.get(OBJECT, access=asks())
         [request] = bench.network.requests
         assert "authorization" not in request.headers
@@ -138,7 +131,7 @@ async def test_a_redirect_elsewhere_is_not_signed(tmp_path, autojump_clock):
 async def test_a_private_endpoint_is_reached_only_where_the_operator_allows_it(tmp_path, autojump_clock):
     """A Secret, which anybody in a namespace may write, leads nowhere that a URL would not."""
     addresses = {"minio.example": ["10.1.2.3"]}
-    async with open_bench(tmp_path, serve(), addresses=addresses) as bench:
+    async with open_bench(tmp_path, serves(DATA), addresses=addresses) as bench:
         with pytest.raises(BlockedAddressError):
             await bench.get(OBJECT, access=asks(**KEYS))
         assert bench.network.dialled == []
@@ -194,16 +187,13 @@ async def test_a_refusal_says_what_to_do(tmp_path, autojump_clock, answer, error
     """A wrong key or a wrong region is the user's to mend, and the message names the variable."""
     status, headers = answer
 
-    async def refuse(wire, request):
-        await wire.answer(status, **headers)
-
-    async with open_bench(tmp_path, refuse) as bench:
+    async with open_bench(tmp_path, answers(status, **headers)) as bench:
         with pytest.raises(error, match=says):
             await bench.get(OBJECT, access=asks(**KEYS))
 
 
 async def test_a_digest_is_held_against_an_object(tmp_path, autojump_clock):
     """`spec.sha256` decides for objects as it does for files."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(OBJECT, access=asks(), sha256=hashlib.sha256(DATA).hexdigest())
         assert kept.sha256 == hashlib.sha256(DATA).hexdigest()

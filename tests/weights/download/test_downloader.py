@@ -23,7 +23,7 @@ from llmkube.weights.errors import (
     WeightsError,
     WrongSizeError,
 )
-from weights.hostile import PUBLIC, gguf, open_bench, steps
+from weights.hostile import PUBLIC, answers, gguf, open_bench, serves, steps
 
 DATA = gguf(200_000)
 OTHER = gguf(200_000, seed=2)
@@ -32,16 +32,9 @@ HTTP = "http://files.example/model.gguf"
 MINE = AddressPolicy(from_operator=True)
 
 
-def serve(data=DATA, **kwargs):
-    async def script(wire, request):
-        await wire.file(request, data, **kwargs)
-
-    return script
-
-
 async def test_an_honest_server_gives_the_file(tmp_path, autojump_clock):
     """A file is fetched once, verified and kept under its digest, and nothing else is left in the store."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(HTTP, sha256=SHA256.upper())
         assert kept.path.read_bytes() == DATA
         assert (kept.sha256, kept.size_bytes, kept.identity) == (SHA256, len(DATA), f"sha256:{SHA256}")
@@ -58,7 +51,7 @@ async def test_an_honest_server_gives_the_file(tmp_path, autojump_clock):
 @pytest.mark.parametrize("cuts", [[0], [1], [3], [4], [5], [65536], [199_999], [1, 2, 3, 5, 100], [100_000, 150_000]])
 async def test_a_cut_connection_is_resumed_where_it_broke(tmp_path, autojump_clock, cuts):
     """Wherever a connection breaks, the rest is asked for from there, and the file is bit-exact."""
-    async with open_bench(tmp_path, steps(*(serve(cut=cut) for cut in cuts), serve())) as bench:
+    async with open_bench(tmp_path, steps(*(serves(DATA, cut=cut) for cut in cuts), serves(DATA))) as bench:
         kept = await bench.get(HTTP)
         assert kept.path.read_bytes() == DATA
         starts = [request.start for request in bench.network.requests]
@@ -81,17 +74,6 @@ async def test_a_cut_inside_the_head_is_a_failure_and_no_file(tmp_path, autojump
         assert bench.files() == []
 
 
-async def test_a_server_that_cannot_resume_is_read_from_the_start(tmp_path, autojump_clock):
-    """A 200 in answer to a Range voids the prefix: nothing is doubled."""
-
-    async def whole(wire, request):
-        await wire.answer(200, DATA, etag='"v1"')
-
-    async with open_bench(tmp_path, steps(serve(cut=100_000), whole)) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert bench.network.requests[1].start == 100_000
-
-
 async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
     """When the ETag changes mid-way, the file is the new version from its first byte, whatever the server does."""
 
@@ -99,8 +81,8 @@ async def test_a_new_version_voids_the_prefix(tmp_path, autojump_clock):
         where = f"bytes {request.start}-{len(OTHER) - 1}/{len(OTHER)}"
         await wire.answer(206, OTHER[request.start :], etag='"v2"', content_range=where)
 
-    for case, second in enumerate([serve(OTHER, etag='"v2"'), lies]):
-        script = steps(serve(cut=100_000), second, serve(OTHER, etag='"v2"'))
+    for case, second in enumerate([serves(OTHER, etag='"v2"'), lies]):
+        script = steps(serves(DATA, cut=100_000), second, serves(OTHER, etag='"v2"'))
         async with open_bench(tmp_path / str(case), script) as bench:
             assert (await bench.get(HTTP)).path.read_bytes() == OTHER
 
@@ -116,38 +98,68 @@ async def test_a_part_of_nobody_knows_which_version_is_not_spliced(tmp_path, aut
             where = f"bytes {request.start}-{len(newer) - 1}/{len(newer)}"
             await wire.answer(206, newer[request.start :], content_range=where)
 
-    async with open_bench(tmp_path, steps(serve(cut=100_000), forgetful)) as bench:
+    async with open_bench(tmp_path, steps(serves(DATA, cut=100_000), forgetful)) as bench:
         assert (await bench.get(HTTP)).path.read_bytes() == newer
         assert [request.start for request in bench.network.requests] == [None, 100_000, None]
 
 
-@pytest.mark.parametrize("etag", ['W/"v1"', ""])
-async def test_without_a_strong_validator_nothing_is_spliced(tmp_path, autojump_clock, etag):
-    """A server that gives no proof of its version is asked for the whole file again."""
+def chunks_without_an_end(data):
+    async def script(wire, request):
+        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
+        await wire.send(b"%x\r\n%b\r\n" % (len(data), data))
 
-    async def first(wire, request):
-        await wire.head(200, content_length=len(DATA), etag=etag)
-        await wire.send(DATA[:100_000])
-
-    async def second(wire, request):
-        await wire.answer(200, OTHER)
-
-    async with open_bench(tmp_path, steps(first, second)) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == OTHER
-        assert bench.network.requests[1].start is None
+    return script
 
 
-@pytest.mark.parametrize("shift", [-1, 1])
-async def test_a_wrong_range_is_never_pieced_together(tmp_path, autojump_clock, shift):
-    """A part from another place is refused, and the whole file is asked for instead."""
-
-    async def wrong(wire, request):
+def wrong_range(shift):
+    async def script(wire, request):
         start = request.start + shift
         await wire.answer(206, DATA[start:], etag='"v1"', content_range=f"bytes {start}-{len(DATA) - 1}/{len(DATA)}")
 
-    async with open_bench(tmp_path, steps(serve(cut=100_000), wrong, serve())) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert [request.start for request in bench.network.requests] == [None, 100_000, None]
+    return script
+
+
+def without_proof(etag):
+    return [answers(200, DATA[:100_000], content_length=len(DATA), etag=etag), answers(200, OTHER)]
+
+
+def broken(status):
+    return answers(status, b"<html>sorry</html>")
+
+
+SHORT = gguf(50_000, seed=3)
+CUT = serves(DATA, cut=100_000)
+SHRUNK = answers(416, content_range=f"bytes */{len(SHORT)}")
+
+
+@pytest.mark.parametrize(
+    ("scripts", "data", "starts"),
+    [
+        pytest.param([CUT, answers(200, DATA, etag='"v1"')], DATA, [None, 100_000], id="a 200 voids the prefix"),
+        pytest.param(without_proof('W/"v1"'), OTHER, [None, None], id="a weak validator proves no version"),
+        pytest.param(without_proof(""), OTHER, [None, None], id="no validator"),
+        pytest.param([CUT, wrong_range(-1), serves(DATA)], DATA, [None, 100_000, None], id="a range too early"),
+        pytest.param([CUT, wrong_range(1), serves(DATA)], DATA, [None, 100_000, None], id="a range too late"),
+        pytest.param(
+            [chunks_without_an_end(DATA), serves(DATA)], DATA, [None, len(DATA)], id="a 416 for a complete file"
+        ),
+        pytest.param(
+            [chunks_without_an_end(DATA[:1000]), serves(DATA)], DATA, [None, 1000], id="chunks without an end"
+        ),
+        pytest.param(
+            [CUT, SHRUNK, serves(SHORT, etag='"v2"')], SHORT, [None, 100_000, None], id="a 416 for a shorter file"
+        ),
+        *(
+            pytest.param([broken(status)] * 2 + [serves(DATA)], DATA, [None] * 3, id=f"twice {status}")
+            for status in (500, 502, 504)
+        ),
+    ],
+)
+async def test_the_rest_is_asked_for_where_that_is_safe(tmp_path, autojump_clock, scripts, data, starts):
+    """Nothing is doubled, spliced or pieced together that might be of two versions, and what is there is not resent."""
+    async with open_bench(tmp_path, steps(*scripts)) as bench:
+        assert (await bench.get(HTTP)).path.read_bytes() == data
+        assert [request.start for request in bench.network.requests] == starts
 
 
 async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, autojump_clock):
@@ -162,29 +174,6 @@ async def test_a_server_with_nothing_but_wrong_ranges_is_given_up(tmp_path, auto
         with pytest.raises((RangeError, FetchError)):
             await bench.get(HTTP)
         assert bench.visible() == []
-
-
-async def test_a_416_for_a_complete_file_completes_it(tmp_path, autojump_clock):
-    """When all bytes are there and only the last answer was lost, nothing is downloaded again."""
-
-    async def all_but_the_end(wire, request):
-        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
-        await wire.send(b"%x\r\n%s\r\n" % (len(DATA), DATA))  # and no last chunk
-
-    async with open_bench(tmp_path, steps(all_but_the_end, serve())) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert [request.start for request in bench.network.requests] == [None, len(DATA)]
-
-
-async def test_a_416_for_a_shorter_file_starts_over(tmp_path, autojump_clock):
-    """When the server's file has shrunk below the prefix, the new one is fetched whole."""
-    short = gguf(50_000, seed=3)
-
-    async def refuse(wire, request):
-        await wire.answer(416, content_range=f"bytes */{len(short)}")
-
-    async with open_bench(tmp_path, steps(serve(cut=100_000), refuse, serve(short, etag='"v2"'))) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == short
 
 
 async def test_a_length_that_is_too_long_never_makes_a_file(tmp_path, autojump_clock):
@@ -208,11 +197,7 @@ async def test_a_length_that_is_too_long_never_makes_a_file(tmp_path, autojump_c
 
 async def test_a_length_that_is_too_short_is_caught_by_the_digest(tmp_path, autojump_clock):
     """A file that a server cuts short on purpose has the wrong digest, and is not kept."""
-
-    async def script(wire, request):
-        await wire.answer(200, DATA[:-1])
-
-    async with open_bench(tmp_path, script) as bench:
+    async with open_bench(tmp_path, answers(200, DATA[:-1])) as bench:
         with pytest.raises(DigestMismatchError):
             await bench.get(HTTP, sha256=SHA256)
         assert bench.files() == []
@@ -234,22 +219,10 @@ async def test_an_endless_body_ends_at_the_largest_file(tmp_path, autojump_clock
 
 async def test_a_file_above_the_limit_is_refused_before_its_first_byte(tmp_path, autojump_clock):
     """A length above the limit is refused at once."""
-    async with open_bench(tmp_path, serve(), limits=DownloadLimits(max_bytes=1000)) as bench:
+    async with open_bench(tmp_path, serves(DATA), limits=DownloadLimits(max_bytes=1000)) as bench:
         with pytest.raises(WrongSizeError, match="more than 1000 are not taken"):
             await bench.get(HTTP)
         assert bench.visible() == []
-
-
-async def test_chunked_answers_are_complete_only_with_their_end(tmp_path, autojump_clock):
-    """A chunked body that breaks off is resumed; its end makes the file."""
-
-    async def broken(wire, request):
-        await wire.head(200, transfer_encoding="chunked", etag='"v1"')
-        await wire.send(b"3e8\r\n" + DATA[:1000] + b"\r\n")
-
-    async with open_bench(tmp_path, steps(broken, serve())) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-        assert bench.network.requests[1].start == 1000
 
 
 async def test_an_answer_without_any_length_needs_a_digest(tmp_path, autojump_clock):
@@ -275,7 +248,7 @@ async def test_a_slow_drip_is_a_stall_and_what_came_is_kept(tmp_path, autojump_c
             await wire.send(DATA[number : number + 1])
             await trio.sleep(1)
 
-    async with open_bench(tmp_path, steps(drip, drip, serve())) as bench:
+    async with open_bench(tmp_path, steps(drip, drip, serves(DATA))) as bench:
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
         starts = [request.start for request in bench.network.requests]
         assert starts[0] is None
@@ -329,7 +302,7 @@ async def test_a_slow_disk_is_no_stall(tmp_path, autojump_clock):
         await trio.sleep(45)
         return fn()
 
-    async with open_bench(tmp_path, serve(), run_sync=slow_disk) as bench:
+    async with open_bench(tmp_path, serves(DATA), run_sync=slow_disk) as bench:
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
         assert len(bench.network.requests) == 1
 
@@ -382,11 +355,7 @@ async def test_a_pause_holds_for_all_downloads_from_that_server(tmp_path, autoju
 
 async def test_a_pause_of_a_day_is_an_error_and_is_kept_all_the_same(tmp_path, autojump_clock):
     """A pause that nobody wants to sit through is reported at once; until it is over, the server is not asked again."""
-
-    async def script(wire, request):
-        await wire.answer(429, retry_after=86400)
-
-    async with open_bench(tmp_path, script) as bench:
+    async with open_bench(tmp_path, answers(429, retry_after=86400)) as bench:
         for _ in range(3):
             with pytest.raises(ThrottledError) as caught:
                 await bench.get(HTTP)
@@ -410,24 +379,9 @@ async def test_a_pause_of_years_ends_after_a_day(tmp_path, autojump_clock):
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
 
 
-@pytest.mark.parametrize("status", [500, 502, 504])
-async def test_a_broken_server_is_asked_again(tmp_path, autojump_clock, status):
-    """Errors of the server pass, and the download with them."""
-
-    async def broken(wire, request):
-        await wire.answer(status, b"<html>sorry</html>")
-
-    async with open_bench(tmp_path, steps(broken, broken, serve())) as bench:
-        assert (await bench.get(HTTP)).path.read_bytes() == DATA
-
-
 async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
     """404 is the user's to mend."""
-
-    async def script(wire, request):
-        await wire.answer(404, b"<html>not found</html>")
-
-    async with open_bench(tmp_path, script) as bench:
+    async with open_bench(tmp_path, answers(404, b"<html>not found</html>")) as bench:
         with pytest.raises(SourceNotFoundError, match="there is no such file"):
             await bench.get(HTTP)
         assert len(bench.network.requests) == 1
@@ -449,12 +403,7 @@ async def test_a_missing_file_is_not_asked_for_twice(tmp_path, autojump_clock):
 )
 async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump_clock, body, encoding, says):
     """A web page, a pointer or a compressed file is named for what it is, after one question, and nothing is kept."""
-
-    async def script(wire, request):
-        await wire.head(200, content_length=len(body), content_encoding=encoding)
-        await wire.send(body)
-
-    async with open_bench(tmp_path, script) as bench:
+    async with open_bench(tmp_path, answers(200, body, content_encoding=encoding)) as bench:
         with pytest.raises(WeightsError, match=says) as caught:
             await bench.get(HTTP)
         assert isinstance(caught.value, SourceRefusedError if encoding else NotGGUFError)
@@ -464,18 +413,14 @@ async def test_what_is_no_model_is_refused_at_its_first_bytes(tmp_path, autojump
 
 async def test_a_web_page_of_the_hub_names_the_right_link(tmp_path, autojump_clock):
     """The commonest mistake, the link to a file's page, is answered with what to change."""
-
-    async def script(wire, request):
-        await wire.answer(200, b"<html>")
-
-    async with open_bench(tmp_path, script) as bench:
+    async with open_bench(tmp_path, answers(200, b"<html>")) as bench:
         with pytest.raises(NotGGUFError, match="/resolve/ where the link to its page says /blob/"):
             await bench.get("http://hub.example/org/repo/blob/main/a.gguf")
 
 
 async def test_a_wrong_digest_of_the_user_names_both_and_costs_one_download(tmp_path, autojump_clock):
     """The error comes after one download, and the same file is not downloaded again."""
-    async with open_bench(tmp_path, serve(OTHER)) as bench:
+    async with open_bench(tmp_path, serves(OTHER)) as bench:
         with pytest.raises(DigestMismatchError) as caught:
             await bench.get(HTTP, sha256=SHA256)
         assert SHA256 in str(caught.value)
@@ -499,7 +444,7 @@ async def count(wire, request, sent):
 
 async def test_a_mended_file_is_taken_after_all(tmp_path, autojump_clock):
     """After a wrong digest, a new version on the server is tried again, and so is another digest."""
-    async with open_bench(tmp_path, steps(serve(OTHER), serve(DATA, etag='"v2"'))) as bench:
+    async with open_bench(tmp_path, steps(serves(OTHER), serves(DATA, etag='"v2"'))) as bench:
         with pytest.raises(DigestMismatchError):
             await bench.get(HTTP, sha256=SHA256)
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
@@ -509,28 +454,22 @@ async def test_a_mended_file_is_taken_after_all(tmp_path, autojump_clock):
 
 
 def redirect(location, status=302):
-    async def script(wire, request):
-        await wire.answer(status, location=location)
-
-    return script
+    return answers(status, location=location)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_redirects_are_followed(tmp_path, autojump_clock, status):
     """Five hops are fine, relative ones as well."""
     hops = [redirect(f"/hop{number}.gguf", status) for number in range(5)]
-    async with open_bench(tmp_path, steps(*hops, serve())) as bench:
+    async with open_bench(tmp_path, steps(*hops, serves(DATA))) as bench:
         assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
         assert [request.target for request in bench.network.requests][-2:] == ["/hop3.gguf", "/hop4.gguf"]
 
 
 async def test_a_plain_link_into_a_bucket_is_followed_to_its_region(tmp_path, autojump_clock):
     """S3 names the region in the redirect that leads there; only who signs for another region has to stop."""
-
-    async def elsewhere(wire, request):
-        await wire.answer(307, location="/there.gguf", x_amz_bucket_region="eu-central-1")
-
-    async with open_bench(tmp_path, steps(elsewhere, serve())) as bench:
+    elsewhere = answers(307, location="/there.gguf", x_amz_bucket_region="eu-central-1")
+    async with open_bench(tmp_path, steps(elsewhere, serves(DATA))) as bench:
         assert (await bench.get(HTTP, policy=MINE)).path.read_bytes() == DATA
 
 
@@ -568,7 +507,7 @@ async def test_a_redirect_to_a_bad_place_is_refused(tmp_path, autojump_clock, lo
 )
 async def test_a_private_address_in_a_source_is_never_dialled(tmp_path, autojump_clock, host):
     """A literal address that is not public is refused before any packet leaves."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         with pytest.raises(BlockedAddressError) as caught:
             await bench.get(f"http://{host}:6443/model.gguf")
         assert caught.value.address in str(caught.value)
@@ -580,7 +519,7 @@ async def test_a_private_address_in_a_source_is_never_dialled(tmp_path, autojump
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["fe80::1%eth0"], ["::1", PUBLIC]])
 async def test_a_name_with_one_private_address_is_never_dialled(tmp_path, autojump_clock, addresses):
     """A name is refused when any of its addresses is."""
-    async with open_bench(tmp_path, serve(), addresses={"files.example": addresses}) as bench:
+    async with open_bench(tmp_path, serves(DATA), addresses={"files.example": addresses}) as bench:
         with pytest.raises(BlockedAddressError, match=r"files\.example leads to"):
             await bench.get(HTTP)
         assert bench.network.dialled == []
@@ -615,7 +554,7 @@ async def test_the_operator_may_allow_networks(tmp_path, autojump_clock):
     """A source in an allowed network is fetched; one beside it is not."""
     policy = AddressPolicy(allowed=parse_networks(["10.1.0.0/16"]))
     addresses = {"files.example": ["10.1.2.3"], "else.example": ["10.2.0.1"]}
-    async with open_bench(tmp_path, serve(), addresses=addresses) as bench:
+    async with open_bench(tmp_path, serves(DATA), addresses=addresses) as bench:
         assert (await bench.get(HTTP, policy=policy)).path.read_bytes() == DATA
         with pytest.raises(BlockedAddressError, match="--allow-private-sources"):
             await bench.get("http://else.example/model.gguf", policy=policy)
@@ -623,7 +562,7 @@ async def test_the_operator_may_allow_networks(tmp_path, autojump_clock):
 
 async def test_a_password_goes_to_its_origin_only(tmp_path, autojump_clock):
     """Basic credentials of the URL are sent there, and not to where it redirects; a token is for the hub alone."""
-    async with open_bench(tmp_path, steps(redirect("http://cdn.example/x.gguf"), serve())) as bench:
+    async with open_bench(tmp_path, steps(redirect("http://cdn.example/x.gguf"), serves(DATA))) as bench:
         await bench.get("http://me:secret@files.example/model.gguf", token="t0ken", policy=MINE)
         first, second = bench.network.requests
         assert first.headers["authorization"] == "Basic bWU6c2VjcmV0"
@@ -633,17 +572,13 @@ async def test_a_password_goes_to_its_origin_only(tmp_path, autojump_clock):
 
 async def test_an_expired_link_is_resolved_anew(tmp_path, autojump_clock):
     """When a signed link stops working mid-way, the source is asked for a new one, and the prefix is kept."""
-
-    async def expired(wire, request):
-        await wire.answer(403, b"<Error>Request has expired</Error>")
-
     links = iter(["/signed1.gguf", "/signed2.gguf", "/signed3.gguf"])
 
     async def script(wire, request):
         if request.target == "/model.gguf":
             await wire.answer(302, location=next(links))
         elif request.target == "/signed2.gguf":
-            await expired(wire, request)
+            await wire.answer(403, b"<Error>Request has expired</Error>")
         else:
             await wire.file(request, DATA, cut=100_000 if request.target == "/signed1.gguf" else None)
 
@@ -654,7 +589,7 @@ async def test_an_expired_link_is_resolved_anew(tmp_path, autojump_clock):
 
 async def test_a_name_that_cannot_be_resolved_is_the_worlds(tmp_path, autojump_clock):
     """Without DNS there is a clear error, after several tries."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         with pytest.raises(FetchError, match=r"the name files\.invalid cannot be resolved"):
             await bench.get("http://files.invalid/model.gguf")
 
@@ -662,7 +597,7 @@ async def test_a_name_that_cannot_be_resolved_is_the_worlds(tmp_path, autojump_c
 async def test_the_next_address_is_tried(tmp_path, autojump_clock):
     """An address that refuses does not hide the one that answers."""
     addresses = {"files.example": ["93.184.216.1", "2606:4700::1"]}
-    async with open_bench(tmp_path, serve(), addresses=addresses) as bench:
+    async with open_bench(tmp_path, serves(DATA), addresses=addresses) as bench:
         bench.network.refusing.add("93.184.216.1")
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
 
@@ -672,7 +607,7 @@ async def test_the_next_address_is_tried(tmp_path, autojump_clock):
 
 async def test_a_disk_that_is_too_small_is_refused_before_the_first_byte(tmp_path, autojump_clock):
     """The error names what is needed and what is free, and the disk is left as it was."""
-    async with open_bench(tmp_path, serve(), free=lambda _: 300_000) as bench:
+    async with open_bench(tmp_path, serves(DATA), free=lambda _: 300_000) as bench:
         with pytest.raises(NoSpaceError, match="free some space") as caught:
             await bench.get(HTTP)
         assert caught.value.free_bytes == 300_000

@@ -28,7 +28,7 @@ from llmkube.weights.http_responses import Validator
 from llmkube.weights.source import HubFile, HubFolder, HubRepository, parse_source
 from llmkube.weights.store.index import key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
-from weights.hostile import gguf, open_bench, steps
+from weights.hostile import answers, gguf, open_bench, steps
 
 COMMIT = "c" * 40
 DATA = gguf(5000)
@@ -252,10 +252,7 @@ async def test_bytes_that_an_earlier_life_completed_are_verified_all_the_same(tm
 
 async def test_the_hubs_size_is_checked_before_the_first_byte(tmp_path, autojump_clock):
     """A length that is not the hub's is refused."""
-
-    async def script(wire, request):
-        await wire.answer(200, DATA, x_linked_etag=f'"{SHA256}"', x_linked_size=len(DATA) + 1)
-
+    script = answers(200, DATA, x_linked_etag=f'"{SHA256}"', x_linked_size=len(DATA) + 1)
     async with open_bench(tmp_path, script) as bench:
         with pytest.raises(WrongSizeError, match="should have 5001 bytes, the server sends 5000"):
             await bench.get("hf://o/r/m.gguf")
@@ -331,10 +328,7 @@ async def test_parts_on_a_web_server_are_looked_for_before_any_is_downloaded(tmp
 
 async def test_a_gated_repository_says_how_to_give_a_token(tmp_path, autojump_clock):
     """Without a token, and with one that may not, the error names the Secret, its key and the field."""
-
-    async def script(wire, request):
-        await wire.answer(401, x_error_code="GatedRepo", x_error_message="Access to model o/r is restricted.")
-
+    script = answers(401, x_error_code="GatedRepo", x_error_message="Access to model o/r is restricted.")
     async with open_bench(tmp_path, script) as bench:
         for text in ("hf://o/r/m.gguf", "hf://o/r"):
             with pytest.raises(AccessDeniedError, match=r"restricted.*HF_TOKEN.*spec\.sourceSecretRef"):
@@ -346,14 +340,8 @@ async def test_a_gated_repository_says_how_to_give_a_token(tmp_path, autojump_cl
 
 async def test_a_listing_is_asked_for_again(tmp_path, autojump_clock):
     """A rate limit on the hub's API is waited for, and a listing that breaks off is no listing."""
-
-    async def limited(wire, request):
-        await wire.answer(429, ratelimit='"api";r=0;t=52')
-
-    async def cut(wire, request):
-        await wire.head(200, content_length=5000)
-        await wire.send(b'{"siblings": [')
-
+    limited = answers(429, ratelimit='"api";r=0;t=52')
+    cut = answers(200, b'{"siblings": [', content_length=5000)
     async with open_bench(tmp_path, steps(limited, cut, hub({"m.gguf": DATA}))) as bench:
         assert (await bench.get("o/r")).path.read_bytes() == DATA
 

@@ -17,7 +17,7 @@ from llmkube.weights.store import partial as partial_module
 from llmkube.weights.store.blobs import open_store
 from llmkube.weights.store.index import key_of
 from llmkube.weights.store.partial import PartialInfo, open_partial
-from weights.hostile import NOW, gguf, inline, open_bench, steps
+from weights.hostile import NOW, gguf, inline, open_bench, serves, steps
 
 DATA = gguf(200_000)
 OTHER = gguf(150_000, seed=2)
@@ -27,13 +27,6 @@ HTTP = "http://files.example/model.gguf"
 
 async def offline(wire, request):
     """Nobody answers: the connection closes at once."""
-
-
-def serve(data=DATA, **kwargs):
-    async def script(wire, request):
-        await wire.file(request, data, **kwargs)
-
-    return script
 
 
 class Held:
@@ -55,7 +48,7 @@ class Held:
 async def test_what_was_fetched_once_starts_offline(tmp_path, autojump_clock, text):
     """A second life of the agent without any network gives the same file, and asks nobody."""
     source = parse_source(text)
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(HTTP if text.startswith("https") else text)
         if text.startswith("https"):
             record = bench.store.index / f"{key_of(HTTP)}.json"
@@ -69,7 +62,7 @@ async def test_what_was_fetched_once_starts_offline(tmp_path, autojump_clock, te
 
 async def test_a_known_digest_needs_no_network(tmp_path, autojump_clock):
     """Bytes that any source has brought serve every source that is pinned to their digest."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(HTTP)
         bench.network.script = offline
         assert await bench.get("http://mirror.example/same.gguf", sha256=SHA256) == kept
@@ -91,7 +84,7 @@ async def test_another_source_is_another_file(tmp_path, autojump_clock):
 
 async def test_another_digest_is_another_file(tmp_path, autojump_clock):
     """When spec.sha256 changes, the file in the store is not good enough any more, and it is left alone."""
-    async with open_bench(tmp_path, steps(serve(), serve(OTHER, etag='"v2"'))) as bench:
+    async with open_bench(tmp_path, steps(serves(DATA), serves(OTHER, etag='"v2"'))) as bench:
         old = await bench.get(HTTP)
         new = await bench.get(HTTP, sha256=hashlib.sha256(OTHER).hexdigest())
         assert new.path.read_bytes() == OTHER
@@ -100,7 +93,7 @@ async def test_another_digest_is_another_file(tmp_path, autojump_clock):
 
 async def test_a_rotten_file_is_fetched_again(tmp_path, autojump_clock):
     """A blob that has been touched is read before it is used: a good one stays, a bad one is replaced."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         kept = await bench.get(HTTP)
         os.utime(kept.path, ns=(1, 1))
         assert await bench.get(HTTP) == kept
@@ -162,7 +155,7 @@ async def test_when_nobody_waits_the_transfer_ends_and_its_bytes_are_kept(tmp_pa
         assert bench.network.open_connections == 0
         assert bench.visible() == []
         assert bench.downloader.active() == {}
-        bench.network.script = serve()
+        bench.network.script = serves(DATA)
         assert (await bench.get(HTTP)).path.read_bytes() == DATA
         assert bench.network.requests[1].start == len(DATA) // 2
 
@@ -172,7 +165,7 @@ async def test_a_restarted_agent_goes_on_where_it_was(tmp_path, autojump_clock):
     async with open_bench(tmp_path, Held()) as bench:
         with trio.move_on_after(5):
             await bench.get(HTTP)
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
         assert bench.network.requests[0].start == len(DATA) // 2
         assert any(step.stage == "verifying" for step in bench.seen)
@@ -188,14 +181,14 @@ async def test_a_prefix_that_was_tampered_with_is_found_out(tmp_path, autojump_c
         with path.open("r+b") as file:
             file.seek(1000)
             file.write(b"rot")
-        bench.network.script = serve()
+        bench.network.script = serves(DATA)
         assert (await bench.get(HTTP, sha256=SHA256)).path.read_bytes() == DATA
         assert [request.start for request in bench.network.requests] == [None, len(DATA) // 2, None]
 
 
 async def test_another_process_at_the_same_file_is_waited_for(tmp_path, autojump_clock):
     """While somebody else holds the unfinished file, we say so and wait; then we go on with his bytes."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
         other = open_partial(bench.store, key_of(HTTP))
         other.begin(PartialInfo(total_bytes=len(DATA)))
         other.append(DATA[:1000])
@@ -211,7 +204,7 @@ async def test_another_process_at_the_same_file_is_waited_for(tmp_path, autojump
 
 async def test_different_digests_of_one_source_do_not_mix(tmp_path, autojump_clock):
     """Two services that pin one URL to two digests each get theirs, or the error."""
-    async with open_bench(tmp_path, serve()) as bench, trio.open_nursery() as nursery:
+    async with open_bench(tmp_path, serves(DATA)) as bench, trio.open_nursery() as nursery:
 
         async def wrong():
             with pytest.raises(DigestMismatchError):
@@ -253,7 +246,7 @@ async def test_a_disk_that_fills_up_is_said_and_survived(tmp_path, autojump_cloc
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 async def test_a_disk_that_fails_at_the_end_shows_nothing(tmp_path, autojump_clock, monkeypatch, call):
     """When the file cannot be made durable, it is not there at all, and the next fetch mends it."""
-    async with open_bench(tmp_path, serve()) as bench:
+    async with open_bench(tmp_path, serves(DATA)) as bench:
 
         def fail(*args, **kwargs):
             raise OSError(errno.EIO, "Input/output error")
@@ -294,12 +287,12 @@ async def test_cancelling_anywhere_leaves_nothing_half_made(tmp_path, autojump_c
             return await inline(fn)
 
         with trio.CancelScope() as scope:
-            async with open_bench(tmp_path / str(step), serve(), run_sync=counted) as bench:
+            async with open_bench(tmp_path / str(step), serves(DATA), run_sync=counted) as bench:
                 with contextlib.suppress(FetchError):
                     await bench.get(HTTP)
         for name in bench.visible():
             assert (bench.store.root / name).read_bytes() == DATA
-        async with open_bench(tmp_path / str(step), serve()) as bench:
+        async with open_bench(tmp_path / str(step), serves(DATA)) as bench:
             assert (await bench.get(HTTP)).path.read_bytes() == DATA
         if not scope.cancelled_caught:
             break

@@ -24,7 +24,7 @@ from llmkube.weights.errors import (
 )
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.source import parse_source
-from weights.hostile import HUB, NO_TRUST, NOW, PUBLIC, Network, steps
+from weights.hostile import HUB, NO_TRUST, NOW, PUBLIC, Network, answers, steps
 
 DEMO_BYTES = DEMO.read_bytes()
 DEMO_FACTS = read_header(DEMO)
@@ -239,10 +239,7 @@ async def test_a_server_that_stops_serving_parts_is_read_from_the_start(autojump
     """A 200 in answer to the second request begins at the file's first byte, and is read as that."""
     data = vocabulary(150_000)
 
-    async def whole(wire, request):
-        await wire.answer(200, data + bytes(1000))
-
-    async with open_reading(steps(File(data), whole)) as reading:
+    async with open_reading(steps(File(data), answers(200, data + bytes(1000)))) as reading:
         assert (await reading.get()).tensor_count == 1
 
 
@@ -271,11 +268,7 @@ async def test_what_is_no_model_is_named(autojump_clock, body, says, length):
 
 async def test_an_empty_file_behind_ranges_is_empty(autojump_clock):
     """A 416 for the very first byte says that there is none."""
-
-    async def script(wire, request):
-        await wire.answer(416, content_range="bytes */0")
-
-    async with open_reading(script) as reading:
+    async with open_reading(answers(416, content_range="bytes */0")) as reading:
         with pytest.raises(NotGGUFError, match="is empty"):
             await reading.get()
 
@@ -297,11 +290,7 @@ async def test_an_empty_file_behind_ranges_is_empty(autojump_clock):
 )
 async def test_an_answer_without_a_file_is_refused(autojump_clock, status, headers, error):
     """Each refusal is the one that a download would give, after a single request."""
-
-    async def script(wire, request):
-        await wire.answer(status, b"GGUF", **headers)
-
-    async with open_reading(script) as reading:
+    async with open_reading(answers(status, b"GGUF", **headers)) as reading:
         with pytest.raises(error):
             await reading.get()
         assert len(reading.network.requests) == 1
@@ -309,12 +298,7 @@ async def test_an_answer_without_a_file_is_refused(autojump_clock, status, heade
 
 async def test_a_cut_connection_is_the_worlds_fault(autojump_clock):
     """A body that breaks off is not taken for a short file."""
-
-    async def cut(wire, request):
-        await wire.head(200, content_length=1 << 20)
-        await wire.send(DEMO_BYTES[:5000])
-
-    async with open_reading(cut) as reading:
+    async with open_reading(answers(200, DEMO_BYTES[:5000], content_length=1 << 20)) as reading:
         with pytest.raises(FetchError, match=r"files\.example"):
             await reading.get()
 
@@ -324,10 +308,7 @@ async def test_a_cut_connection_is_the_worlds_fault(autojump_clock):
 
 async def test_a_redirect_inside_is_refused(autojump_clock):
     """A public server cannot make this host ask a private one."""
-
-    async def script(wire, request):
-        await wire.answer(302, location="https://inside.example/x")
-
+    script = answers(302, location="https://inside.example/x")
     for policy in (AddressPolicy(), AddressPolicy(allowed=parse_networks(["10.0.0.0/8"]))):
         async with open_reading(script, addresses={"inside.example": ["10.0.0.1"]}) as reading:
             with pytest.raises(BlockedAddressError, match=r"inside\.example leads to 10\.0\.0\.1"):

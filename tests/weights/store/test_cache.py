@@ -44,6 +44,13 @@ def put(store, identity, *datas):
     return kept
 
 
+def begin_half(store):
+    partial = open_partial(store, "ab" * 32)
+    partial.begin(PartialInfo())
+    partial.append(b"half")
+    return partial
+
+
 def test_a_source_is_recalled(store):
     """What was kept under a source is found under it and no other, and all of it is private."""
     kept = put(store, "a", b"weights")
@@ -137,10 +144,7 @@ def test_what_nothing_needs_is_removed(store):
     put(store, "b", b"shared")
     put(store, "c", b"alone", b"gone")
     (store.blobs / ("0" * 64)).write_bytes(b"nobody's")
-    left = open_partial(store, "ab" * 32)
-    left.begin(PartialInfo())
-    left.append(b"half")
-    left.close()
+    begin_half(store).close()
     assert incomplete_bytes(store) > 0
     trial = prune(store, ["a"], dry_run=True)
     assert len(list_cached(store)) == 3
@@ -167,9 +171,7 @@ def test_only_what_was_named_is_removed(store):
 
 def test_a_running_download_is_not_pruned(store):
     """A partial file that somebody writes stays."""
-    partial = open_partial(store, "ab" * 32)
-    partial.begin(PartialInfo())
-    partial.append(b"half")
+    partial = begin_half(store)
     context = multiprocessing.get_context("spawn")
     other = context.Process(target=prune, args=(store, []))
     other.start()
@@ -203,10 +205,7 @@ def test_a_piece_that_was_pruned_meanwhile_is_kept_by_nobody(store):
 
 def test_a_running_download_may_be_looked_at(store, monkeypatch):
     """What a download renames between the list of a folder and the look at a file takes no space, and is no error."""
-    partial = open_partial(store, "ab" * 32)
-    partial.begin(PartialInfo())
-    partial.append(b"half")
-    partial.close()
+    begin_half(store).close()
     names = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda folder: [*names(folder), folder / ".new-renamed"])
     there = incomplete_bytes(store)

@@ -12,7 +12,6 @@ from llmkube.apiserver.schema import cel, patterns
 from llmkube.apiserver.schema.defaults import apply_defaults, prune
 from llmkube.apiserver.schema.structural import JsonObject, RuleError, Schema
 from llmkube.apiserver.schema.validation import validate
-from llmkube.apiserver.values import name_rules
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     Verbatim,
@@ -27,6 +26,7 @@ from llmkube.apiserver.values.field_errors import (
     required,
 )
 from llmkube.apiserver.values.json_values import same
+from llmkube.k8s.wire import name_rules
 
 _TYPES: Final = ("array", "boolean", "integer", "number", "object", "string")
 _FORBIDDEN: Final = ("$ref", "definitions", "dependencies", "deprecated", "discriminator", "id", "patternProperties")

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from llmkube.apiserver.values import name_rules
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     at,
@@ -22,6 +21,7 @@ from llmkube.apiserver.values.field_errors import (
     too_many,
 )
 from llmkube.apiserver.values.json_values import compact
+from llmkube.k8s.wire import name_rules
 
 _PROTOCOLS: Final = ("SCTP", "TCP", "UDP")
 _ADDRESS_TYPES: Final = ("FQDN", "IPv4", "IPv6")

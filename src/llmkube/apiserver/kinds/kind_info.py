@@ -13,9 +13,9 @@ import attrs
 
 from llmkube.apiserver.schema.builtin_types import OBJECT_META, type_schema
 from llmkube.apiserver.schema.structural import JsonObject, Schema
-from llmkube.apiserver.values import name_rules
 from llmkube.k8s.builtins import PriorityClass
 from llmkube.k8s.resource import Resource
+from llmkube.k8s.wire import name_rules
 from llmkube.k8s.workloads import WORKLOADS
 
 

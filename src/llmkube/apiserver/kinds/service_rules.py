@@ -24,7 +24,6 @@ from llmkube.apiserver.kinds.endpoint_rules import (
     spelling_warnings,
 )
 from llmkube.apiserver.schema.structural import JsonObject
-from llmkube.apiserver.values import name_rules
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     at,
@@ -37,6 +36,7 @@ from llmkube.apiserver.values.field_errors import (
 )
 from llmkube.apiserver.values.json_values import copy
 from llmkube.apiserver.values.metadata import check_labels
+from llmkube.k8s.wire import name_rules
 
 _TYPES: Final = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
 _NODE_PORT_TYPES: Final = frozenset({"NodePort", "LoadBalancer"})

@@ -6,7 +6,6 @@ Facts: `k8s.io/apimachinery/pkg/api/validation` (ObjectMeta on create and on upd
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from llmkube.apiserver.values import name_rules
 from llmkube.apiserver.values.field_errors import (
     FieldError,
     Verbatim,
@@ -18,6 +17,7 @@ from llmkube.apiserver.values.field_errors import (
     too_long,
 )
 from llmkube.apiserver.values.json_values import same
+from llmkube.k8s.wire import name_rules
 
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
 """All keys and values of an object's annotations together."""

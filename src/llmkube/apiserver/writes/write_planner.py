@@ -145,7 +145,12 @@ class WritePlanner:
                 wanted["metadata"].pop("resourceVersion", None)  # whatever the client has seen, it is gone
                 return self._create(tx, target.at(""), wanted, options, duplicates)
             if target.subresource == "scale":
-                return self._put_scale(tx, target, wanted, options)
+                if stored is None:
+                    raise not_found(target.subject)
+                check_name(target, wanted)
+                check_uid(target, stored, wanted["metadata"])
+                with decoding(target):
+                    return self._rewrite(tx, target, stored, wanted, options=options, complaints=[])
             with decoding(target):
                 decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
             with warning(warnings):
@@ -159,17 +164,6 @@ class WritePlanner:
             return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
         return PlannedWrite(decide, options.dry_run)
-
-    def _put_scale(self, tx: Transaction, target: Target, wanted: JsonObject, options: WriteOptions) -> Outcome:
-        stored = tx.get(target.ref)
-        if stored is None:
-            raise not_found(target.subject)
-        check_name(target, wanted)
-        check_uid(target, stored, wanted["metadata"])
-        rescaled = self._rescaled(target, stored, wanted)
-        with decoding(target):
-            decoded, warnings = self._decode(target, stored, rescaled, options, [])
-        return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
     def plan_patch(self, request: Request, target: Target, media: str) -> PlannedWrite:
         """Return what a JSON, merge or strategic merge patch will do.
@@ -202,27 +196,31 @@ class WritePlanner:
                 if scaling:
                     request_bodies.check_types(wanted, SCALE, "")
                     complaints = [*duplicates, *unknown_fields(prune(wanted, SCALE)[1])]
-                    wanted = self._rescaled(target, stored, wanted)
-                wanted, warnings = self._decode(target, stored, wanted, options, complaints)
-            return self._replace(tx, target, stored, wanted, options=options, warnings=warnings)
+                return self._rewrite(tx, target, stored, wanted, options=options, complaints=complaints)
 
         return PlannedWrite(decide, options.dry_run)
 
-    def _rescaled(self, target: Target, stored: Object, wanted: Mapping[str, Any]) -> JsonObject:
-        assert target.kind.scale is not None, "the route has no scale otherwise"
-        changed, errors = scaled(in_version(target.kind, stored), wanted, target.kind.scale)
-        if errors:
-            raise invalid(target.kind_subject, errors)
-        return changed
-
-    def _decode(
-        self, target: Target, stored: Object, wanted: JsonObject, options: WriteOptions, duplicates: list[str]
-    ) -> tuple[JsonObject, list[str]]:
+    def _rewrite(
+        self,
+        tx: Transaction,
+        target: Target,
+        stored: Object,
+        wanted: JsonObject,
+        *,
+        options: WriteOptions,
+        complaints: list[str],
+    ) -> Outcome:
+        """Put what a patch has made of an object, or what a Scale asks for, in the place of the stored one."""
+        if target.subresource == "scale":
+            assert target.kind.scale is not None, "the route has no scale otherwise"
+            wanted, errors = scaled(in_version(target.kind, stored), wanted, target.kind.scale)
+            if errors:
+                raise invalid(target.kind_subject, errors)
         place(target, wanted)
-        decoded, warnings = self._admission.decode(target, wanted, options, duplicates)
+        decoded, warnings = self._admission.decode(target, wanted, options, complaints)
         with warning(warnings):
             check_version(target, stored, wanted["metadata"])
-        return decoded, warnings
+        return self._replace(tx, target, stored, decoded, options=options, warnings=warnings)
 
     def _replace(
         self,

@@ -19,7 +19,7 @@ from llmkube.base.http.errors import (
     MalformedError,
     ProtocolError,
 )
-from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead
+from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead, read_final_response
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import NO_HEADERS, Headers, Origin, Response, encode_request_head, netloc
@@ -161,7 +161,7 @@ class HttpClient:
     ) -> None:
         self._connect = connect
         self.pool = Pool(max_idle_per_origin, max_idle, max_idle_seconds)
-        self._heads = HeadMemory(_LIMITS)
+        self._heads = HeadMemory(_LIMITS, read_final_response)
 
     async def request(
         self,
@@ -318,7 +318,7 @@ class HttpClient:
         if not data:
             raise _StaleError(f"{netloc(origin)} closed the connection without an answer")
         try:
-            found = self._heads.response(data)
+            found = self._heads.find(data)
             if found is None:
                 reader = FinalHeadReader(_LIMITS, switching=switching)
                 while (found := reader.feed(data)) is None:

@@ -22,7 +22,7 @@ from llmkube.base.errors import WorldError, leaves
 from llmkube.base.http.bodies import request_body
 from llmkube.base.http.errors import ClientGoneError, MalformedError
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead
+from llmkube.base.http.heads import HeadMemory, HeadReader, RequestHead, read_request
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.message import Response, encode_lines, status_line
@@ -119,12 +119,12 @@ class Service:
     judge: Judge = let_in
     stamp: Stamp = no_stamp
     unread: Unread = in_plain_text
-    heads: HeadMemory = attrs.field(init=False)
+    heads: HeadMemory[RequestHead] = attrs.field(init=False)
     idle: IdleConnections = attrs.field(init=False)
     body_bytes: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.heads = HeadMemory(self.limits)
+        self.heads = HeadMemory(self.limits, read_request)
         self.idle = IdleConnections(self.limits.idle_seconds)
 
 
@@ -232,7 +232,7 @@ class Connection:
                 self._service.idle.end(self)
             if not data:
                 return None
-        found = self._service.heads.request(data)
+        found = self._service.heads.find(data)
         if found is not None:
             head, self._early = found
             return head

@@ -8,7 +8,7 @@ feed), and a body is decoded separately (`bodies`). The result never depends on 
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 import attrs
 import httptools
@@ -25,37 +25,31 @@ class _Head:
     """What both kinds of heads share.
 
     Attributes:
-        lines: The header lines as parsed, of this head or of the one that it is like.
+        lines: The header lines as parsed, of this head or of one that differs from it in nothing but its length.
         keep_alive: Whether the connection may carry another exchange.
         length: What Content-Length says; None without one.
         chunked: Whether Transfer-Encoding says `chunked`, and nothing else.
-        like: The head that this one differs from in nothing but its length.
     """
 
     lines: Headers
     keep_alive: bool
     length: int | None = attrs.field(default=None, kw_only=True)
     chunked: bool = attrs.field(default=False, kw_only=True)
-    like: "_Head | None" = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     @cached_property
     def headers(self) -> Headers:
         """The header lines as sent."""
-        return self.lines if self.like is None else self.lines.with_value("content-length", str(self.length))
+        return self.lines if self.length is None else self.lines.with_value("content-length", str(self.length))
 
     @cached_property
     def joined(self) -> Mapping[str, str]:
-        """The values by lower-case name, as `Headers.joined` has them; heads that are alike share this."""
-        if self.like is None:
-            return self.lines.joined()
-        return {**self.like.joined, "content-length": str(self.length)}
+        """The values by lower-case name, as `Headers.joined` has them."""
+        return self.headers.joined()
 
     @cached_property
     def end_to_end(self) -> bytes:
         """The header lines that a proxy passes on, ready to send; not those that frame the body or name the host."""
-        if self.like is not None:
-            return self.like.end_to_end
-        return encode_lines(_end_to_end(self.headers))
+        return encode_lines(_end_to_end(self.lines))
 
 
 @attrs.frozen(slots=False)
@@ -69,28 +63,22 @@ class RequestHead(_Head):
     @cached_property
     def path(self) -> str:
         """The percent-decoded path without the query."""
-        return self.like.path if isinstance(self.like, RequestHead) else path_of(self.target)
+        return path_of(self.target)
 
     @cached_property
     def request_line(self) -> bytes:
         """What a proxy says first: the method, and the target in origin form."""
-        if isinstance(self.like, RequestHead):
-            return self.like.request_line
         return f"{self.method} {origin_form(self.target)} HTTP/1.1\r\n".encode("ascii")
 
     @cached_property
     def without_credentials(self) -> bytes:
         """As `end_to_end`, without what the client says of itself to be let in: a proxy that shows a key of its own."""
-        if isinstance(self.like, RequestHead):
-            return self.like.without_credentials
-        return encode_lines(_end_to_end(self.headers).without("authorization", "x-api-key"))
+        return encode_lines(_end_to_end(self.lines).without("authorization", "x-api-key"))
 
     @cached_property
     def expectations(self) -> frozenset[str]:
         """What the client waits for before it sends the body; HTTP/1.0 knows no such thing."""
-        if isinstance(self.like, RequestHead):
-            return self.like.expectations
-        return self.headers.tokens("expect") if self.version == "1.1" else frozenset()
+        return self.lines.tokens("expect") if self.version == "1.1" else frozenset()
 
 
 @attrs.frozen(slots=False)
@@ -102,9 +90,7 @@ class ResponseHead(_Head):
     @cached_property
     def without_access_control(self) -> bytes:
         """As `end_to_end`, without what the server grants to web pages: a proxy that grants them something itself."""
-        if isinstance(self.like, ResponseHead):
-            return self.like.without_access_control
-        return encode_lines(without_access_control(_end_to_end(self.headers)))
+        return encode_lines(without_access_control(_end_to_end(self.lines)))
 
 
 def without_access_control(headers: Headers) -> Headers:
@@ -291,60 +277,61 @@ _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,15})[ \t]*(?=\r
 _H = TypeVar("_H", RequestHead, ResponseHead)
 
 
-class HeadMemory:
+def read_request(head: bytes, limits: Limits) -> RequestHead:
+    """Return a request's head that is there whole.
+
+    Raises:
+        MalformedError: Refused, with the status to answer.
+    """
+    reader = HeadReader.of_requests(limits)
+    reader.feed_whole(head)
+    return reader.request()
+
+
+def read_final_response(head: bytes, limits: Limits) -> ResponseHead | None:
+    """Return an answer's head that is there whole; None of an interim one.
+
+    Raises:
+        MalformedError: Not an answer that this client understands.
+    """
+    reader = HeadReader(httptools.HttpResponseParser, limits)
+    reader.feed_whole(head)
+    found = reader.response()
+    return found if found.status >= 200 else None
+
+
+class HeadMemory(Generic[_H]):
     """What was made of the last heads, found by their bytes; Content-Length may differ, as it does between chats.
 
     It takes a head that came whole, and ends where it seems to. Every other one is for a reader.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, read: Callable[[bytes, Limits], _H | None]) -> None:
         self._limits = limits
-        self._requests: dict[bytes, RequestHead] = {}
-        self._responses: dict[bytes, ResponseHead] = {}
+        self._read: Callable[[bytes, Limits], _H | None] = read
+        self._heads: dict[bytes, _H] = {}
 
-    def request(self, data: bytes) -> tuple[RequestHead, bytes] | None:
+    def find(self, data: bytes) -> tuple[_H, bytes] | None:
         """Return the head at the beginning of these bytes and what comes after it; None of one for a reader.
 
         Raises:
-            MalformedError: Refused, with the status to answer.
+            MalformedError: Refused, with the status to answer; or not an answer that this client understands.
         """
-        return self._find(data, self._requests, self._read_request)
-
-    def response(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """Return the head of the final answer at the beginning of these bytes and what comes after it.
-
-        Raises:
-            MalformedError: Not an answer that this client understands.
-        """
-        return self._find(data, self._responses, self._read_response)
-
-    def _find(self, data: bytes, heads: dict[bytes, _H], read: Callable[[bytes], _H | None]) -> tuple[_H, bytes] | None:
         raw = self._whole(data)
         if raw is None:
             return None
         key, length = _cut_length(raw)
-        head = heads.get(key)
+        head = self._heads.get(key)
         if head is None:
-            head = read(raw)
+            head = self._read(raw, self._limits)
             if head is None:
                 return None
-            if len(heads) >= MAX_KEPT_HEADS:
-                heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
-            heads[key] = head
+            if len(self._heads) >= MAX_KEPT_HEADS:
+                self._heads.clear()  # peers that never repeat themselves gain nothing from what was kept of others
+            self._heads[key] = head
         elif head.length != length:
-            head = _with_length(head, length)
+            self._heads[key] = head = _with_length(head, length)
         return head, data[len(raw) :]
-
-    def _read_request(self, raw: bytes) -> RequestHead:
-        reader = HeadReader.of_requests(self._limits)
-        reader.feed_whole(raw)
-        return reader.request()
-
-    def _read_response(self, raw: bytes) -> ResponseHead | None:
-        reader = HeadReader(httptools.HttpResponseParser, self._limits)
-        reader.feed_whole(raw)
-        head = reader.response()
-        return head if head.status >= 200 else None
 
     def _whole(self, data: bytes) -> bytes | None:
         """Return a head that ends at its first empty line, with line ends that leave no doubt where that is."""
@@ -363,9 +350,10 @@ def _cut_length(raw: bytes) -> tuple[bytes, int | None]:
 
 
 def _with_length(head: _H, length: int | None) -> _H:
-    """Return a head with the same lines but for its length: else their keys would differ."""
+    """Return a head with the same lines but for its length, and with what was made of those lines."""
     twin: _H = object.__new__(type(head))  # a tenth of what `attrs.evolve` costs, for almost every chat
-    twin.__dict__.update(head.__dict__, length=length, like=head)
-    for cached in ("headers", "joined"):  # those have the other length
-        twin.__dict__.pop(cached, None)
+    twin.__dict__.update(head.__dict__, length=length)
+    twin.__dict__.pop("headers", None)
+    if "joined" in twin.__dict__:
+        twin.__dict__["joined"] = {**head.joined, "content-length": str(length)}
     return twin

@@ -1,16 +1,17 @@
-"""The rules of speculative decoding."""
+"""The rules of classes, judged by a real CEL evaluator."""
 
 from typing import Any
 
 import celpy
 import pytest
 
-from llmkube.k8s.crd.serving import SpeculativeDecoding
+from llmkube.k8s.crd.placement import Autoscaling
+from llmkube.k8s.crd.serving import SPECULATION_TYPES, SpeculativeDecoding
 from llmkube.k8s.fields import Rule
 
 
 def broken_rules(cls: Any, value: dict[str, Any]) -> list[str]:
-    """The messages of the rules that a value breaks, by a real CEL evaluator."""
+    """The messages of the rules that a value breaks."""
     environment = celpy.Environment()
     rules: tuple[Rule, ...] = cls.RULES
     activation = {"self": celpy.json_to_cel(value)}
@@ -43,3 +44,18 @@ FILE, REF = {"draftModel": "draft.gguf"}, {"draftModelRef": "small"}
 def test_speculation_rules(value: dict[str, Any], broken: list[str]) -> None:
     """A draft model is named exactly where the method uses one, and once."""
     assert broken_rules(SpeculativeDecoding, value) == broken
+
+
+@pytest.mark.parametrize("method", SPECULATION_TYPES)
+def test_every_method_can_be_used(method: str) -> None:
+    """No method is ruled out altogether: each is admitted with a draft model or without."""
+    assert [] in (broken_rules(SpeculativeDecoding, {"type": method, **extra}) for extra in ({}, FILE))
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "broken"),
+    [(1, 1, []), (1, 5, []), (3, 2, ["minReplicas must not exceed maxReplicas"])],
+)
+def test_autoscaling_rule(minimum: int, maximum: int, broken: list[str]) -> None:
+    """A floor above the ceiling is refused."""
+    assert broken_rules(Autoscaling, {"minReplicas": minimum, "maxReplicas": maximum}) == broken
