@@ -12,7 +12,7 @@ from controller.podobjects import FETCHED, SETTINGS
 from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
+from llmkube.controller.writes.owned_objects import REFUSED_RETRY_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -58,7 +58,7 @@ async def test_a_job_of_somebody_else_is_a_condition_too(autojump_clock):
         assert await hands.model_where() == "Failed/NameTaken"
         assert (await hands.json(Job, name))["spec"] == {"backoffLimit": 0}
         await hands.client.delete(Job, Key("ml", name))
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        await trio.sleep(REFUSED_RETRY_SECONDS)
         assert await hands.model_where() == "Pending/Pending"
         assert not await hands.exists(Deployment)
         assert not await hands.exists(Service)
