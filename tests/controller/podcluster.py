@@ -16,12 +16,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
-from llmkube.k8s.workloads import (
-    Deployment,
-    Job,
-    PersistentVolumeClaim,
-    Pod,
-)
+from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod
 
 KUBE = "kube-controller-manager"
 

@@ -13,12 +13,7 @@ from llmkube.controller.writes.owned_objects import REFUSED_RETRY_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-    HorizontalPodAutoscaler,
-    PersistentVolumeClaim,
-    PodDisruptionBudget,
-)
+from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, PersistentVolumeClaim, PodDisruptionBudget
 
 WRONG = 'is invalid: spec.template.labels: Invalid value: "a b": a qualified name must consist of alphanumerics'
 QUOTA = '"x" is forbidden: exceeded quota: compute, requested: count/x=1, used: count/x=3, limited: count/x=3'

@@ -20,10 +20,7 @@ from llmkube.controller.render.manifests import (
     kubernetes_service,
     pod_monitor,
 )
-from llmkube.controller.render.model_sources import (
-    claim_path,
-    source_of,
-)
+from llmkube.controller.render.model_sources import claim_path, source_of
 from llmkube.controller.render.pod_policy import service_refusals
 from llmkube.controller.render.storage import CACHE_CLAIM, Weights, cache_claim, serving_storage
 from llmkube.k8s.codec import decode

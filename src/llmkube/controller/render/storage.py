@@ -37,11 +37,7 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import literal
 from llmkube.weights.download.buckets import VARIABLES
-from llmkube.weights.source import (
-    ImageSource,
-    LocalFile,
-    VolumeSource,
-)
+from llmkube.weights.source import ImageSource, LocalFile, VolumeSource
 
 FETCH: Final = "fetch"
 """Name of the container that runs `llmkube fetch`."""

@@ -51,13 +51,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.units import format_bytes
-from llmkube.controller.render.model_sources import (
-    CACHE_FOLDER,
-    cache_key,
-    claim_path,
-    follows,
-    source_of,
-)
+from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, claim_path, follows, source_of
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import (
     Seen,

@@ -49,15 +49,7 @@ from llmkube.controller.status.service_status import (
 )
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
-from llmkube.k8s.wire.conditions import (
-    ACCEPTED,
-    DEGRADED,
-    SPEC_HONOURED,
-    Statement,
-    Verdict,
-    find_condition,
-    settle,
-)
+from llmkube.k8s.wire.conditions import ACCEPTED, DEGRADED, SPEC_HONOURED, Statement, Verdict, find_condition, settle
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.workloads import HTTPRoute, Pod, Workload

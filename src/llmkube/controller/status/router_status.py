@@ -17,15 +17,7 @@ import attrs
 
 from llmkube.controller.status.pods import Trouble, trouble_of
 from llmkube.k8s.crd.modelrouter import CLOUD, LOCAL, BackendStatus, ModelRouter
-from llmkube.k8s.wire.conditions import (
-    ACCEPTED,
-    AVAILABLE,
-    DEGRADED,
-    PROGRESSING,
-    SPEC_HONOURED,
-    Statement,
-    settle,
-)
+from llmkube.k8s.wire.conditions import ACCEPTED, AVAILABLE, DEGRADED, PROGRESSING, SPEC_HONOURED, Statement, settle
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workloads import Deployment, Pod
