@@ -243,10 +243,10 @@ class Cluster:
 
     async def create_model(self, name: str = "phi", accelerator: str = "metal") -> None:
         spec = {"source": "builtin://demo", "hardware": {"accelerator": accelerator}}
-        await self._apply(Model, name, {"spec": spec}, manager="user")
+        await self.apply_object(Model, name, {"spec": spec}, manager="user")
 
     async def create_service(self, name: str = "chat", **spec: Any) -> None:
-        await self._apply(InferenceService, name, {"spec": {"modelRef": "phi", **spec}}, manager="user")
+        await self.apply_object(InferenceService, name, {"spec": {"modelRef": "phi", **spec}}, manager="user")
 
     async def renew(self, host: str = "studio", accelerators: str = "metal") -> None:
         self._renewals += 1
@@ -258,7 +258,7 @@ class Cluster:
             },
             "spec": {"holderIdentity": host, "leaseDurationSeconds": 40, "renewTime": moment},
         }
-        await self._apply(Lease, host, manifest, namespace="llmkube-system")
+        await self.apply_object(Lease, host, manifest, namespace="llmkube-system")
 
     async def claim(self, name: str = "chat", host: str = "studio") -> None:
         """A host's claim on the one replica of a service."""
@@ -267,7 +267,7 @@ class Cluster:
             "metadata": {"labels": {CLAIM_LABEL: label_value(name)}, "annotations": annotations},
             "spec": {"holderIdentity": host},
         }
-        await self._apply(Lease, claim_name("ml", name, 0), manifest, namespace="llmkube-system")
+        await self.apply_object(Lease, claim_name("ml", name, 0), manifest, namespace="llmkube-system")
 
     async def run_host(self, host: str = "studio", accelerators: str = "metal") -> None:
         while True:
@@ -293,7 +293,7 @@ class Cluster:
             "endpoints": [{"addresses": ["10.0.0.7"], "conditions": {"ready": ready}}],
             "ports": [{"name": "http", "port": 50123, "protocol": "TCP"}],
         }
-        await self._apply(EndpointSlice, slice_name(service_name(name), host), body)
+        await self.apply_object(EndpointSlice, slice_name(service_name(name), host), body)
 
     async def endpoints(self, name: str = "chat", host: str = "studio") -> tuple[Endpoint, ...]:
         """What one host has published of a service."""
@@ -348,9 +348,9 @@ class Cluster:
             "lastTransitionTime": "2025-06-01T00:00:00Z",
             "observedGeneration": generation,
         }
-        await self._apply(kind, name, {"status": {"conditions": [told]}}, subresource="status")
+        await self.apply_object(kind, name, {"status": {"conditions": [told]}}, subresource="status")
 
-    async def _apply(
+    async def apply_object(
         self,
         kind: type[Any],
         name: str,
@@ -360,6 +360,7 @@ class Cluster:
         manager: str = AGENT,
         subresource: str = "",
     ) -> None:
+        """Have an object of this name with what the body says of it."""
         manifest = {
             "apiVersion": kind.RESOURCE.api_version,
             "kind": kind.RESOURCE.kind,

@@ -12,17 +12,11 @@ from controller.podobjects import FETCHED, HUB_FILE, SETTINGS
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.k8s.builtins import CustomResourceDefinition
 from llmkube.k8s.codec import decode, encode
-from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
-from llmkube.k8s.workloads import (
-    Deployment,
-    Job,
-    PersistentVolumeClaim,
-    Pod,
-)
+from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod
 
 KUBE = "kube-controller-manager"
 
@@ -42,10 +36,10 @@ class Hands:
 
     async def create_model(self, name: str = "phi", source: str = HUB_FILE, **spec: Any) -> None:
         body = {"source": source, "hardware": {"accelerator": "cuda"}, **spec}
-        await self._apply(Model, name, {"spec": body})
+        await self.cluster.apply_object(Model, name, {"spec": body}, manager="user")
 
     async def create_service(self, name: str = "chat", **spec: Any) -> None:
-        await self._apply(InferenceService, name, {"spec": {"modelRef": "phi", **spec}})
+        await self.cluster.create_service(name, **spec)
 
     async def apply(self, name: str = "chat", **spec: Any) -> None:
         """Apply a service, and wait until all that it sets off is done."""
@@ -192,15 +186,6 @@ class Hands:
     async def _status(self, kind: type[Any], name: str, status: Mapping[str, Any]) -> None:
         patch = {"status": dict(status)}
         await self.client.patch(kind, Key("ml", name), patch, subresource="status", field_manager=KUBE)
-
-    async def _apply(self, kind: type[Any], name: str, body: Mapping[str, Any]) -> None:
-        manifest = {
-            "apiVersion": kind.RESOURCE.api_version,
-            "kind": kind.RESOURCE.kind,
-            "metadata": {"name": name, "namespace": "ml"},
-            **body,
-        }
-        await self.client.apply(kind, manifest, field_manager="user")
 
 
 @asynccontextmanager

@@ -6,6 +6,8 @@ import inspect
 import pytest
 import trio
 
+from e2e.client_packages import find_client_packages
+
 DEADLINE_SECONDS = 600.0  # of a test that hangs: some start twenty programs, on a machine that is busy
 
 
@@ -23,3 +25,9 @@ def within_deadline(test):
             await test(*args, **kwargs)
 
     return bounded
+
+
+@pytest.fixture(scope="session")
+def client_packages():
+    """The folder of other people's clients."""
+    return find_client_packages()

@@ -1,5 +1,6 @@
 """An engine of a shared daemon as a process, and the daemons beside it."""
 
+import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -57,3 +58,10 @@ async def ready(ask, log, seconds=60):
                 pass
             await trio.sleep(0.1)
     raise AssertionError(f"it is not ready:\n{log.read_text()}")
+
+
+async def end(process, log, code=0):
+    """Tell an engine to end; it does within a minute, with this exit code."""
+    process.send_signal(signal.SIGTERM)
+    with trio.fail_after(60):
+        assert await process.wait() == code, log.read_text()

@@ -6,18 +6,16 @@ which answers as llama.cpp's server does, through the gateway's own handler. All
 
 import datetime
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import trio
 
-from e2e.client_packages import find_client_packages
-from e2e.up_process import ANSWER, FREE_PORTS, environment, open_up
+from e2e.router_lab import run_clients, serve
+from e2e.up_process import ANSWER, FREE_PORTS, open_up
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.forward import forward
 from llmkube.base.http.message import Response
-from llmkube.base.http.server import run_server
 from llmkube.router.backends import Backend
 from llmkube.router.front_door import PassThrough, passing_door
 
@@ -77,17 +75,9 @@ class Tools:
         return self.found.get(model_id)
 
 
-async def serve(nursery, handler) -> int:
-    """Serve on a free port; return it."""
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    await nursery.start(run_server, handler, listeners)
-    return listeners[0].socket.getsockname()[1]
-
-
 @pytest.mark.ci
-async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path):
+async def test_each_client_gets_answers_streams_tools_and_errors_that_it_understands(tmp_path, client_packages):
     """Openai, anthropic, litellm, langchain-openai and ollama, as users write them, need the address alone."""
-    packages = await trio.to_thread.run_sync(find_client_packages)
     manifests = tmp_path / "all.yaml"
     manifests.write_text(MANIFESTS)
     asked = []
@@ -119,11 +109,8 @@ async def test_each_client_gets_answers_streams_tools_and_errors_that_it_underst
             )
             address = f"http://127.0.0.1:{await serve(nursery, front)}"
             script = Path(__file__).with_name("sdk_clients.py")
-            env = environment(tmp_path) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-            command = [sys.executable, "-S", str(script), address, QUESTION]
-            done = await trio.run_process(command, env=env, capture_stdout=True)
+            said = await run_clients(tmp_path, client_packages, script, address, QUESTION)
             nursery.cancel_scope.cancel()
-    said = json.loads(done.stdout)
     judge_ollama(said.pop("ollama"))
     for name, tried in said.items():
         assert (tried["plain"].strip(), tried["streaming"].strip()) == (ANSWER, ANSWER), name

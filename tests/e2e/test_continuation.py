@@ -9,8 +9,8 @@ import attrs
 import pytest
 import trio
 
-import llmkube
-from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_program, open_up
+from e2e.router_lab import DEMO, healthy, open_router
+from e2e.up_process import ANSWER, FREE_PORTS, engines_in, open_up
 from free_ports import free_port
 from lengths import SOAK
 from llmkube.base.http.client import open_http_client
@@ -19,7 +19,6 @@ from llmkube.router.config.written_form import encode_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
-DEMO = Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf"
 ASKED = {
     "model": "m",
     "messages": [{"role": "user", "content": "What is LLMKube?"}],
@@ -61,12 +60,7 @@ class Engine:
             command += ["--port", str(self.port), "--threads", "1"]
             self.process = await trio.lowlevel.open_process(command, stdout=log, stderr=log)
         self.dead = trio.Event()
-        async with open_http_client() as http:
-            while True:
-                with contextlib.suppress(Exception):
-                    if (await http.request("GET", f"http://127.0.0.1:{self.port}/health")).status == 200:
-                        return
-                await trio.sleep(0.05)
+        await healthy(self.port)
 
     async def kill(self):
         if self.process is not None:
@@ -131,16 +125,13 @@ async def open_engines(folder, names, **settings):
             )
             await nursery.start(trio.serve_listeners, engines[name].connect, listeners)
         rules = (Rule(name="all", match=Match(), backends=tuple(names)),)
-        file = folder / "router.json"
-        file.write_bytes(encode_config(RoutingConfig(name="default/r", backends=backends, rules=rules)))
-        args = ("router", "-f", str(file), "--port", "0", "--admin-port", "0", "--state-dir", str(folder / "state"))
+        config = encode_config(RoutingConfig(name="default/r", backends=backends, rules=rules)).decode()
         try:
-            async with open_program(folder, *args) as router:
-                url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
+            async with open_router(folder, config) as router:
                 async with trio.open_nursery() as starting:
                     for engine in engines.values():
                         starting.start_soon(engine.start)
-                yield url, engines
+                yield router.url, engines
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
                 for engine in engines.values():

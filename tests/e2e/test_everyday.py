@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import llmkube.weights
-from e2e.up_process import ANSWER, FREE_PORTS, engines_in, environment, open_program, open_up, run_program
+from e2e.up_process import ANSWER, engines_in, environment, open_machine, open_program
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers
 from waiting import until
@@ -24,14 +24,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 MODEL = Path(llmkube.weights.__file__).parent / "builtin" / "demo.gguf"
 QUESTION = "What is LLMKube?"
 DEPLOY = ("deploy", "demo", "--source", "builtin://demo", "--context-size", "512", "--extra-arg=--threads=1")
-
-
-@pytest.fixture
-def home(tmp_path):
-    """Where commands run: a program that ends takes the engines of its folder along, so not above the state."""
-    folder = tmp_path / "home"
-    folder.mkdir()
-    return folder
 
 
 async def interrupted(program):
@@ -51,13 +43,10 @@ async def ask_by_http(url):
 
 
 @pytest.mark.ci
-async def test_a_day_with_one_model(tmp_path, home):
+async def test_a_day_with_one_model(tmp_path):
     """Deploy, look, ask, read the log, forward a port, stop and delete: each does what it says, with its exit code."""
-    state = tmp_path / "state"
-    kubeconfig = state / "kubeconfig"
-    run = partial(run_program, home, kubeconfig=kubeconfig)
-    follow = partial(open_program, home, kubeconfig=kubeconfig)
-    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS) as up:
+    follow = partial(open_program, tmp_path / "home", kubeconfig=tmp_path / "state" / "kubeconfig")
+    async with open_machine(tmp_path) as (up, run):
         _, gateway, _ = await up.urls()
 
         code, out, err = await run(*DEPLOY)
@@ -89,7 +78,7 @@ async def test_a_day_with_one_model(tmp_path, home):
             await watch.wait_for("out", r"demo +demo +Stopped")
             assert (await interrupted(watch), watch.err) == (130, "")
             assert (await interrupted(log), log.err) == (130, "")
-        await until(lambda: not engines_in(state))
+        await until(lambda: not engines_in(tmp_path / "state"))
         code, _, err = await run("chat", "demo", QUESTION)
         assert (code, err) == (
             1,
@@ -102,11 +91,9 @@ async def test_a_day_with_one_model(tmp_path, home):
 
 
 @pytest.mark.ci
-async def test_a_failure_says_what_to_do(tmp_path, home):
+async def test_a_failure_says_what_to_do(tmp_path):
     """A wrong digest, a missing file and too little time end a deployment with the cause, a way out and a code."""
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-        await up.urls()
+    async with open_machine(tmp_path) as (_, run):
         code, _, err = await run(*DEPLOY, "--sha256", "ab" * 32)
         assert code == 1
         assert "cannot be served: DigestMismatch: " in err
@@ -119,14 +106,13 @@ async def test_a_failure_says_what_to_do(tmp_path, home):
 
 
 @pytest.mark.ci
-async def test_a_conversation_on_a_terminal(tmp_path, home):
+async def test_a_conversation_on_a_terminal(tmp_path):
     """On a terminal `chat` stays, survives Ctrl-C and leaves with Ctrl-D and 0; a pipe is one question."""
     kubeconfig = tmp_path / "state" / "kubeconfig"
     env = environment(tmp_path) | {"KUBECONFIG": str(kubeconfig), "TERM": "dumb", "COLUMNS": "500"}
     command = [sys.executable, "-m", "llmkube", "chat", "demo", "--temperature", "0"]
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-        await up.urls()
-        assert (await run_program(home, *DEPLOY, kubeconfig=kubeconfig))[0] == 0
+    async with open_machine(tmp_path) as (_, run):
+        assert (await run(*DEPLOY))[0] == 0
         piped = await trio.run_process(command, env=env, stdin=QUESTION.encode(), capture_stdout=True)
         assert piped.stdout.decode() == f"{ANSWER}\n"
 
@@ -156,15 +142,13 @@ async def test_a_conversation_on_a_terminal(tmp_path, home):
 
 
 @pytest.mark.ci
-async def test_what_people_are_used_to(tmp_path, home):
+async def test_what_people_are_used_to(tmp_path):
     """`run` deploys and answers, `pull` fetches, `ps`, `top` and `restart` tell of the engine that really runs."""
-    state = tmp_path / "sta te"  # U9: every path of this machine may have spaces
     model = tmp_path / "my models" / "tiny model.gguf"
     model.parent.mkdir()
     shutil.copy(MODEL, model)
-    run = partial(run_program, home, kubeconfig=state / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(state), *FREE_PORTS, "--allow-local-sources", str(tmp_path)) as up:
-        await up.urls()
+    spaces = "sta te"  # U9: every path of this machine may have some
+    async with open_machine(tmp_path, "--allow-local-sources", str(tmp_path), state=spaces) as (_, run):
         code, out, err = await run("run", str(model), QUESTION, "--context-size", "512")
         assert (code, out.splitlines()[-1]) == (0, ANSWER), err
         code, out, err = await run("pull", "builtin://demo", "--name", "pulled")
@@ -182,14 +166,12 @@ async def test_what_people_are_used_to(tmp_path, home):
         assert (await run("run", "tiny-model", QUESTION))[1] == f"{ANSWER}\n"
 
 
-async def test_a_forwarded_port_reaches_one_model(tmp_path, home):
+async def test_a_forwarded_port_reaches_one_model(tmp_path):
     """Behind the gateway of `up` the port has one model: it needs no name, and no name leads to another one."""
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-        await up.urls()
+    async with open_machine(tmp_path) as (_, run):
         for name in ("demo", "second"):
             assert (await run("deploy", name, "--source", "builtin://demo", "--context-size", "512"))[0] == 0
-        follow = partial(open_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
+        follow = partial(open_program, tmp_path / "home", kubeconfig=tmp_path / "state" / "kubeconfig")
         async with follow("port-forward", "second") as tunnel, open_http_client() as http:
             found = await tunnel.wait_for(
                 "out", r"Forwarding (127\.0\.0\.1:\d+) -> default/second behind the gateway at "

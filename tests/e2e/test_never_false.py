@@ -2,25 +2,17 @@
 
 import json
 import socket
-from functools import partial
 
 import pytest
 import trio
 
-from e2e.up_process import FREE_PORTS, open_up, run_program
+from e2e.up_process import open_machine
 from llmkube.base.http.client import open_http_client
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ci]
 
 DEPLOY = ("deploy", "demo", "--source", "builtin://demo")
 OTHER_DIGEST = "ab" * 32
-
-
-@pytest.fixture
-def home(tmp_path):
-    folder = tmp_path / "home"
-    folder.mkdir()
-    return folder
 
 
 async def settled(run, words, *command):
@@ -33,10 +25,9 @@ async def settled(run, words, *command):
     return out
 
 
-async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, home):
+async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path):
     """`deploy`, `status`, `list -o wide` and /v1/models name the 512 tokens that there are, not those asked for."""
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
+    async with open_machine(tmp_path) as (up, run):
         _, gateway, _ = await up.urls()
         code, _, err = await run(*DEPLOY, "--context-size", "2097152")
         said = "have no effect on a host: spec.contextSize beyond 512 (the model was trained for 512 tokens)"
@@ -51,11 +42,9 @@ async def test_a_context_beyond_the_trained_one_is_told_everywhere(tmp_path, hom
         assert [(model["id"], model["meta"]["n_ctx"]) for model in listed] == [("demo", 512)]
 
 
-async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
+async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path):
     """A field, a digest and a budget that cannot be: each edit is told as refused, and the model answers on."""
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-        await up.urls()
+    async with open_machine(tmp_path) as (_, run):
         assert (await run(*DEPLOY))[0] == 0
         code, _, err = await run(*DEPLOY, "--runtime", "vllm")
         refused = "the newest spec was refused (Invalid: spec.runtime: vllm is not supported on a host yet"
@@ -83,11 +72,9 @@ async def test_a_refused_edit_is_told_with_what_serves_on(tmp_path, home):
         assert (await run("chat", "demo", "Hi"))[0] == 0
 
 
-async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, home):
+async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path):
     """A budget below what the model needs is a failure with both figures and the ways out, not a wait."""
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-        await up.urls()
+    async with open_machine(tmp_path) as (_, run):
         code, _, err = await run(*DEPLOY, "--memory-budget", "8Mi")
         assert (code, "cannot be served: ExceedsMemory: needs " in err) == (1, True), err
         assert "What to do: deploy again with a smaller --context-size" in err
@@ -96,14 +83,12 @@ async def test_what_can_never_fit_fails_at_once_with_what_would_help(tmp_path, h
         assert (await run(*DEPLOY, "--memory-budget", "1Gi"))[0] == 0
 
 
-async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_when(tmp_path, home):
+async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_when(tmp_path):
     """`deploy`, `status` and `up` say for what it waits and since when, and nothing of a time that is left."""
     with socket.socket() as silent:  # bound, and nobody listens: every connection is refused
         silent.bind(("127.0.0.1", 0))
         origin = f"127.0.0.1:{silent.getsockname()[1]}"
-        run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-        async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-            await up.urls()
+        async with open_machine(tmp_path) as (up, run):
             code, _, err = await run(
                 "deploy", "far", "--source", f"http://{origin}/m.gguf", "--accelerator", "cpu", "--timeout", "4"
             )
@@ -115,11 +100,9 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_name_and_since_whe
             await up.wait_for("out", r"default/far: Pending \(Fetching\): waiting since 20\S+Z: ")
 
 
-async def test_the_next_deploy_begins_with_words_of_its_own(tmp_path, home):
+async def test_the_next_deploy_begins_with_words_of_its_own(tmp_path):
     """Neither a missing file nor a flag that ended the engine is told by the deploy that mends it."""
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), *FREE_PORTS) as up:
-        await up.urls()
+    async with open_machine(tmp_path) as (_, run):
         missing = ("deploy", "demo", "--source", f"{tmp_path}/none.gguf", "--accelerator", "cpu")
         for broken, reason in ((missing, "FileNotFound"), ((*DEPLOY, "--extra-arg=--no-such-flag"), "no-such-flag")):
             code, _, err = await run(*broken)

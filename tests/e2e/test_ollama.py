@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,8 +15,8 @@ import trio
 
 import llmkube.weights
 from e2e import ollama_program
-from e2e.daemon_lab import ready, running, running_engine
-from e2e.up_process import FREE_PORTS, open_up, run_program
+from e2e.daemon_lab import end, ready, running, running_engine
+from e2e.up_process import open_machine
 from free_ports import free_port
 from go_programs import BuildError
 from llmkube.base.http.client import open_http_client
@@ -86,9 +85,7 @@ async def test_without_a_server_one_is_started_and_ends_with_the_engine(ollama, 
         assert said["model"] == "demo"
         assert said["choices"][0]["message"]["content"]
         assert b"llamacpp:requests_processing 0" in (await ask("GET", "/metrics")).body
-        process.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
-            assert await process.wait() == 0, log.read_text()
+        await end(process, log)
         assert "the model is unloaded, and its process is gone" in log.read_text()
         assert runners(tmp_path) == []
     assert not [
@@ -110,9 +107,7 @@ async def test_a_server_that_runs_is_borrowed_and_stays(ollama, environ, tmp_pat
                     await trio.sleep(0.2)
             await ready(ask, engine_log, LOAD_SECONDS)
             assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
-            process.send_signal(signal.SIGTERM)
-            with trio.fail_after(60):
-                assert await process.wait() == 0, engine_log.read_text()
+            await end(process, engine_log)
             assert runners(tmp_path) == []
             assert await server_answers(environ)
 
@@ -139,10 +134,7 @@ async def test_what_a_killed_server_leaves_is_told_and_not_doubled(ollama, envir
 
 async def test_the_agent_serves_a_model_on_ollama(ollama, tmp_path):
     """From `deploy` to an answer of the gateway, with the name of the service; `delete` gives the memory back."""
-    home = tmp_path / "home"
-    home.mkdir()
-    run = partial(run_program, home, kubeconfig=tmp_path / "state" / "kubeconfig")
-    async with open_up(tmp_path, "--state-dir", str(tmp_path / "state"), "--ollama", str(ollama), *FREE_PORTS) as up:
+    async with open_machine(tmp_path, "--ollama", str(ollama)) as (up, run):
         _, gateway, _ = await up.urls()
         code, _, err = await run("deploy", "demo", "--source", "builtin://demo", "--runtime", "ollama")
         assert code == 0, err

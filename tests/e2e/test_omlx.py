@@ -5,7 +5,6 @@ oMLX runs on Macs alone: `omlx_program` plays it, by the API that its sources do
 
 import json
 import os
-import signal
 from contextlib import asynccontextmanager
 
 import psutil
@@ -13,7 +12,7 @@ import pytest
 import trio
 
 from e2e import omlx_program
-from e2e.daemon_lab import ready, running, running_engine
+from e2e.daemon_lab import end, ready, running, running_engine
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
@@ -95,9 +94,7 @@ async def test_without_an_omlx_one_is_started_and_ends_with_the_engine(folder, e
         async with open_http_client() as http:  # it asks for a key of its own, which no command line has
             port = words[words.index("--port") + 1]
             assert (await http.request("GET", f"http://127.0.0.1:{port}/v1/models/status")).status == 401
-        process.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
-            assert await process.wait() == 0, log.read_text()
+        await end(process, log)
     assert "the model is unloaded, and its memory is back" in log.read_text()
     assert servers_below(tmp_path) == []
     assert not list(tmp_path.glob("llmkube-omlx-*"))
@@ -129,13 +126,9 @@ async def test_what_a_killed_engine_has_left_is_removed_by_the_next(folder, envi
             assert "removed what a killed engine has left" in log.read_text()
             assert (folder / "config.json").exists()
             assert (await other("POST", "/v1/chat/completions", ASK)).status == 200
-            process.send_signal(signal.SIGTERM)
-            with trio.fail_after(60):
-                assert await process.wait() == 0, log.read_text()
+            await end(process, log)
         assert list(tmp_path.glob("llmkube-omlx-*")) == [living]
-        neighbour.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
-            await neighbour.wait()
+        await end(neighbour, others_log)
     assert servers_below(tmp_path) == []
 
 
@@ -155,9 +148,7 @@ async def test_one_that_runs_is_borrowed_with_its_key_and_stays(folder, environ,
                     await trio.sleep(0.2)
             await ready(ask, log)
             assert (await ask("POST", "/v1/chat/completions", ASK)).status == 200
-            process.send_signal(signal.SIGTERM)
-            with trio.fail_after(60):
-                assert await process.wait() == 0, log.read_text()
+            await end(process, log)
             assert footprints_here([second.pid])[second.pid] < omlx_program.SIZE
             assert await answers(environ)
     assert OWNERS_KEY not in log.read_text()
@@ -196,9 +187,7 @@ async def test_memory_that_a_borrowed_one_keeps_is_told(folder, environ, tmp_pat
     async with engine_beside(folder, environ, tmp_path, key="") as (server, process, ask, log):
         await ready(ask, log)
         (tmp_path / "lies").touch()
-        process.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
-            assert await process.wait() == 1, log.read_text()
+        await end(process, log, code=1)
         assert (
             f"oMLX was told to unload the model, and process {server.pid} holds it still; quit oMLX" in log.read_text()
         )
@@ -214,9 +203,7 @@ async def test_beside_one_that_lacks_the_model_one_of_our_own_serves_it(folder, 
         await ready(ask, log)
         assert f"add the folder above {folder} to its model folders" in log.read_text()
         assert len(servers_below(tmp_path)) == 2
-        process.send_signal(signal.SIGTERM)
-        with trio.fail_after(60):
-            assert await process.wait() == 0, log.read_text()
+        await end(process, log)
         assert servers_below(tmp_path) == [server.pid]
 
 

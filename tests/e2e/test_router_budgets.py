@@ -5,11 +5,11 @@ import json
 import pytest
 import trio
 
-from e2e.up_process import open_program
+from e2e.router_lab import open_router, router_command, serve
+from e2e.up_process import run_program
 from llmkube.base.errors import WorldError
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
-from llmkube.base.http.server import run_server
 from llmkube.router.config.routing_config import Backend, Budget, RedisStore, RoutingConfig
 from llmkube.router.config.written_form import encode_config
 from redis_program import PASSWORD, open_redis
@@ -40,35 +40,31 @@ async def test_a_kill_admits_nothing_twice(tmp_path):
         reached.set()
         await trio.sleep_forever()
 
-    manifest = tmp_path / "router.yaml"
-    manifest.write_text(ROUTER)
     refused = None
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(run_server, silent, listeners)
-        port = listeners[0].socket.getsockname()[1]
-        args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0")
-        args += ("--service", f"phi=http://127.0.0.1:{port}/v1", "--state-dir", str(tmp_path / "state"))
+        services = {"phi": await serve(nursery, silent)}
         for _ in range(1000 // MOST + 2):
             reached = trio.Event()
-            async with open_program(tmp_path, *args) as router, open_http_client() as http:
-                url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-                async with trio.open_nursery() as client:
+            async with (
+                open_router(tmp_path, ROUTER, services=services) as router,
+                open_http_client() as http,
+                trio.open_nursery() as client,
+            ):
 
-                    async def ask(scope=client.cancel_scope, http=http, url=url):
-                        nonlocal refused
-                        try:
-                            answer = await http.request("POST", f"{url}/v1/chat/completions", body=BODY)
-                        except WorldError:  # it was killed
-                            return
-                        refused = answer.status, answer.body
-                        scope.cancel()
+                async def ask(scope=client.cancel_scope, http=http, url=router.url):
+                    nonlocal refused
+                    try:
+                        answer = await http.request("POST", f"{url}/v1/chat/completions", body=BODY)
+                    except WorldError:  # it was killed
+                        return
+                    refused = answer.status, answer.body
+                    scope.cancel()
 
-                    client.start_soon(ask)
-                    await reached.wait()
-                    router.process.kill()
-                    await router.process.wait()
-                    client.cancel_scope.cancel()
+                client.start_soon(ask)
+                await reached.wait()
+                router.program.process.kill()
+                await router.program.process.wait()
+                client.cancel_scope.cancel()
         nursery.cancel_scope.cancel()
     assert len(asked) == 1000 // MOST
     assert refused is not None
@@ -78,17 +74,14 @@ async def test_a_kill_admits_nothing_twice(tmp_path):
 
 async def test_a_damaged_file_is_named_and_the_router_does_not_start(tmp_path):
     """It says what to do; the file is left as it is."""
-    manifest = tmp_path / "router.yaml"
-    manifest.write_text(ROUTER)
     file = tmp_path / "state" / "router-budgets" / "default.limited.db"
     file.parent.mkdir(mode=0o700, parents=True)
     file.parents[1].chmod(0o700)
     file.write_bytes(b"no database" * 1000)
-    args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0", "--service", "phi=http://127.0.0.1:1/v1")
-    async with open_program(tmp_path, *args, "--state-dir", str(tmp_path / "state")) as router:
-        assert await router.process.wait() != 0
-    assert "Traceback" not in router.err
-    assert "default.limited.db are damaged" in " ".join(router.err.split())
+    code, _, err = await run_program(tmp_path, *router_command(tmp_path, ROUTER, services={"phi": 1}))
+    assert code != 0
+    assert "Traceback" not in err
+    assert "default.limited.db are damaged" in " ".join(err.split())
     assert file.read_bytes().startswith(b"no database")
 
 
@@ -103,9 +96,7 @@ async def test_two_programs_share_one_budget(tmp_path):
         await exchange.respond(Response.json(200, {"object": "chat.completion", "choices": [choice]}))
 
     async with open_redis() as server, trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        await nursery.start(run_server, answer, listeners)
-        url = f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/v1"
+        url = f"http://127.0.0.1:{await serve(nursery, answer)}/v1"
         config = RoutingConfig(
             name="ml/limited",
             backends={"mac": Backend(name="mac", model_id="mac", base_url=url, local=True)},
@@ -113,18 +104,14 @@ async def test_two_programs_share_one_budget(tmp_path):
             budgets=(Budget(name="hour", scope="router", window_seconds=3600, max_tokens=MOST),),
             budget_store=RedisStore(host="127.0.0.1", port=server.port, password_file=str(password)),
         )
-        file = tmp_path / "router.json"
-        file.write_bytes(encode_config(config))
-        args = ("router", "-f", str(file), "--port", "0", "--admin-port", "0", "--state-dir")
+        written = encode_config(config).decode()
         async with (
-            open_program(tmp_path, *args, str(tmp_path / "one")) as one,
-            open_program(tmp_path, *args, str(tmp_path / "other")) as other,
+            open_router(tmp_path, written, state="one") as one,
+            open_router(tmp_path, written, state="other") as other,
             open_http_client() as http,
         ):
-            said = []
-            for router in (one, other):
-                own = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-                said.append(await http.request("POST", f"{own}/v1/chat/completions", body=BODY))
+            routers = (one, other)
+            said = [await http.request("POST", f"{each.url}/v1/chat/completions", body=BODY) for each in routers]
         nursery.cancel_scope.cancel()
     assert [each.status for each in said] == [200, 429]
     assert b"budget hour has no room" in said[1].body

@@ -1,18 +1,16 @@
 """Clients of Anthropic's, OpenAI's and Ollama's APIs, unmodified, at one router: a real llama.cpp and two providers."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import trio
 
-from e2e.client_packages import find_client_packages
-from e2e.test_router import QUESTION, open_engine, open_provider
-from e2e.up_process import ANSWER, environment, open_program
+from e2e.router_lab import open_engine, open_provider, open_router, run_clients, serve
+from e2e.test_router import QUESTION
+from e2e.up_process import ANSWER
 from free_ports import free_port
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import run_server
 
 pytestmark = pytest.mark.e2e
 
@@ -78,40 +76,23 @@ async def open_claude(nursery, asked):
             await send(encoded(type="message_delta", delta={"stop_reason": reason}, usage={"output_tokens": 5}))
             await send(encoded(type="message_stop"))
 
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    await nursery.start(run_server, answer, listeners)
-    return listeners[0].socket.getsockname()[1]
+    return await serve(nursery, answer)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("script", ["router_dialect_clients.py", "router_responses_clients.py"])
-async def test_clients_of_every_dialect_at_one_router(tmp_path, script):
+async def test_clients_of_every_dialect_at_one_router(tmp_path, client_packages, script):
     """Plain, streaming, tools and their results, errors, lists: each client gets what it knows, whoever answers."""
-    packages = await trio.to_thread.run_sync(find_client_packages)
     asked, asked_of_claude, port = [], [], free_port()
-    keys = tmp_path / "keys"
-    (keys / "backends").mkdir(parents=True)
-    (keys / "backends" / "cloud").write_text("sk-openai")
-    (keys / "backends" / "claude").write_text("sk-ant")
+    options = {"keys": {"backends/cloud": "sk-openai", "backends/claude": "sk-ant"}, "services": {"demo": port}}
     async with trio.open_nursery() as nursery:
         cloud, claude = await open_provider(nursery, asked), await open_claude(nursery, asked_of_claude)
-        manifest = tmp_path / "router.yaml"
-        urls = {"OPENAI": f'"http://127.0.0.1:{cloud}/v1"', "ANTHROPIC": f'"http://127.0.0.1:{claude}/v1"'}
-        text = ROUTER
-        for name, url in urls.items():
-            text = text.replace(name, url)
-        manifest.write_text(text)
-        args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0", "--keys-dir", str(keys))
-        args += ("--service", f"demo=http://127.0.0.1:{port}/v1", "--state-dir", str(tmp_path / "state"))
-        async with open_program(tmp_path, *args) as router, open_engine(tmp_path, port):
-            url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-            env = environment(tmp_path) | {"PYTHONPATH": str(packages), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-            command = [sys.executable, "-S", str(Path(__file__).with_name(script)), url, QUESTION]
-            done = await trio.run_process(command, env=env, capture_stdout=True)
-            router.process.terminate()
-            await router.process.wait()
+        manifest = ROUTER.replace("OPENAI", f'"http://127.0.0.1:{cloud}/v1"')
+        manifest = manifest.replace("ANTHROPIC", f'"http://127.0.0.1:{claude}/v1"')
+        async with open_router(tmp_path, manifest, **options) as router, open_engine(tmp_path, port):
+            words = (Path(__file__).with_name(script), router.url, QUESTION)
+            said = await run_clients(tmp_path, client_packages, *words)
         nursery.cancel_scope.cancel()
-    said = json.loads(done.stdout.splitlines()[-1])  # litellm prints as well
     if script == "router_responses_clients.py":
         judge_responses(said)
     else:
@@ -122,11 +103,8 @@ async def test_clients_of_every_dialect_at_one_router(tmp_path, script):
     assert not any("a secret" in json.dumps(body) for _, body in asked)
     assert all(lines.get("authorization") == "Bearer sk-openai" for lines, _ in asked)
     for path, lines, _ in asked_of_claude:
-        assert (path, lines.get("x-api-key"), lines.get("anthropic-version")) == (
-            "/v1/messages",
-            "sk-ant",
-            "2023-06-01",
-        )
+        assert path == "/v1/messages"
+        assert (lines.get("x-api-key"), lines.get("anthropic-version")) == ("sk-ant", "2023-06-01")
         assert "authorization" not in lines
 
 

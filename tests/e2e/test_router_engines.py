@@ -11,8 +11,7 @@ from functools import partial
 import pytest
 import trio
 
-from e2e.test_router import DEMO, open_engine
-from e2e.up_process import open_program
+from e2e.router_lab import DEMO, open_engine, open_router
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 
@@ -51,32 +50,25 @@ def long_model(folder):
 @contextlib.asynccontextmanager
 async def open_two(folder, **first):
     """A router over two engines; yields what asks it, its status and its audit log."""
-    ports = free_port(), free_port()
+    ports = {"one": free_port(), "two": free_port()}
     audit = folder / "audit.log"
-    manifest = folder / "router.yaml"
-    manifest.write_text(ROUTER.replace("AUDIT", str(audit)))
-    for name in ("one", "two"):
+    for name in ports:
         (folder / name).mkdir()
-    args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0", "--state-dir", str(folder / "state"))
-    for name, port in zip(("one", "two"), ports, strict=True):
-        args += ("--service", f"{name}=http://127.0.0.1:{port}/v1")
     async with (
-        open_engine(folder / "one", ports[0], **first) as process,
-        open_engine(folder / "two", ports[1]),
-        open_program(folder, *args) as router,
+        open_engine(folder / "one", ports["one"], **first) as process,
+        open_engine(folder / "two", ports["two"]),
+        open_router(folder, ROUTER.replace("AUDIT", str(audit)), services=ports) as router,
         open_http_client() as http,
     ):
-        url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
-        admin = (await router.wait_for("err", r'"admin":"(\S+?)"'))[1]
 
         async def ask(prompt, **more):
             body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 1} | more).encode()
-            said = await http.request("POST", f"{url}/v1/completions", body=body)
+            said = await http.request("POST", f"{router.url}/v1/completions", body=body)
             assert said.status == 200, said.body
             return said.headers.get("x-llmkube-backend"), json.loads(said.body)
 
         async def states():
-            said = json.loads((await http.request("GET", f"{admin}/backends")).body)["backends"]
+            said = json.loads((await http.request("GET", f"{router.admin}/backends")).body)["backends"]
             return {each["name"]: each["message"] for each in said}
 
         async def attempts(requests):
@@ -90,13 +82,11 @@ async def open_two(folder, **first):
 
         async def metric(name):
             """The value of a series without labels; None while it has none."""
-            said = (await http.request("GET", f"{admin}/metrics")).body.decode()
+            said = (await http.request("GET", f"{router.admin}/metrics")).body.decode()
             found = re.search(rf"^{name} (\S+)$", said, re.MULTILINE)
             return float(found[1]) if found else None
 
         yield process, ask, states, attempts, metric
-        router.process.terminate()
-        await router.process.wait()
 
 
 @pytest.mark.ci

@@ -1,15 +1,13 @@
 """`llmkube router -f` with the keys of an issuer in a file, and the official client with a token for its API key."""
 
 import json
-import sys
 import time
 
 import pytest
 import trio
 
-from e2e.client_packages import find_client_packages
-from e2e.test_router import CANARY, open_provider
-from e2e.up_process import environment, open_program
+from e2e.router_lab import open_provider, open_router, run_clients
+from e2e.test_router import CANARY
 from router.auth.token_lab import jwks, token
 
 pytestmark = pytest.mark.e2e
@@ -59,14 +57,10 @@ def fresh(name="rsa-1", algorithm="RS256", **claims):
 
 
 @pytest.mark.ci
-async def test_the_official_client_shows_a_token(tmp_path):
+async def test_the_official_client_shows_a_token(tmp_path, client_packages):
     """By its team; the provider, the audit log and the log get nothing of the token; keys may be rotated."""
-    packages = await trio.to_thread.run_sync(find_client_packages)
-    asked, keys, audit = [], tmp_path / "keys", tmp_path / "audit.log"
-    for each in ("backends", "tokens"):
-        (keys / each).mkdir(parents=True)
-    (keys / "backends" / "cloud").write_text(CANARY)
-    (keys / "tokens" / "jwks.json").write_bytes(jwks("rsa-1"))
+    asked, audit = [], tmp_path / "audit.log"
+    keys = {"backends/cloud": CANARY, "tokens/jwks.json": jwks("rsa-1").decode()}
     tokens = {
         "red": [fresh(sub="subject-canary")],
         "another model": [fresh(), "gpt-9"],
@@ -78,18 +72,12 @@ async def test_the_official_client_shows_a_token(tmp_path):
     }
     async with trio.open_nursery() as nursery:
         provider = await open_provider(nursery, asked)
-        manifest = tmp_path / "router.yaml"
-        manifest.write_text(ROUTER.replace("URL", f"http://127.0.0.1:{provider}/v1").replace("AUDIT", str(audit)))
-        args = ("router", "-f", str(manifest), "--port", "0", "--admin-port", "0", "--keys-dir", str(keys))
-        async with open_program(tmp_path, *args, "--state-dir", str(tmp_path / "state")) as router:
-            url = (await router.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
+        manifest = ROUTER.replace("URL", f"http://127.0.0.1:{provider}/v1").replace("AUDIT", str(audit))
+        async with open_router(tmp_path, manifest, keys=keys) as router:
 
             async def outcomes(shown):
-                env = environment(tmp_path) | {"PYTHONPATH": str(packages)}
-                command = [sys.executable, "-S", "-c", CLIENT, url]
-                data = json.dumps(shown).encode()
-                done = await trio.run_process(command, env=env, stdin=data, capture_stdout=True)
-                return json.loads(done.stdout)
+                words = ("-c", CLIENT, router.url)
+                return await run_clients(tmp_path, client_packages, *words, stdin=json.dumps(shown).encode())
 
             assert await outcomes(tokens) == {
                 "red": ["from the cloud"] * 2,
@@ -100,12 +88,13 @@ async def test_the_official_client_shows_a_token(tmp_path):
                 "a key that comes": [401, "invalid_token"],
                 "no token": [401, "invalid_api_key"],
             }
-            (keys / "tokens" / "new").write_bytes(jwks("p256-1"))
-            (keys / "tokens" / "new").rename(keys / "tokens" / "jwks.json")
-            await router.wait_for("err", r'"keys":\["p256-1"\]')
+            new = tmp_path / "keys" / "tokens" / "new"
+            new.write_bytes(jwks("p256-1"))
+            new.rename(new.with_name("jwks.json"))
+            await router.program.wait_for("err", r'"keys":\["p256-1"\]')
             found = await outcomes({name: tokens[name] for name in ("red", "a key that comes")})
             assert found == {"red": [401, "invalid_token"], "a key that comes": ["from the cloud"] * 2}
-            log = router.out + router.err
+            log = router.program.out + router.program.err
         nursery.cancel_scope.cancel()
     seen = audit.read_text() + log + repr([(list(lines), body) for lines, body in asked])
     shown = [part for several in tokens.values() for part in several[0].split(".")[1:]] + ["subject-canary"]

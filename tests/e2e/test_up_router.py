@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from e2e.kubectl_tool import Kubectl, needs_kubectl
+from e2e.router_lab import serve
 from e2e.up_process import ANSWER, FREE_PORTS, open_up
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Headers, Response
-from llmkube.base.http.server import run_server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.kubectl]
 
@@ -77,11 +77,8 @@ async def test_the_guide_s_policy_holds_on_one_machine(tmp_path, kubectl_program
     """Sensitive requests stay here or get 503 at once, with the reason; a hard one goes to the provider."""
     provider = Provider()
     async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(run_server, provider, listeners)
-        port = listeners[0].socket.getsockname()[1]
         manifest = tmp_path / "router.yaml"
-        manifest.write_text(ROUTER % {"port": port})
+        manifest.write_text(ROUTER % {"port": await serve(nursery, provider)})
         args = ("--demo", "-f", str(manifest), *FREE_PORTS)
         with trio.fail_after(120):
             async with open_up(tmp_path, *args) as program:

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,8 @@ ANSWER = (
     "and it downloads, starts, watches and routes."
 )
 FREE_PORTS = ("--api-port", "0", "--gateway-port", "0", "--probe-port", "0")
+
+RunProgram = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
 @attrs.define(eq=False)
@@ -123,6 +125,19 @@ async def _stop(process: trio.Process) -> None:
 def open_up(folder: Path, *args: str, prefix: tuple[str, ...] = ()) -> AbstractAsyncContextManager[Program]:
     """Run `llmkube up ARGS`."""
     return open_program(folder, "up", *args, prefix=prefix, runs_engines=True)
+
+
+@asynccontextmanager
+async def open_machine(folder: Path, *args: str, state: str = "state") -> AsyncIterator[tuple[Program, RunProgram]]:
+    """Run `llmkube up ARGS` with its state in the folder; yields it, and what runs a command of its user to its end.
+
+    Commands run beside the state: a program that ends takes the engines of its folder along.
+    """
+    home, place = folder / "home", folder / state
+    home.mkdir()
+    async with open_up(folder, "--state-dir", str(place), *FREE_PORTS, *args) as up:
+        await up.urls()
+        yield up, partial(run_program, home, kubeconfig=place / "kubeconfig")
 
 
 async def run_program(folder: Path, *args: str, kubeconfig: Path | None = None) -> tuple[int, str, str]:

@@ -21,13 +21,7 @@ from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import NotFoundError
 from llmkube.k8s.rbac import rbac_manifests
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-    HorizontalPodAutoscaler,
-    Job,
-    Pod,
-    PodDisruptionBudget,
-)
+from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job, Pod, PodDisruptionBudget
 
 pytestmark = pytest.mark.envtest
 __all__ = ["crds"]  # the fixture, for pytest to find

@@ -9,7 +9,7 @@ from controller.podcluster import open_pods
 from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.render.model_sources import predecessors_key
 from llmkube.controller.render.storage import CACHE_CLAIM, service_claim, service_claim_name
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
+from llmkube.controller.writes.owned_objects import REFUSED_RETRY_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.resource import Key
 from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim
@@ -55,7 +55,7 @@ async def test_a_claim_is_made_once_and_never_changed(autojump_clock):
         key = Key("ml", "chat-model-cache")
         await hands.client.patch(PersistentVolumeClaim, key, grown, field_manager="admin")
         await hands.create_service(contextSize=2048)
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        await trio.sleep(REFUSED_RETRY_SECONDS)
         claim = await hands.json(PersistentVolumeClaim, key.name)
         assert claim["spec"]["resources"]["requests"] == {"storage": "70Gi"}
         await hands.client.delete(PersistentVolumeClaim, key)
@@ -79,7 +79,7 @@ async def test_a_claim_of_someone_else_is_not_used(autojump_clock, name):
         assert "spec.modelCache.claimName" in said
         assert not await hands.exists(Deployment, name)
         await hands.client.delete(PersistentVolumeClaim, Key("ml", claim))
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        await trio.sleep(REFUSED_RETRY_SECONDS)
         assert await hands.where(name) == "Creating/Creating"
 
 

@@ -12,7 +12,7 @@ from controller.podobjects import FETCHED, SETTINGS
 from llmkube.controller.reconcile.models import FINALIZER
 from llmkube.controller.render.labels import MANAGED_BY
 from llmkube.controller.settings import ControllerSettings
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
+from llmkube.controller.writes.owned_objects import REFUSED_RETRY_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -58,7 +58,7 @@ async def test_a_job_of_somebody_else_is_a_condition_too(autojump_clock):
         assert await hands.model_where() == "Failed/NameTaken"
         assert (await hands.json(Job, name))["spec"] == {"backoffLimit": 0}
         await hands.client.delete(Job, Key("ml", name))
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        await trio.sleep(REFUSED_RETRY_SECONDS)
         assert await hands.model_where() == "Pending/Pending"
         assert not await hands.exists(Deployment)
         assert not await hands.exists(Service)
@@ -219,13 +219,8 @@ async def test_a_claim_that_was_deleted_is_made_and_filled_again(autojump_clock)
 async def test_an_admins_own_claim_is_filled_once(autojump_clock):
     """A claim of the right name without our label is used as it is, and what is on it counts: one Job, then quiet."""
     async with open_pods() as hands:
-        claim = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": CLAIM.name, "namespace": "ml"},
-        }
         access = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Ti"}}}
-        await hands.client.apply(PersistentVolumeClaim, {**claim, "spec": access}, field_manager="admin")
+        await hands.cluster.apply_object(PersistentVolumeClaim, CLAIM.name, {"spec": access}, manager="admin")
         await hands.bring_up()
         [job] = (await hands.client.list(Job, namespace="ml")).items
         writes = len(hands.cluster.writes)
@@ -241,9 +236,8 @@ async def test_other_claims_are_none_of_our_business(autojump_clock):
     async with open_pods() as hands:
         await hands.bring_up()
         [before] = (await hands.client.list(Job, namespace="ml")).items
-        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "mine", "namespace": "ml"}}
         access = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-        await hands.client.apply(PersistentVolumeClaim, {**claim, "spec": access}, field_manager="user")
+        await hands.cluster.apply_object(PersistentVolumeClaim, "mine", {"spec": access}, manager="user")
         await hands.client.delete(PersistentVolumeClaim, Key("ml", "mine"))
         await trio.sleep(SETTLED)
         [after] = (await hands.client.list(Job, namespace="ml")).items
@@ -339,22 +333,12 @@ async def test_a_claim_of_the_users_needs_no_job(autojump_clock):
         await hands.create_model(source="pvc://weights/phi/model.gguf")
         await hands.create_service()
         assert await hands.model_where() == "Failed/PVCNotFound"
-        claim = {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "weights", "namespace": "ml"},
-            "spec": {"accessModes": ["ReadWriteOnce"]},
-        }
-        await hands.client.apply(PersistentVolumeClaim, claim, field_manager="user")
+        claim = {"spec": {"accessModes": ["ReadWriteOnce"]}}
+        await hands.cluster.apply_object(PersistentVolumeClaim, "weights", claim, manager="user")
         await trio.sleep(15)
         assert await hands.model_where() == "Pending/PVCNotBound"
         assert await hands.where() == "Pending/PVCNotBound"
-        held = {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": "no node has the volume",
-        }
+        held = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has it"}
         await hands.service_pod({"phase": "Pending", "conditions": [held]})
         assert await hands.where() == "Creating/Unschedulable"
         assert not (await hands.cluster.service()).status.model_ready

@@ -9,16 +9,11 @@ from controller.podcluster import Hands, open_pods
 from controller.podobjects import SETTINGS, SHA
 from llmkube.controller.render.labels import MODEL_LABEL
 from llmkube.controller.render.storage import CACHE_CLAIM
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS
+from llmkube.controller.writes.owned_objects import REFUSED_RETRY_SECONDS
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-    HorizontalPodAutoscaler,
-    PersistentVolumeClaim,
-    PodDisruptionBudget,
-)
+from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, PersistentVolumeClaim, PodDisruptionBudget
 
 WRONG = 'is invalid: spec.template.labels: Invalid value: "a b": a qualified name must consist of alphanumerics'
 QUOTA = '"x" is forbidden: exceeded quota: compute, requested: count/x=1, used: count/x=3, limited: count/x=3'
@@ -37,7 +32,7 @@ async def test_a_refused_object_is_a_condition_of_its_service(autojump_clock, re
         assert (accepted.status, accepted.reason, accepted.message) == ("False", "Invalid", f"{resource} {WRONG}")
         assert not hands.cluster.reconciles("inferenceservice", "error")
         faults.refusals.clear()
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        await trio.sleep(REFUSED_RETRY_SECONDS)
         assert await hands.where() == "Creating/Creating"
         [accepted] = [one for one in (await hands.cluster.service()).status.conditions if one.type == "Accepted"]
         assert (accepted.status, accepted.reason) == ("True", "Accepted")
@@ -59,7 +54,7 @@ async def test_a_quota_that_is_used_up_is_told_and_looked_at_again(autojump_cloc
         assert degraded.message == QUOTA
         assert not hands.cluster.reconciles("inferenceservice", "error")
         faults.refusals.clear()
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS)
+        await trio.sleep(REFUSED_RETRY_SECONDS)
         assert await hands.where() == ("Pending/Pending" if resource == "jobs" else "Creating/Creating")
 
 

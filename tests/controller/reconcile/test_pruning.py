@@ -1,5 +1,7 @@
 """Folders of the volume go when nothing names them any more, and never before."""
 
+from contextlib import asynccontextmanager
+
 import attrs
 import trio
 
@@ -16,12 +18,7 @@ from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-    Job,
-    PersistentVolumeClaim,
-    Pod,
-)
+from llmkube.k8s.workloads import Deployment, Job, PersistentVolumeClaim, Pod
 
 PRUNING = attrs.evolve(SETTINGS, prune_cache=True)
 OTHER = "hf://org/repo/other.gguf"
@@ -57,6 +54,16 @@ async def finish(hands):
     await trio.sleep(SETTLED)
 
 
+@asynccontextmanager
+async def open_deleted():
+    """A cluster that prunes, in which a Model and its service have just been deleted; yields its hands."""
+    async with open_pods(workloads=PRUNING) as hands:
+        await hands.bring_up()
+        await trio.sleep(60)
+        await delete_all(hands)
+        yield hands
+
+
 async def test_the_folder_of_a_deleted_model_goes_after_its_time(autojump_clock):
     """Ten minutes after the deletion a Job removes that folder alone, once; no right is used that others do not use."""
     async with open_pods(workloads=PRUNING) as hands:
@@ -90,10 +97,7 @@ async def test_nothing_is_removed_unasked(autojump_clock):
 
 async def test_a_model_that_comes_back_keeps_its_weights(autojump_clock):
     """Deleted and made again within the time, or named by another Model: the folder stays."""
-    async with open_pods(workloads=PRUNING) as hands:
-        await hands.bring_up()
-        await trio.sleep(60)
-        await delete_all(hands)
+    async with open_deleted() as hands:
         await trio.sleep(PATIENCE_SECONDS / 2)
         await hands.create_model("again")
         await trio.sleep(3 * LONG)
@@ -138,10 +142,7 @@ async def test_a_strangers_pod_on_the_volume_holds_everything_up(autojump_clock)
 
 async def test_no_fetch_begins_while_folders_are_removed(autojump_clock):
     """A Model with the doomed source that comes too late waits for the Job, and is fetched anew after it."""
-    async with open_pods(workloads=PRUNING) as hands:
-        await hands.bring_up()
-        await trio.sleep(60)
-        await delete_all(hands)
+    async with open_deleted() as hands:
         await trio.sleep(LONG)
         assert await hands.exists(Job, PRUNE_JOB)
         await hands.create_model()
@@ -162,10 +163,7 @@ async def test_no_fetch_begins_while_folders_are_removed(autojump_clock):
 
 async def test_what_cannot_be_read_may_name_any_folder(autojump_clock, monkeypatch):
     """A Model that this version does not understand keeps every folder of its namespace, for as long as it is there."""
-    async with open_pods(workloads=PRUNING) as hands:
-        await hands.bring_up()
-        await trio.sleep(60)
-        await delete_all(hands)
+    async with open_deleted() as hands:
         whole = Client.list
 
         async def misread(self, kind, **place):
@@ -184,10 +182,7 @@ async def test_what_cannot_be_read_may_name_any_folder(autojump_clock, monkeypat
 
 async def test_a_volume_that_is_gone_is_forgotten(autojump_clock):
     """Whoever deletes the claim has freed it: no Job is made for the one that comes after it."""
-    async with open_pods(workloads=PRUNING) as hands:
-        await hands.bring_up()
-        await trio.sleep(60)
-        await delete_all(hands)
+    async with open_deleted() as hands:
         await hands.client.delete(PersistentVolumeClaim, Key("ml", "llmkube-model-cache"))
         await trio.sleep(60)
         await hands.create_model("new", source=OTHER)

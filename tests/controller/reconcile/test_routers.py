@@ -305,8 +305,7 @@ async def test_a_router_is_scraped_where_a_prometheus_operator_is(autojump_clock
 async def test_a_name_that_is_taken_is_told(autojump_clock):
     """Somebody else's Service of that name stays as it is."""
     async with open_pods() as hands:
-        theirs = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": "ml"}}
-        await hands.client.apply(Service, {**theirs, "spec": {"ports": [{"port": 1}]}}, field_manager="user")
+        await hands.cluster.apply_object(Service, NAME, {"spec": {"ports": [{"port": 1}]}}, manager="user")
         await apply_router(hands.client)
         degraded = await condition(hands.client, "Degraded")
         assert degraded.status == "True"

@@ -21,13 +21,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import InvalidError
 from llmkube.k8s.resource import Key
-from llmkube.k8s.workloads import (
-    Deployment,
-    HorizontalPodAutoscaler,
-    Job,
-    PersistentVolumeClaim,
-    PodDisruptionBudget,
-)
+from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, Job, PersistentVolumeClaim, PodDisruptionBudget
 from virtual_clock import virtual_clock
 
 

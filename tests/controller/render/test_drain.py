@@ -11,8 +11,8 @@ from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_serv
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.drain import END_SECONDS, Kept, drain_port, drain_seconds
 from llmkube.controller.render.labels import TEMPLATE
-from llmkube.controller.render.manifests import deployment
-from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.controller.render.manifests import WantedPods, deployment
+from llmkube.controller.render.storage import Storage, Weights, serving_storage
 from llmkube.programs import engine_pod as program
 from llmkube.runtimes.registry import container_plan_for
 
@@ -42,7 +42,7 @@ def pod_of(runtime, model, spec, settings=SETTINGS):
     storage = Storage()
     if the_plan.uses_weights:
         storage = serving_storage(service, cluster_model(**model), "/models/0/model.gguf", settings)
-    return deployment(service, the_plan, settings, replicas=1, storage=storage)["spec"]["template"]["spec"]
+    return deployment(service, the_plan, settings, WantedPods(weights=Weights(storage)))["spec"]["template"]["spec"]
 
 
 def flags(container):
@@ -98,7 +98,7 @@ def test_an_engine_at_an_address_of_the_user_s_is_not_asked_on_the_loopback_addr
 def test_metrics_that_cannot_be_asked_for_are_left_out(odd):
     """A runtime of a plug-in may name a port that it does not have, or speak https: its connections count."""
     odd_plan = plan(busy_metrics=("x",), **odd)
-    [_, ours] = deployment(pod_service(), odd_plan, SETTINGS, replicas=1)["spec"]["template"]["spec"]["containers"]
+    [_, ours] = deployment(pod_service(), odd_plan, SETTINGS, WantedPods())["spec"]["template"]["spec"]["containers"]
     assert "--metrics-url" not in ours["args"]
 
 
@@ -122,7 +122,7 @@ def test_without_the_container_the_kubelet_sleeps(keyed):
 def test_the_container_meets_the_restricted_standard_and_makes_no_pod_ready_before_its_hooks():
     """It adds nothing that a namespace under Pod Security refuses; a pod that is ready can be told to end."""
     service, the_plan = planned("llamacpp", {"hardware": {"accelerator": "cpu"}}, {})
-    template = deployment(service, the_plan, SETTINGS, replicas=1)["spec"]["template"]
+    template = deployment(service, the_plan, SETTINGS, WantedPods())["spec"]["template"]
     assert against_restricted(template) == []
     ours = template["spec"]["containers"][1]
     assert ours["startupProbe"]["tcpSocket"]["port"] == ours["lifecycle"]["preStop"]["httpGet"]["port"]
@@ -145,7 +145,7 @@ def test_a_service_that_waits_for_idle_pods_has_them_end_idle(policy, metrics, s
     """The old pod takes requests while the new one loads: they get the same time, and 60 seconds in any case."""
     service = pod_service(**({"rolloutPolicy": policy} if policy else {}))
     assert drain_seconds(service, plan(busy_metrics=metrics)) == seconds
-    pod = deployment(service, plan(busy_metrics=metrics), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    pod = deployment(service, plan(busy_metrics=metrics), SETTINGS, WantedPods())["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == seconds + END_SECONDS
 
 
@@ -162,10 +162,10 @@ def test_a_hung_engine_is_not_waited_for_as_one_that_has_requests():
 def test_what_a_pod_keeps_is_its_whole_difference():
     """With the image and the time of those that run, a template is theirs; with others it is another one."""
     older = attrs.evolve(SETTINGS, image="example.org/llmkube:older")
-    before = deployment(pod_service(), plan(busy_metrics=("x",)), older, replicas=1)
+    before = deployment(pod_service(), plan(busy_metrics=("x",)), older, WantedPods())
     service = pod_service(rolloutPolicy={"waitForIdle": True})
-    same = deployment(service, plan(busy_metrics=("x",)), SETTINGS, replicas=1, kept=Kept(older.image, 60))
-    other = deployment(service, plan(busy_metrics=("x",)), SETTINGS, replicas=1)
+    same = deployment(service, plan(busy_metrics=("x",)), SETTINGS, WantedPods(), Kept(older.image, 60))
+    other = deployment(service, plan(busy_metrics=("x",)), SETTINGS, WantedPods())
     digests = [one["metadata"]["annotations"][TEMPLATE] for one in (before, same, other)]
     assert digests[0] == digests[1] != digests[2]
     assert same["spec"] == before["spec"]

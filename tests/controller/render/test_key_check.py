@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from controller.podobjects import IMAGE, SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.drain import key_containers, key_volumes
-from llmkube.controller.render.manifests import deployment, kubernetes_service, pod_monitor
-from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.controller.render.manifests import WantedPods, deployment, kubernetes_service, pod_monitor
+from llmkube.controller.render.storage import Storage, Weights, serving_storage
 from llmkube.programs import engine_pod
 from llmkube.runtimes.registry import container_plan_for
 
@@ -33,7 +33,7 @@ def pod_of(service, the_plan, model):
     storage = Storage()
     if the_plan.uses_weights:
         storage = serving_storage(service, cluster_model(**model), "/models/0/model.gguf", SETTINGS)
-    return deployment(service, the_plan, SETTINGS, replicas=1, storage=storage)["spec"]["template"]
+    return deployment(service, the_plan, SETTINGS, WantedPods(weights=Weights(storage)))["spec"]["template"]
 
 
 @pytest.mark.parametrize(("runtime", "model"), RUNTIMES)
@@ -90,7 +90,7 @@ def test_a_probe_of_the_user_s_own_is_let_in_as_well():
 def test_it_runs_as_its_own_image_s_user_whatever_the_engine_s_is(settings, user):
     """An engine that has to be root takes nothing of what stands in front of it; OpenShift gives users itself."""
     service, the_plan = planned(podSecurityContext={"runAsUser": 0})
-    template = deployment(service, the_plan, settings, replicas=1, storage=Storage())["spec"]["template"]
+    template = deployment(service, the_plan, settings, WantedPods())["spec"]["template"]
     ours = template["spec"]["containers"][1]["securityContext"]
     assert (ours.get("runAsUser"), ours["runAsNonRoot"]) == (user, True)
 

@@ -12,6 +12,7 @@ from controller.podobjects import HUB_FILE, SETTINGS, SHA, cluster_model, gpu_pl
 from controller.render.test_router_objects import router_manifests
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
 from llmkube.controller.render.manifests import (
+    WantedPods,
     autoscaler,
     deployment,
     disruption_budget,
@@ -19,12 +20,9 @@ from llmkube.controller.render.manifests import (
     kubernetes_service,
     pod_monitor,
 )
-from llmkube.controller.render.model_sources import (
-    claim_path,
-    source_of,
-)
+from llmkube.controller.render.model_sources import claim_path, source_of
 from llmkube.controller.render.pod_policy import service_refusals
-from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, serving_storage
+from llmkube.controller.render.storage import CACHE_CLAIM, Weights, cache_claim, serving_storage
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import ScalingMetric
@@ -49,7 +47,7 @@ TUNED = attrs.evolve(
 
 def in_pods(service, the_plan, *, model=None, settings=SETTINGS, replicas=1, path=PATH):
     storage = serving_storage(service, model or cluster_model(), path, settings)
-    return deployment(service, the_plan, settings, replicas=replicas, storage=storage)
+    return deployment(service, the_plan, settings, WantedPods(replicas, Weights(storage)))
 
 
 def with_draft(source, draft):
@@ -59,7 +57,7 @@ def with_draft(source, draft):
         for one in (source, draft)
     )
     engine = plan(args=("--model", Placeholder.MODEL, "--model-draft", Placeholder.DRAFT))
-    return deployment(pod_service(), engine, SETTINGS, replicas=1, storage=weights, draft=beside)
+    return deployment(pod_service(), engine, SETTINGS, WantedPods(weights=Weights(weights, beside)))
 
 
 def mounted(source):
@@ -94,7 +92,7 @@ def on_nodes(group, **spec):
     hardware = {"accelerator": "cuda", "gpu": {"enabled": True, "count": 8}}
     service = pod_service(runtime="vllm", multiNode=group, **spec)
     its_plan = container_plan_for(service, cluster_model("org/big", format="safetensors", hardware=hardware))
-    return deployment(service, its_plan, SETTINGS, replicas=1)
+    return deployment(service, its_plan, SETTINGS, WantedPods())
 
 
 MANIFESTS = {
@@ -131,7 +129,7 @@ MANIFESTS = {
     ),
     "deployment-own-claim": lambda: in_pods(pod_service(modelCache={"claimName": "mine"}), plan(), settings=TUNED),
     "deployment-draft-elsewhere": lambda: with_draft("pvc://w/a/b.gguf", "pvc://d/c/small.gguf"),
-    "deployment-by-the-engine": lambda: deployment(pod_service(), plan(args=("serve",)), SETTINGS, replicas=1),
+    "deployment-by-the-engine": lambda: deployment(pod_service(), plan(args=("serve",)), SETTINGS, WantedPods()),
     "group": lambda: on_nodes({"members": [{"node": "gpu-1"}, {"node": "gpu-2"}, {"node": "gpu-3"}]}),
     "group-fabric": lambda: on_nodes(
         {
@@ -257,7 +255,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def rendered(group=PAIR, **spec):
     service = pod_service(runtime="vllm", multiNode=group, **spec)
-    return deployment(service, container_plan_for(service, MODEL), SETTINGS, replicas=1)
+    return deployment(service, container_plan_for(service, MODEL), SETTINGS, WantedPods())
 
 
 def templates(manifest):

@@ -19,7 +19,7 @@ from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.workload_plans import plan_workload, user_of
 from llmkube.controller.render.jobs import fetch_job
 from llmkube.controller.render.labels import DIGEST
-from llmkube.controller.render.manifests import render_manifests
+from llmkube.controller.render.manifests import WantedPods, render_manifests
 from llmkube.controller.render.model_sources import cache_key, published_name
 from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.controller.status.pod_service_status import desired_replicas
@@ -157,17 +157,8 @@ def objects_of(runtime: str, feature: str) -> dict[str, Any]:
     facts = workload.facts
     if facts.plan is None or workload.weights is None:
         return {"refused": facts.refusal or facts.model.message}
-    replicas = desired_replicas(service, None)
-    wanted = render_manifests(
-        service,
-        facts.plan,
-        settings.workloads,
-        weights=workload.weights.model,
-        draft=workload.weights.draft,
-        replicas=replicas,
-        starting=False,
-        restarted="",
-    )
+    pods = WantedPods(desired_replicas(service, None), workload.weights)
+    wanted = render_manifests(service, facts.plan, settings.workloads, pods)
     made = [one for one in attrs.astuple(wanted, recurse=False) if one]
     if choose_supply(model, [user_of(context, service, model)], settings.workloads).by == "job":
         made.append(fetch_job(model, settings.workloads))

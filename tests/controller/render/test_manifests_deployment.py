@@ -2,16 +2,16 @@
 
 from controller.podobjects import SETTINGS, plan, pod_service
 from llmkube.controller.render.labels import RESTARTED, TEMPLATE
-from llmkube.controller.render.manifests import deployment
+from llmkube.controller.render.manifests import WantedPods, deployment
 
 
 def test_another_moment_is_another_template():
     """A restart changes the pods' template, and what tells templates apart; a policy about replacing them does not."""
     service = pod_service(maxPodLifetimeSeconds=60)
-    before = deployment(service, plan(), SETTINGS, replicas=1)
-    after = deployment(service, plan(), SETTINGS, replicas=1, restarted="2025-06-01T12:00:00Z")
+    before = deployment(service, plan(), SETTINGS, WantedPods())
+    after = deployment(service, plan(), SETTINGS, WantedPods(restarted="2025-06-01T12:00:00Z"))
     assert before["metadata"]["annotations"][TEMPLATE] != after["metadata"]["annotations"][TEMPLATE]
     assert after["spec"]["template"]["metadata"]["annotations"][RESTARTED] == "2025-06-01T12:00:00Z"
-    plain = deployment(pod_service(), plan(), SETTINGS, replicas=1)
+    plain = deployment(pod_service(), plan(), SETTINGS, WantedPods())
     assert plain["metadata"]["annotations"][TEMPLATE] == before["metadata"]["annotations"][TEMPLATE]
     assert RESTARTED not in plain["metadata"]["annotations"]

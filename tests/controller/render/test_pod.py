@@ -7,8 +7,8 @@ from controller.pod_security import against_baseline, against_restricted
 from controller.podobjects import SETTINGS, cluster_model, pod_service
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.jobs import fetch_job, inspect_job, prune_job
-from llmkube.controller.render.manifests import deployment, kubernetes_service
-from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.controller.render.manifests import WantedPods, deployment, kubernetes_service
+from llmkube.controller.render.storage import Storage, Weights, serving_storage
 from llmkube.controller.status.supply import User, choose_supply, without_effect
 from llmkube.k8s.codec import decode
 from llmkube.k8s.workloads import PersistentVolumeClaim
@@ -41,7 +41,7 @@ def test_every_runtime_makes_a_pod(runtime, model, spec):
     the_model, service = cluster_model(**model), pod_service(runtime=runtime, **spec)
     the_plan = planned(service, the_model)
     storage = serving_storage(service, the_model, PATH, SETTINGS) if the_plan.uses_weights else Storage()
-    template = deployment(service, the_plan, SETTINGS, replicas=1, storage=storage)["spec"]["template"]
+    template = deployment(service, the_plan, SETTINGS, WantedPods(weights=Weights(storage)))["spec"]["template"]
     [container, _] = template["spec"]["containers"]
     assert container["image"]
     assert container["ports"][0] == {"name": "http", "containerPort": the_plan.port, "protocol": "TCP"}
@@ -63,7 +63,7 @@ def template_of(model, spec, settings=SETTINGS):
     the_model, service = cluster_model(**model), pod_service(**spec)
     the_plan = planned(service, the_model)
     storage = serving_storage(service, the_model, PATH, settings) if the_plan.uses_weights else Storage()
-    return deployment(service, the_plan, settings, replicas=1, storage=storage)["spec"]["template"]
+    return deployment(service, the_plan, settings, WantedPods(weights=Weights(storage)))["spec"]["template"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controller.pod_security import against_baseline
 from controller.podobjects import SETTINGS, cluster_model, pod_service
-from llmkube.controller.render.manifests import deployment
+from llmkube.controller.render.manifests import WantedPods, deployment
 from llmkube.controller.render.pod_policy import (
     HOST_PATHS,
     PRIORITY_CLASSES,
@@ -19,7 +19,7 @@ from llmkube.controller.render.pod_policy import (
     refusal_message,
     service_refusals,
 )
-from llmkube.controller.render.storage import serving_storage
+from llmkube.controller.render.storage import Weights, serving_storage
 from llmkube.controller.settings import Allowance
 from llmkube.runtimes.registry import container_plan_for
 
@@ -336,7 +336,7 @@ def test_with_all_switches_off_no_spec_makes_a_pod_beyond_baseline(spec):
         return
     weights = serving_storage(service, model, "/models/0/m.gguf", SETTINGS)
     plan = container_plan_for(service, model)
-    template = deployment(service, plan, SETTINGS, replicas=1, storage=weights)["spec"]["template"]
+    template = deployment(service, plan, SETTINGS, WantedPods(weights=Weights(weights)))["spec"]["template"]
     assert against_baseline(template) == []
     context = template["spec"]["containers"][0]["securityContext"]
     assert context["allowPrivilegeEscalation"] is False

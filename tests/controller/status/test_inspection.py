@@ -99,9 +99,7 @@ def test_only_gguf_files_that_are_mounted_are_read(by, spec):
 
 async def serve(hands):
     """Bring up a service on a user's claim, without a pod yet."""
-    tag = {"name": "weights", "namespace": "ml"}
-    body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": tag, "spec": SPEC}
-    await hands.client.apply(PersistentVolumeClaim, body, field_manager="user")
+    await hands.cluster.apply_object(PersistentVolumeClaim, "weights", {"spec": SPEC}, manager="user")
     await hands.bind("weights")
     await hands.create_model(source=SOURCE)
     await hands.apply()
@@ -145,8 +143,7 @@ async def test_another_volume_of_the_same_name_is_read_again(autojump_clock):
         await trio.sleep(60)
         [before] = (await hands.client.list(Job, namespace="ml")).items
         await hands.client.delete(PersistentVolumeClaim, Key("ml", "weights"))
-        body = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "weights", "namespace": "ml"}}
-        await hands.client.apply(PersistentVolumeClaim, {**body, "spec": SPEC}, field_manager="user")
+        await hands.cluster.apply_object(PersistentVolumeClaim, "weights", {"spec": SPEC}, manager="user")
         await hands.bind("weights")
         await hands.client.patch(Model, Key("ml", "phi"), {"metadata": {"labels": {"look": "now"}}}, field_manager=KUBE)
         await trio.sleep(SETTLED)

@@ -21,6 +21,7 @@ from llmkube.k8s.leases.live_hosts import LiveHosts
 
 TWO_HOSTS = LiveHosts({"studio": frozenset({"metal"}), "mini": frozenset({"metal"})})
 SETTINGS = ControllerSettings()
+GATEWAY = ControllerSettings(gateway_url="http://127.0.0.1:8080/")
 
 
 def loaded(reason, message="words", *, generation=None):
@@ -32,21 +33,30 @@ def fetched(reason, **facts):
 
 
 INVALID = condition("Accepted", False, "Invalid", "spec.extraArgs: --port is ours")
+OLD_INVALID = condition("Accepted", False, "Invalid", generation=1)
 NO_ADDRESS = condition("Published", False, "NoAddress", "nobody reaches it")
 READY = slice_of("studio", True)
+NOT_READY = slice_of("studio", False)
+SUSPENDED = service(spec={"suspend": True})
+EXITED = service(loaded("EngineExited", "exit code 1\nerror: out of memory"))
+
+
+def wanting(number):
+    return service(spec={"replicas": number})
+
 
 ROWS = [
     # suspended first, whatever else is wrong
-    (service(spec={"suspend": True}), None, [], NOBODY, "Suspended", "Suspended"),
-    (service(spec={"suspend": True}), fetched_model(), [READY], STUDIO, "Suspended", "Suspended"),
+    (SUSPENDED, None, [], NOBODY, "Suspended", "Suspended"),
+    (SUSPENDED, fetched_model(), [READY], STUDIO, "Suspended", "Suspended"),
     # the Model is missing, also while an engine still answers
     (service(), None, [], STUDIO, "Pending", "ModelNotFound"),
     (service(), None, [READY], STUDIO, "Pending", "ModelNotFound"),
-    (service(spec={"replicas": 0}), None, [], STUDIO, "Pending", "ModelNotFound"),
+    (wanting(0), None, [], STUDIO, "Pending", "ModelNotFound"),
     # nothing is wanted
-    (service(spec={"replicas": 0}), fetched_model(), [], STUDIO, "Stopped", "ManuallyScaledToZero"),
-    (service(spec={"replicas": 0}), fetched_model(), [], NOBODY, "Stopped", "ManuallyScaledToZero"),
-    (service(spec={"replicas": 0}), fetched_model(), [READY], STUDIO, "Progressing", "Creating"),
+    (wanting(0), fetched_model(), [], STUDIO, "Stopped", "ManuallyScaledToZero"),
+    (wanting(0), fetched_model(), [], NOBODY, "Stopped", "ManuallyScaledToZero"),
+    (wanting(0), fetched_model(), [READY], STUDIO, "Progressing", "Creating"),
     # ready
     (service(), fetched_model(), [READY], STUDIO, "Ready", "InferenceReady"),
     (service(), fetched_model(), [READY, slice_of("mini", True)], TWO_HOSTS, "Ready", "InferenceReady"),
@@ -54,8 +64,8 @@ ROWS = [
     (service(INVALID), fetched_model(), [READY], STUDIO, "Ready", "InferenceReady"),
     (service(), model(generation=2), [READY], STUDIO, "Ready", "InferenceReady"),
     # partly ready
-    (service(spec={"replicas": 2}), fetched_model(), [READY], STUDIO, "Progressing", "NoHost"),
-    (service(spec={"replicas": 2}), fetched_model(), [READY], TWO_HOSTS, "Progressing", "Creating"),
+    (wanting(2), fetched_model(), [READY], STUDIO, "Progressing", "NoHost"),
+    (wanting(2), fetched_model(), [READY], TWO_HOSTS, "Progressing", "Creating"),
     # nobody serves it
     (service(), fetched_model(), [], NOBODY, "Pending", "NoHost"),
     (service(), fetched_model(), [READY], NOBODY, "Pending", "NoHost"),
@@ -65,14 +75,7 @@ ROWS = [
     # refused
     (service(INVALID), fetched_model(), [], STUDIO, "Failed", "Invalid"),
     (service(INVALID), fetched("Fetching"), [], STUDIO, "Failed", "Invalid"),
-    (
-        service(condition("Accepted", False, "Invalid", generation=1), generation=2),
-        fetched_model(),
-        [],
-        STUDIO,
-        "Creating",
-        "Creating",
-    ),
+    (service(OLD_INVALID, generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
     (service(condition("Accepted", True, "Accepted")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     # the Model's file
     (service(), fetched("SourceInvalid"), [], STUDIO, "Failed", "SourceInvalid"),
@@ -99,14 +102,7 @@ ROWS = [
     (service(loaded("EngineExited", generation=1), generation=2), fetched_model(), [], STUDIO, "Creating", "Creating"),
     # nobody can reach it
     (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),
-    (
-        service(loaded("Loaded"), NO_ADDRESS),
-        fetched_model(),
-        [slice_of("studio", False)],
-        STUDIO,
-        "Failed",
-        "NoAddress",
-    ),
+    (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [NOT_READY], STUDIO, "Failed", "NoAddress"),
     (service(loaded("Loading"), NO_ADDRESS), fetched_model(), [], STUDIO, "Failed", "NoAddress"),
     (service(loaded("Loaded"), NO_ADDRESS), fetched_model(), [READY], STUDIO, "Ready", "InferenceReady"),
     # on its way
@@ -114,9 +110,9 @@ ROWS = [
     (service(loaded("Pending")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     (service(loaded("WaitingForModel")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     (service(loaded("Fetching")), fetched_model(), [], STUDIO, "Creating", "Creating"),
-    (service(loaded("Loading")), fetched_model(), [slice_of("studio", False)], STUDIO, "Creating", "Creating"),
+    (service(loaded("Loading")), fetched_model(), [NOT_READY], STUDIO, "Creating", "Creating"),
     (service(loaded("Restarting")), fetched_model(), [slice_of("studio")], STUDIO, "Creating", "Creating"),
-    (service(loaded("NotAnswering")), fetched_model(), [slice_of("studio", False)], STUDIO, "Creating", "Creating"),
+    (service(loaded("NotAnswering")), fetched_model(), [NOT_READY], STUDIO, "Creating", "Creating"),
     (service(loaded("Stopping")), fetched_model(), [], STUDIO, "Creating", "Creating"),
     # a slice, even of a dead host, means that slices are published: the condition is not believed then
     (service(loaded("Loaded")), fetched_model(), [slice_of("mini", True)], STUDIO, "Creating", "Creating"),
@@ -158,12 +154,12 @@ def test_phase_table(isvc, its_model, slices, hosts, expected):
     [
         (service(), [], STUDIO, Replicas(1, 0, 0)),
         (service(), [READY], STUDIO, Replicas(1, 1, 1)),
-        (service(), [slice_of("studio", False)], STUDIO, Replicas(1, 1, 0)),
+        (service(), [NOT_READY], STUDIO, Replicas(1, 1, 0)),
         (service(), [slice_of("studio", None)], STUDIO, Replicas(1, 1, 1)),
         (service(), [slice_of("studio")], STUDIO, Replicas(1, 0, 0)),
         (service(), [READY], NOBODY, Replicas(1, 0, 0)),
         (service(), [READY, slice_of("mini", True)], STUDIO, Replicas(1, 1, 1)),
-        (service(spec={"replicas": 3}), [READY, slice_of("mini", False)], TWO_HOSTS, Replicas(3, 2, 1)),
+        (wanting(3), [READY, slice_of("mini", False)], TWO_HOSTS, Replicas(3, 2, 1)),
         (service(spec={"replicas": 3, "suspend": True}), [READY], STUDIO, Replicas(0, 1, 1)),
         (service(loaded("Loaded")), [], STUDIO, Replicas(1, 1, 1)),
         (service(loaded("Loaded"), NO_ADDRESS), [], STUDIO, Replicas(1, 1, 0)),
@@ -181,113 +177,33 @@ def test_counting(isvc, slices, hosts, replicas):
 
 
 @pytest.mark.parametrize(
-    ("isvc", "its_model", "slices", "hosts", "conditions"),
+    ("isvc", "its_model", "slices", "hosts", "stated"),
     [
+        (service(), True, [READY], STUDIO, "True/InferenceReady False/InferenceReady False/InferenceReady"),
+        (service(loaded("Loading")), True, [], STUDIO, "False/NoReadyReplicas True/Creating False/Creating"),
+        (wanting(2), True, [READY], STUDIO, "True/InferenceReady True/NoHost False/NoHost"),
+        (wanting(0), True, [READY], STUDIO, "False/NoReadyReplicas True/Creating False/Creating"),
+        (service(), True, [], NOBODY, "False/NoHost True/NoHost False/NoHost"),
+        (service(), False, [], STUDIO, "False/ModelNotFound True/ModelNotFound False/ModelNotFound"),
+        (service(), False, [READY], STUDIO, "True/InferenceReady True/ModelNotFound False/ModelNotFound"),
+        (EXITED, True, [], STUDIO, "False/EngineExited False/EngineExited True/EngineExited"),
+        (service(INVALID), True, [READY], STUDIO, "True/InferenceReady False/InferenceReady True/Invalid"),
         (
-            service(),
-            fetched_model(),
-            [READY],
-            STUDIO,
-            {
-                "Available": "True/InferenceReady",
-                "Progressing": "False/InferenceReady",
-                "Degraded": "False/InferenceReady",
-            },
-        ),
-        (
-            service(loaded("Loading")),
-            fetched_model(),
+            wanting(0),
+            True,
             [],
             STUDIO,
-            {"Available": "False/NoReadyReplicas", "Progressing": "True/Creating", "Degraded": "False/Creating"},
+            "False/ManuallyScaledToZero False/ManuallyScaledToZero False/ManuallyScaledToZero",
         ),
-        (
-            service(spec={"replicas": 2}),
-            fetched_model(),
-            [READY],
-            STUDIO,
-            {"Available": "True/InferenceReady", "Progressing": "True/NoHost", "Degraded": "False/NoHost"},
-        ),
-        (
-            service(spec={"replicas": 0}),
-            fetched_model(),
-            [READY],
-            STUDIO,
-            {"Available": "False/NoReadyReplicas", "Progressing": "True/Creating", "Degraded": "False/Creating"},
-        ),
-        (
-            service(),
-            fetched_model(),
-            [],
-            NOBODY,
-            {"Available": "False/NoHost", "Progressing": "True/NoHost", "Degraded": "False/NoHost"},
-        ),
-        (
-            service(),
-            None,
-            [],
-            STUDIO,
-            {
-                "Available": "False/ModelNotFound",
-                "Progressing": "True/ModelNotFound",
-                "Degraded": "False/ModelNotFound",
-            },
-        ),
-        (
-            service(),
-            None,
-            [READY],
-            STUDIO,
-            {
-                "Available": "True/InferenceReady",
-                "Progressing": "True/ModelNotFound",
-                "Degraded": "False/ModelNotFound",
-            },
-        ),
-        (
-            service(loaded("EngineExited", "exit code 1")),
-            fetched_model(),
-            [],
-            STUDIO,
-            {"Available": "False/EngineExited", "Progressing": "False/EngineExited", "Degraded": "True/EngineExited"},
-        ),
-        (
-            service(INVALID),
-            fetched_model(),
-            [READY],
-            STUDIO,
-            {"Available": "True/InferenceReady", "Progressing": "False/InferenceReady", "Degraded": "True/Invalid"},
-        ),
-        (
-            service(spec={"replicas": 0}),
-            fetched_model(),
-            [],
-            STUDIO,
-            {
-                "Available": "False/ManuallyScaledToZero",
-                "Progressing": "False/ManuallyScaledToZero",
-                "Degraded": "False/ManuallyScaledToZero",
-            },
-        ),
-        (
-            service(spec={"suspend": True}),
-            fetched_model(),
-            [],
-            STUDIO,
-            {
-                "Available": "False/Suspended",
-                "Progressing": "False/Suspended",
-                "Degraded": "False/Suspended",
-                "Suspended": "True/Suspended",
-            },
-        ),
+        (SUSPENDED, True, [], STUDIO, "False/Suspended False/Suspended False/Suspended"),
     ],
 )
-def test_conditions_table(isvc, its_model, slices, hosts, conditions):
+def test_conditions_table(isvc, its_model, slices, hosts, stated):
     """The four conditions are always said, and each agrees with the phase."""
-    status = derive_service_status(isvc, its_model, slices, hosts, SETTINGS, now=NOW)
+    status = derive_service_status(isvc, fetched_model() if its_model else None, slices, hosts, SETTINGS, now=NOW)
     said = {one["type"]: f"{one['status']}/{one['reason']}" for one in status["conditions"]}
-    assert said == {"Suspended": "False/NotSuspended"} | conditions
+    expected = dict(zip(("Available", "Progressing", "Degraded"), stated.split(), strict=True))
+    assert said == expected | {"Suspended": "True/Suspended" if isvc is SUSPENDED else "False/NotSuspended"}
 
 
 REASONS = st.sampled_from(
@@ -360,12 +276,7 @@ def test_mode_table(spec, mode):
         ("chat", {"mode": "rerank"}, SETTINGS, "http://chat.ml.svc.cluster.local:8080/v1/rerank"),
         ("chat", {"endpoint": {"path": "/x"}}, SETTINGS, "http://chat.ml.svc.cluster.local:8080/x"),
         ("chat.v2", {}, SETTINGS, "http://chat-v2-f5101b.ml.svc.cluster.local:8080/v1/chat/completions"),
-        (
-            "chat",
-            {},
-            ControllerSettings(gateway_url="http://127.0.0.1:8080/"),
-            "http://127.0.0.1:8080/v1/chat/completions",
-        ),
+        ("chat", {}, GATEWAY, "http://127.0.0.1:8080/v1/chat/completions"),
     ],
 )
 def test_endpoint_table(name, spec, settings, endpoint):
@@ -383,14 +294,13 @@ def test_every_priority_has_a_weight():
 
 def test_messages_say_what_is_missing():
     """A replica beyond the number of hosts, a Model that is not there and an engine's last words are named."""
-    two = service(spec={"replicas": 2})
+    two = wanting(2)
     assert judge_service(
         two, fetched_model(), count_replicas(two, fetched_model(), [READY], STUDIO), STUDIO
     ).message == ("1 of 2 replicas ready: a host runs one process per service, and 1 can serve this one")
-    one = service(loaded("EngineExited", "exit code 1\nerror: out of memory"))
     none = Replicas(1, 0, 0)
-    assert judge_service(one, None, none, STUDIO).message == 'there is no Model "phi" in this namespace'
-    assert judge_service(one, fetched_model(), none, STUDIO).message == "exit code 1\nerror: out of memory"
+    assert judge_service(EXITED, None, none, STUDIO).message == 'there is no Model "phi" in this namespace'
+    assert judge_service(EXITED, fetched_model(), none, STUDIO).message == "exit code 1\nerror: out of memory"
 
 
 GOLDEN = """

@@ -9,11 +9,11 @@ from controller.podobjects import SETTINGS, cluster_model, plan, pod_service
 from llmkube.controller.informer import Informer
 from llmkube.controller.informers import PERMISSIONS
 from llmkube.controller.render.jobs import fetch_job
-from llmkube.controller.render.manifests import deployment, kubernetes_service
+from llmkube.controller.render.manifests import WantedPods, deployment, kubernetes_service
 from llmkube.controller.writes import owned_objects
 from llmkube.controller.writes.owned_kinds import INSTALL_POLL_SECONDS
 from llmkube.controller.writes.owned_objects import (
-    NAME_TAKEN_RETRY_SECONDS,
+    REFUSED_RETRY_SECONDS,
     OwnedObjects,
     differs_in_state_alone,
     is_subset,
@@ -149,7 +149,7 @@ def render(kind, service):
     """What the controller wants to have of this kind."""
     return {
         Service: lambda: kubernetes_service(service, plan()),
-        Deployment: lambda: deployment(service, plan(), SETTINGS, replicas=1),
+        Deployment: lambda: deployment(service, plan(), SETTINGS, WantedPods()),
         Job: lambda: fetch_job(cluster_model(), SETTINGS),
     }[kind]()
 
@@ -365,7 +365,7 @@ async def test_a_latecomer_keeps_his_object(kind, autojump_clock):
         where = hands.model_where if kind is Job else hands.where
         assert await where() == "Failed/NameTaken"
         await hands.client.delete(kind, key)
-        await trio.sleep(NAME_TAKEN_RETRY_SECONDS + SETTLED)
+        await trio.sleep(REFUSED_RETRY_SECONDS + SETTLED)
         assert (await hands.json(kind, key.name))["metadata"]["ownerReferences"]
         assert await where() != "Failed/NameTaken"
 

@@ -20,7 +20,7 @@ from llmkube.controller.informers import Informers, PodInformers
 from llmkube.controller.reconciler import Queues
 from llmkube.controller.render.jobs import PRUNE_JOB
 from llmkube.controller.render.manifests import Manifests
-from llmkube.controller.render.storage import Storage
+from llmkube.controller.render.storage import Weights
 from llmkube.controller.settings import ControllerSettings, WorkloadSettings
 from llmkube.controller.status.job_result import ended_at
 from llmkube.controller.status.pod_service_status import ServiceFacts
@@ -37,14 +37,6 @@ from llmkube.runtimes.container.container_plan import ContainerPlan
 from llmkube.runtimes.plan import PlanError
 
 V = TypeVar("V")
-
-
-@attrs.frozen(eq=False)
-class Weights:
-    """Where the pods of a service find the weights of its Model and of its draft."""
-
-    model: Storage
-    draft: Storage
 
 
 @attrs.frozen(eq=False)

@@ -13,12 +13,12 @@ import attrs
 import structlog
 import trio
 
-from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, Waiting, Weights, WorkloadPlan
+from llmkube.controller.reconcile.context import Context, GpuQueue, PodContext, Waiting, WorkloadPlan
 from llmkube.controller.reconcile.models import ensure_service_claim
 from llmkube.controller.reconcile.rollout_gate import deployment_of, due_manifests, waits_for_idle
 from llmkube.controller.reconcile.workload_plans import has_to_fetch, plan_workload, priority_obstacle
 from llmkube.controller.render.manifests import group_name, objective_name, objective_obstacle
-from llmkube.controller.render.storage import names_own_cache
+from llmkube.controller.render.storage import Weights, names_own_cache
 from llmkube.controller.status.pod_service_status import (
     ServiceFacts,
     derive_pod_status,
@@ -34,7 +34,7 @@ from llmkube.controller.status.service_status import (
     unknown_host_part,
     weight_of,
 )
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
+from llmkube.controller.writes.owned_objects import REFUSED, REFUSED_RETRY_SECONDS, OwnedObjects
 from llmkube.k8s.builtins import EndpointSlice
 from llmkube.k8s.codec import encode
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -99,14 +99,11 @@ class PodServices:
                 await self._apply(service, facts.plan, workload.weights)
             else:
                 await self._hold(service)
-        except NameTakenError as error:
-            facts = attrs.evolve(facts, obstacle=str(error), passing=error.passing)
         except REFUSED as error:
-            facts = attrs.evolve(facts, refusal=error.message)
-        else:
-            return facts
-        # What took the name is not watched, and a node port or a quota may become free.
-        self.context.queues.services.add_after(service.key, NAME_TAKEN_RETRY_SECONDS)
+            self.context.queues.services.add_after(service.key, REFUSED_RETRY_SECONDS)
+            if isinstance(error, NameTakenError):
+                return attrs.evolve(facts, obstacle=str(error), passing=error.passing)
+            return attrs.evolve(facts, refusal=str(error))
         return facts
 
     def _observe(self, service: InferenceService, facts: ServiceFacts) -> ServiceFacts:

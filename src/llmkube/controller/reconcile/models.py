@@ -10,12 +10,12 @@ from typing import Any, Final
 import attrs
 
 from llmkube.controller.informers import JOB_LABEL
-from llmkube.controller.reconcile.context import Context, PodContext, Weights
+from llmkube.controller.reconcile.context import Context, PodContext
 from llmkube.controller.reconcile.workload_plans import user_of
 from llmkube.controller.render.jobs import fetch_job, inspect_job
 from llmkube.controller.render.labels import DIGEST
 from llmkube.controller.render.model_sources import claim_path, job_name, source_of
-from llmkube.controller.render.storage import CACHE_CLAIM, cache_claim, service_claim
+from llmkube.controller.render.storage import CACHE_CLAIM, Weights, cache_claim, service_claim
 from llmkube.controller.status.job_result import Seen, ended_at, is_complete, is_failed, is_known, read_fetched
 from llmkube.controller.status.model_status import (
     derive_model_status,
@@ -25,7 +25,7 @@ from llmkube.controller.status.model_status import (
     without_lost_volume,
 )
 from llmkube.controller.status.supply import Supply, choose_supply, has_header_read, is_remembered, weights_path
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED
+from llmkube.controller.writes.owned_objects import REFUSED, REFUSED_RETRY_SECONDS
 from llmkube.k8s.codec import decode
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
@@ -116,12 +116,10 @@ class PodModels:
         if not cached.metadata.deletion_timestamp:
             try:
                 seen = attrs.evolve(seen, obstacle=await self._reconcile_jobs(newest, supply, seen))
-            except NameTakenError as error:
-                supply = Supply("nothing", error.reason, str(error))
-                self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)
             except REFUSED as error:
-                supply = Supply("nothing", Reason.INVALID, error.message)
-                self.context.queues.models.add_after(cached.key, NAME_TAKEN_RETRY_SECONDS)  # a quota may be raised
+                reason = Reason.NAME_TAKEN if isinstance(error, NameTakenError) else Reason.INVALID
+                supply = Supply("nothing", reason, str(error))
+                self.context.queues.models.add_after(cached.key, REFUSED_RETRY_SECONDS)
             seen = attrs.evolve(seen, job=self.context.owned.jobs.get(Key(cached.key.namespace, job_name(cached))))
         if _is_lost(supply, seen):
             seen = attrs.evolve(seen, job=None, pods=())
@@ -205,10 +203,8 @@ class PodModels:
             try:
                 path = weights_path(model, supply)
                 await self.context.owned.jobs.ensure(inspect_job(model, path, beside, self.context.workloads))
-            except NameTakenError as error:
-                return str(error)
             except REFUSED as error:
-                return error.message
+                return str(error)
         return ""
 
     def _labels_of_running_users(self, model: Key) -> list[str]:

@@ -17,12 +17,13 @@ from typing import Final
 import attrs
 import trio
 
-from llmkube.controller.reconcile.context import PodContext, Weights
+from llmkube.controller.reconcile.context import PodContext
 from llmkube.controller.reconcile.pod_answers import are_idle
 from llmkube.controller.reconcile.workload_plans import find_prefix
 from llmkube.controller.render.drain import IDLE_TIMEOUT_SECONDS, Kept
 from llmkube.controller.render.labels import DRAIN_SECONDS, OUR_IMAGE, RESTARTED, TEMPLATE
-from llmkube.controller.render.manifests import Manifests, group_name, render_manifests
+from llmkube.controller.render.manifests import Manifests, WantedPods, group_name, render_manifests
+from llmkube.controller.render.storage import Weights
 from llmkube.controller.status.pod_service_status import desired_replicas
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.resource import Key, is_controlled_by
@@ -128,25 +129,14 @@ def _manifests(
     """Return the objects of a service, rendered anew only when something that they are made from has changed."""
     live = deployment_of(context, service)
     replicas = desired_replicas(service, live)
-    starting = live is None or is_loading(live, replicas)
-    meta = service.metadata
+    pods = WantedPods(replicas, weights, live is None or is_loading(live, replicas), restarted)
     kept = _kept(live)
     if kept is not None and plan.key_check is not None:  # what asks for keys is renewed with LLMKube
         kept = attrs.evolve(kept, image=context.workloads.image)
     template = live.metadata.annotations.get(TEMPLATE, "") if live is not None and kept is not None else ""
     settings = attrs.evolve(context.workloads, priority_class_prefix=find_prefix(context, service, live))
-    classes = settings.priority_class_prefix
-    made_from = meta.uid, meta.generation, plan, weights.model, weights.draft, replicas, starting, restarted, classes
-    render = partial(
-        render_manifests,
-        service,
-        settings=settings,
-        weights=weights.model,
-        draft=weights.draft,
-        replicas=replicas,
-        starting=starting,
-        restarted=restarted,
-    )
+    meta, classes = service.metadata, settings.priority_class_prefix
+    render = partial(render_manifests, service, settings=settings, pods=pods)
 
     def make() -> Manifests:
         images = (plan.image, plan.image_before) if plan.image_before else (plan.image,)
@@ -156,7 +146,8 @@ def _manifests(
                 return same
         return render(plan=plan)
 
-    return context.records[service.key].manifests.get((*made_from, kept, template), make)
+    made_from = meta.uid, meta.generation, plan, pods, classes, kept, template
+    return context.records[service.key].manifests.get(made_from, make)
 
 
 def _kept(live: Workload | None) -> Kept | None:

@@ -16,10 +16,9 @@ from llmkube.controller.render.router_objects import (
     to_service,
 )
 from llmkube.controller.status.router_status import RouterFacts, derive_router_status, not_routed, seen_of
-from llmkube.controller.writes.owned_objects import NAME_TAKEN_RETRY_SECONDS, REFUSED, OwnedObjects
+from llmkube.controller.writes.owned_objects import REFUSED, REFUSED_RETRY_SECONDS, OwnedObjects
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.modelrouter import ModelRouter, ProxySpec
-from llmkube.k8s.errors import NameTakenError
 from llmkube.k8s.rbac import FOLLOW, Permission
 from llmkube.k8s.resource import Key, is_controlled_by
 from llmkube.k8s.wire.names import endpoint_url, service_name
@@ -174,14 +173,10 @@ class PodRouters:
             await owned.kubernetes_services.ensure(wanted.kubernetes_service)
             await owned.budgets.ensure_or_remove(wanted.budget, key, uid)
             await self.context.optional.apply(owned.monitors, wanted.monitor, key, uid)
-        except NameTakenError as error:
-            refusal = str(error)
         except REFUSED as error:
-            refusal = error.message
-        else:
-            return ""
-        self.context.queues.routers.add_after(router.key, NAME_TAKEN_RETRY_SECONDS)
-        return refusal
+            self.context.queues.routers.add_after(router.key, REFUSED_RETRY_SECONDS)
+            return str(error)
+        return ""
 
     def _destinations(self, router: ModelRouter, config: RoutingConfig) -> Iterator[Rule]:
         for backend in router.spec.backends:

@@ -8,9 +8,9 @@ from typing import Final
 import attrs
 
 from llmkube.controller.informers import drafts_of
-from llmkube.controller.reconcile.context import PodContext, Weights, WorkloadPlan
+from llmkube.controller.reconcile.context import PodContext, WorkloadPlan
 from llmkube.controller.render.pod_policy import refusal_message, service_refusals
-from llmkube.controller.render.storage import Storage, fetches_itself, serving_storage
+from llmkube.controller.render.storage import Storage, Weights, fetches_itself, serving_storage
 from llmkube.controller.settings import PRIORITY_CLASS_PREFIXES
 from llmkube.controller.status.job_result import is_mounted
 from llmkube.controller.status.pod_service_status import ServiceFacts

@@ -26,7 +26,7 @@ from llmkube.controller.render.labels import (
     service_manifest,
 )
 from llmkube.controller.render.pod import pod_template
-from llmkube.controller.render.storage import Storage, draft_storage
+from llmkube.controller.render.storage import Weights, draft_storage
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.k8s.builtins import Service
 from llmkube.k8s.crd.inferenceservice import InferenceService
@@ -253,7 +253,22 @@ def objective_obstacle(service: InferenceService, plan: ContainerPlan) -> str:
 PROGRESS_SECONDS: Final = 3600
 """How long a rollout may stand still before the Deployment says so: large models load slowly."""
 
-_NO_STORAGE: Final = Storage()
+
+@attrs.frozen
+class WantedPods:
+    """What a service's pods are given besides the plan of their container.
+
+    Attributes:
+        replicas: How many there are.
+        weights: Where their weights are.
+        starting: Not all of them have answered yet.
+        restarted: When they were last replaced for their age; another moment replaces them.
+    """
+
+    replicas: int = 1
+    weights: Weights = Weights()
+    starting: bool = False
+    restarted: str = ""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -273,12 +288,7 @@ def render_manifests(
     service: InferenceService,
     plan: ContainerPlan,
     settings: WorkloadSettings,
-    *,
-    weights: Storage,
-    draft: Storage,
-    replicas: int,
-    starting: bool,
-    restarted: str,
+    pods: WantedPods,
     kept: Kept | None = None,
 ) -> Manifests:
     """Return the objects of a service.
@@ -287,21 +297,14 @@ def render_manifests(
         service: The service.
         plan: What its container is.
         settings: What the operator says about pods.
-        weights: Where its weights are.
-        draft: The same of its draft model.
-        replicas: How many pods.
-        starting: Not all of its replicas have answered yet.
-        restarted: When its pods were last replaced for their age; another moment replaces them.
+        pods: What its pods are given.
         kept: What its pods keep of ours.
     """
-    pods = deployment(
-        service, plan, settings, replicas=replicas, storage=weights, draft=draft, restarted=restarted, kept=kept
-    )
     return Manifests(
-        deployment=pods,
+        deployment=deployment(service, plan, settings, pods, kept),
         kubernetes_service=kubernetes_service(service, plan),
         autoscaler=autoscaler(service, plan),
-        budget=disruption_budget(service, plan, starting=starting),
+        budget=disruption_budget(service, plan, starting=pods.starting),
         monitor=pod_monitor(service, plan, settings.monitor_labels) if settings.pod_monitors else None,
         objective=objective(service, plan, settings.monitor_labels),
         route=route(service, plan),
@@ -312,11 +315,7 @@ def deployment(
     service: InferenceService,
     plan: ContainerPlan,
     settings: WorkloadSettings,
-    *,
-    replicas: int,
-    storage: Storage = _NO_STORAGE,
-    draft: Storage = _NO_STORAGE,
-    restarted: str = "",
+    pods: WantedPods,
     kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Return the Deployment of a service.
@@ -328,22 +327,19 @@ def deployment(
         service: The service.
         plan: What its container is.
         settings: What the operator says about pods.
-        replicas: How many.
-        storage: Where its weights are.
-        draft: The same of its draft model.
-        restarted: When its pods were last replaced for their age; another moment replaces them.
+        pods: What its pods are given.
         kept: What its pods keep of ours; None: they get today's.
     """
     kept = kept or Kept(settings.image, drain_seconds(service, plan))
     settings = attrs.evolve(settings, image=kept.image)
     surge = {"maxSurge": 0, "maxUnavailable": 1} if plan.resources.on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
     history = service.spec.revision_history_limit
-    volumes = storage, draft_storage(storage, draft)
+    volumes = pods.weights.model, draft_storage(pods.weights)
     template = pod_template(service, leader_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
-    if restarted:
-        template["metadata"].setdefault("annotations", {})[RESTARTED] = restarted
+    if pods.restarted:
+        template["metadata"].setdefault("annotations", {})[RESTARTED] = pods.restarted
     spec: dict[str, Any] = {
-        "replicas": replicas,
+        "replicas": pods.replicas,
         "selector": {"matchLabels": pod_selector(service)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
         "progressDeadlineSeconds": PROGRESS_SECONDS,
@@ -353,13 +349,13 @@ def deployment(
     resource, name, made_of = Deployment.RESOURCE, service.key.name, template
     if plan.group is not None:
         worker = pod_template(service, worker_plan(plan), *volumes, settings, drain_seconds=kept.drain_seconds)
-        spec = group_spec(service, template, worker, replicas=replicas)
+        spec = group_spec(service, template, worker, replicas=pods.replicas)
         resource, name, made_of = LeaderWorkerSet.RESOURCE, group_name(name), spec["leaderWorkerTemplate"]
     manifest = service_manifest(resource, service, plan.runtime, spec, name=name)
     manifest["metadata"]["annotations"][TEMPLATE] = digest(made_of)
     manifest["metadata"]["annotations"] |= {OUR_IMAGE: kept.image, DRAIN_SECONDS: str(kept.drain_seconds)}
-    if restarted:
-        manifest["metadata"]["annotations"][RESTARTED] = restarted
+    if pods.restarted:
+        manifest["metadata"]["annotations"][RESTARTED] = pods.restarted
     return manifest
 
 

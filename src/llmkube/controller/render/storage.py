@@ -37,11 +37,7 @@ from llmkube.k8s.wire.names import CONTROLLER_FIELD_MANAGER
 from llmkube.k8s.workloads import PersistentVolumeClaim
 from llmkube.runtimes.container.container_plan import literal
 from llmkube.weights.download.buckets import VARIABLES
-from llmkube.weights.source import (
-    ImageSource,
-    LocalFile,
-    VolumeSource,
-)
+from llmkube.weights.source import ImageSource, LocalFile, VolumeSource
 
 FETCH: Final = "fetch"
 """Name of the container that runs `llmkube fetch`."""
@@ -144,6 +140,14 @@ class Storage:
     init_containers: tuple[dict[str, Any], ...] = ()
 
 
+@attrs.frozen
+class Weights:
+    """Where the pods of a service find the weights of its Model and of its draft."""
+
+    model: Storage = Storage()
+    draft: Storage = Storage()
+
+
 def cache_claim(namespace: str, settings: WorkloadSettings) -> dict[str, Any]:
     """Return the claim of a namespace; it has no owner, so that weights outlive the Models that brought them."""
     return _claim({"name": CACHE_CLAIM, "namespace": namespace}, settings)
@@ -183,9 +187,10 @@ def serving_storage(service: InferenceService, model: Model, path: str, settings
     )
 
 
-def draft_storage(storage: Storage, draft: Storage) -> Storage:
+def draft_storage(weights: Weights) -> Storage:
     """Return a draft's storage with a name and a place of its own, where it would take those of another volume."""
-    taken = {volume["name"] for volume in storage.volumes if volume not in draft.volumes}
+    draft = weights.draft
+    taken = {volume["name"] for volume in weights.model.volumes if volume not in draft.volumes}
     if not taken.intersection(volume["name"] for volume in draft.volumes):
         return draft
 

@@ -127,11 +127,9 @@ def inspected_facts(model: Model, seen: Seen) -> dict[str, Any]:
 def judge_inspection(model: Model, seen: Seen) -> Statement:
     """Say how reading the header goes."""
     if inspected_facts(model, seen):
-        return Statement(
-            INSPECTED, holds=True, reason=Reason.HEADER_READ, message="status.gguf holds what the header says"
-        )
+        return Statement(INSPECTED, True, Reason.HEADER_READ, "status.gguf holds what the header says")
     reason, message = _hindrance(seen)
-    return Statement(INSPECTED, holds=False, reason=reason, message=message)
+    return Statement(INSPECTED, False, reason, message)
 
 
 def _hindrance(seen: Seen) -> tuple[str, str]:

@@ -51,13 +51,7 @@ from typing import Any, Final
 import attrs
 
 from llmkube.base.units import format_bytes
-from llmkube.controller.render.model_sources import (
-    CACHE_FOLDER,
-    cache_key,
-    claim_path,
-    follows,
-    source_of,
-)
+from llmkube.controller.render.model_sources import CACHE_FOLDER, cache_key, claim_path, follows, source_of
 from llmkube.controller.settings import WorkloadSettings
 from llmkube.controller.status.job_result import (
     Seen,
@@ -136,11 +130,11 @@ def judge_quantization(model: Model, found: str) -> Statement:
     if not wanted or not found:
         unread = f"spec.quantization is {wanted}; no header was read"
         message = unread if wanted else "spec.quantization is unset"
-        return Statement(QUANTIZATION_MATCHES, holds=True, reason=Reason.NOT_COMPARED, message=message)
+        return Statement(QUANTIZATION_MATCHES, True, Reason.NOT_COMPARED, message)
     if _plain(wanted) == _plain(found):
-        return Statement(QUANTIZATION_MATCHES, holds=True, reason=Reason.MATCHES, message=f"the file is {found}")
+        return Statement(QUANTIZATION_MATCHES, True, Reason.MATCHES, f"the file is {found}")
     message = f"spec.quantization is {wanted}, but the header says {found}: correct it, or name another file"
-    return Statement(QUANTIZATION_MATCHES, holds=False, reason=Reason.QUANTIZATION_MISMATCH, message=message)
+    return Statement(QUANTIZATION_MATCHES, False, Reason.QUANTIZATION_MISMATCH, message)
 
 
 def label_quantization(model: Model, found: str) -> dict[str, str]:
@@ -351,11 +345,11 @@ def judge_up_to_date(model: Model, seen: Seen) -> Statement:
     fetched = read_fetched(seen.pods) if is_complete(seen.job) else None
     if fetched is not None and fetched.kept:
         message = f"the file that is there is kept: {fetched.kept}"
-        return Statement(UP_TO_DATE, holds=False, reason=Reason.LOOK_FAILED, message=message)
+        return Statement(UP_TO_DATE, False, Reason.LOOK_FAILED, message)
     if fetched is not None:
         message = "the file is the one that its source had when it was last asked"
-        return Statement(UP_TO_DATE, holds=True, reason=Reason.IN_SYNC, message=message)
+        return Statement(UP_TO_DATE, True, Reason.IN_SYNC, message)
     before = find_condition(model.status.conditions, UP_TO_DATE)
     if before is not None and is_remembered(model):
         return Statement(UP_TO_DATE, before.status == "True", before.reason, before.message)
-    return Statement(UP_TO_DATE, holds=False, reason=Reason.NOT_FETCHED, message="nothing has been fetched yet")
+    return Statement(UP_TO_DATE, False, Reason.NOT_FETCHED, "nothing has been fetched yet")

@@ -49,15 +49,7 @@ from llmkube.controller.status.service_status import (
 )
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.meta import Condition
-from llmkube.k8s.wire.conditions import (
-    ACCEPTED,
-    DEGRADED,
-    SPEC_HONOURED,
-    Statement,
-    Verdict,
-    find_condition,
-    settle,
-)
+from llmkube.k8s.wire.conditions import ACCEPTED, DEGRADED, SPEC_HONOURED, Statement, Verdict, find_condition, settle
 from llmkube.k8s.wire.names import endpoint_url, service_name
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.workloads import HTTPRoute, Pod, Workload
@@ -291,11 +283,11 @@ def _statements(
 def _honoured(facts: ServiceFacts, ignored: tuple[str, ...]) -> Statement:
     if facts.plan is None:
         message = "not known until the spec can be made into pods"
-        return Statement(SPEC_HONOURED, holds=False, reason=Reason.NOT_PLANNED, message=message)
+        return Statement(SPEC_HONOURED, False, Reason.NOT_PLANNED, message)
     if ignored:
         message = f"these fields are accepted and have no effect on pods: {', '.join(ignored)}"
-        return Statement(SPEC_HONOURED, holds=False, reason=Reason.FIELDS_IGNORED, message=message)
-    return Statement(SPEC_HONOURED, holds=True, reason=Reason.HONOURED, message="every given field has its effect")
+        return Statement(SPEC_HONOURED, False, Reason.FIELDS_IGNORED, message)
+    return Statement(SPEC_HONOURED, True, Reason.HONOURED, "every given field has its effect")
 
 
 def _rollout(service: InferenceService, facts: ServiceFacts) -> list[Statement]:

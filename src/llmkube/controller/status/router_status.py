@@ -17,15 +17,7 @@ import attrs
 
 from llmkube.controller.status.pods import Trouble, trouble_of
 from llmkube.k8s.crd.modelrouter import CLOUD, LOCAL, BackendStatus, ModelRouter
-from llmkube.k8s.wire.conditions import (
-    ACCEPTED,
-    AVAILABLE,
-    DEGRADED,
-    PROGRESSING,
-    SPEC_HONOURED,
-    Statement,
-    settle,
-)
+from llmkube.k8s.wire.conditions import ACCEPTED, AVAILABLE, DEGRADED, PROGRESSING, SPEC_HONOURED, Statement, settle
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.k8s.wire.times import timestamp
 from llmkube.k8s.workloads import Deployment, Pod
@@ -116,9 +108,7 @@ def derive_router_status(router: ModelRouter, facts: RouterFacts, *, now: dateti
 
 def not_routed(router: ModelRouter, message: str, *, now: datetime.datetime) -> dict[str, Any]:
     """Return the status of a router that this controller has no place for."""
-    said = [
-        Statement(kind, holds=False, reason=Reason.NOT_SUPPORTED, message=message) for kind in (ACCEPTED, AVAILABLE)
-    ]
+    said = [Statement(kind, False, Reason.NOT_SUPPORTED, message) for kind in (ACCEPTED, AVAILABLE)]
     generation = router.metadata.generation
     return {"phase": "Failed", "conditions": settle(said, router.status.conditions, generation=generation, now=now)}
 
@@ -137,36 +127,26 @@ def _phase(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> str:
 def _statements(facts: RouterFacts, down: list[str], trouble: Trouble | None) -> Iterable[Statement]:
     serves_on = "; the router serves on by the spec before" if facts.ready else ""
     if facts.errors:
-        yield Statement(ACCEPTED, holds=False, reason=Reason.INVALID, message="; ".join(facts.errors) + serves_on)
+        yield Statement(ACCEPTED, False, Reason.INVALID, "; ".join(facts.errors) + serves_on)
     else:
-        yield Statement(ACCEPTED, holds=True, reason=Reason.ACCEPTED, message="every field is understood")
+        yield Statement(ACCEPTED, True, Reason.ACCEPTED, "every field is understood")
         ignored = "; ".join(facts.ignored)
-        yield Statement(
-            SPEC_HONOURED,
-            holds=not ignored,
-            reason=Reason.FIELDS_IGNORED if ignored else Reason.HONOURED,
-            message=f"without effect: {ignored}" if ignored else "every field has its effect",
-        )
+        message = f"without effect: {ignored}" if ignored else "every field has its effect"
+        yield Statement(SPEC_HONOURED, not ignored, Reason.FIELDS_IGNORED if ignored else Reason.HONOURED, message)
     pods = f"{facts.ready} of {facts.wanted} replicas answer"
-    yield Statement(
-        AVAILABLE,
-        holds=facts.ready > 0,
-        reason=Reason.INFERENCE_READY if facts.ready else Reason.NO_READY_REPLICAS,
-        message=pods,
-    )
+    reason = Reason.INFERENCE_READY if facts.ready else Reason.NO_READY_REPLICAS
+    yield Statement(AVAILABLE, facts.ready > 0, reason, pods)
     moving = not facts.is_rolled_out and not facts.errors and not facts.refusal
     why = trouble.message if trouble is not None else pods
-    yield Statement(
-        PROGRESSING, holds=moving, reason=Reason.CREATING if moving else Reason.INFERENCE_READY, message=why
-    )
+    yield Statement(PROGRESSING, moving, Reason.CREATING if moving else Reason.INFERENCE_READY, why)
     if facts.refusal:
-        yield Statement(DEGRADED, holds=True, reason=Reason.REFUSED, message=facts.refusal + serves_on)
+        yield Statement(DEGRADED, True, Reason.REFUSED, facts.refusal + serves_on)
     elif trouble is not None and not trouble.passing:
-        yield Statement(DEGRADED, holds=True, reason=trouble.reason, message=trouble.message)
+        yield Statement(DEGRADED, True, trouble.reason, trouble.message)
     elif down:
-        yield Statement(DEGRADED, holds=True, reason=Reason.BACKENDS_UNAVAILABLE, message="; ".join(down))
+        yield Statement(DEGRADED, True, Reason.BACKENDS_UNAVAILABLE, "; ".join(down))
     else:
-        yield Statement(DEGRADED, holds=False, reason=Reason.HONOURED, message="no backend is known to be out of reach")
+        yield Statement(DEGRADED, False, Reason.HONOURED, "no backend is known to be out of reach")
 
 
 def _backends(router: ModelRouter, facts: RouterFacts) -> Iterable[tuple[str, str, Backend | None]]:

@@ -310,7 +310,7 @@ def _statements(service: InferenceService, verdict: Verdict, replicas: Replicas)
     accepted = current(service.status.conditions, ACCEPTED, service.metadata.generation)
     if accepted is not None and accepted.status == "False":
         # A bad edit leaves the running engine alone, so the phase may well be Ready.
-        degraded = Statement(DEGRADED, holds=True, reason=accepted.reason, message=accepted.message)
+        degraded = Statement(DEGRADED, True, accepted.reason, accepted.message)
     else:
         degraded = Statement(DEGRADED, verdict.phase == "Failed", verdict.reason, verdict.message)
     return phase_statements(service, verdict, replicas, degraded)

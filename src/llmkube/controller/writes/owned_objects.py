@@ -49,8 +49,8 @@ _OWNERS: Final[Mapping[str, type[Object]]] = {
 }
 """What objects are made for."""
 
-REFUSED: Final = (BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
-"""A manifest that the API server will not take: much of a spec is passed on as it came, and only it knows the rules.
+REFUSED: Final = (NameTakenError, BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
+"""A manifest whose name is taken, or that the API server will not take: only it knows the rules of much of a spec.
 
 A quota that is used up, and most admission webhooks, say Forbidden: the status of the service has to show it.
 """
@@ -58,8 +58,9 @@ A quota that is used up, and most admission webhooks, say Forbidden: the status 
 _KEPT_MANAGERS: Final = frozenset({"kube-controller-manager", "kubelet", "kube-scheduler"})
 """Who sets fields of our objects besides us, and may go on to."""
 
-NAME_TAKEN_RETRY_SECONDS: Final = 60.0
-"""Between two tries to make an object whose name is taken: what others make is not watched."""
+REFUSED_RETRY_SECONDS: Final = 60.0
+"""Between two tries to make such an object: what has its name is not watched, and a node port or a quota may become
+free."""
 
 NO_VERSION: Final = str(2**63 - 1)
 """A resourceVersion that no object has: etcd counts its writes in 64 bits with a sign, from 1.
