@@ -77,6 +77,7 @@ async def test_a_pull_that_stops_is_begun_again(autojump_clock, fake, stage):
 @given(library={})
 async def test_a_model_that_no_library_has_is_given_up_at_once(autojump_clock, fake, stage):
     """To ask again would be answered the same; its user is told."""
+    await trio.lowlevel.checkpoint()
     assert "file does not exist" in stage.given_up
     assert fake.calls.count("/api/pull") == 1
 

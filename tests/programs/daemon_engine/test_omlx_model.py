@@ -42,6 +42,7 @@ async def test_a_model_is_loaded_kept_and_given_back(autojump_clock, fake, stage
 @given(embeds=True)
 async def test_an_embedding_model_is_loaded_by_an_embedding(autojump_clock, fake, stage):
     """OMLX refuses to chat with it."""
+    await trio.lowlevel.checkpoint()
     assert stage.keeper.ready
     assert fake.calls == ["/v1/embeddings"]
 
@@ -190,6 +191,7 @@ async def test_a_model_that_is_taken_away_is_loaded_again(autojump_clock, fake, 
 @given(folders={}, sizes={}, owned=True)
 async def test_a_folder_that_our_own_does_not_take_is_told(autojump_clock, stage):
     """It has no other folder to look in: what is wrong is the folder's."""
+    await trio.lowlevel.checkpoint()
     assert stage.given_up == f"oMLX does not take {FOLDER} for a model; its words are above"
 
 
