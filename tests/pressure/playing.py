@@ -4,20 +4,24 @@ import attrs
 import trio
 
 from llmkube.supervisor.host.sample import UNREADABLE, Level
-from llmkube.supervisor.memory.policy import Mode, Policy
+from llmkube.supervisor.memory.policy import Policy
 from pressure.carrier import Memory, run_host
 from pressure.invariants import Books
 from virtual_clock import virtual_clock
 
 
-def play(timeline, policy=None):
+def play(timeline):
     """Return the host after a timeline, and its books."""
-    return trio.run(_play, timeline, policy, clock=virtual_clock())
+    return trio.run(_play, timeline, clock=virtual_clock())
 
 
-async def _play(timeline, policy):
-    changes = {name: Mode(value) if name == "mode" else value for name, value in timeline.policy}
-    policy = attrs.evolve(policy or Policy(), **changes)
+def came_of(host):
+    """Who was evicted, who made room for somebody else, both in order, and who runs in the end."""
+    evicted, displaced = ([mark.name for mark in host.marks if mark.what == what] for what in ("evict", "displaced"))
+    return " ".join(evicted), " ".join(displaced), " ".join(host.running())
+
+
+async def _play(timeline):
     books = Books(timeline.overrun)
     memory = Memory(timeline.total, timeline.other)
     engines = [attrs.evolve(each) for each in timeline.engines]
@@ -25,7 +29,7 @@ async def _play(timeline, policy):
         lambda host: follow(host, timeline, {each.name: each for each in engines}),
         memory=memory,
         engines=[each for each in engines if each.wanted],
-        policy=policy,
+        policy=Policy(**timeline.policy),
         fraction=timeline.fraction,
         watch=books.look,
     )

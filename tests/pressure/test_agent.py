@@ -14,32 +14,38 @@ from sim.memory import GIB, shape_of
 pytestmark = pytest.mark.ci
 
 
-async def test_a_browser_opens_and_closes(autojump_clock):
-    """The least important service goes and comes back, its status and Events say why, and its siblings stay."""
+@pytest.fixture
+async def world():
+    """The usual host."""
     async with pressed_world() as world:
-        world.machine.memory.other = 20
-        await world.until(running, ["chat", "embed"], world, seconds=30)
-        await world.until(world.condition, lambda said: said[1] == "Evicted", "MemoryPressure", "draft")
-        assert (await world.condition("MemoryPressure", "chat"))[0] in {"True", "False"}
-        assert "Evicted because memory is critically short" in (await events(world, "Evicted"))["draft"]
-        assert "cut short" in (await events(world, "Evicted"))["draft"]
-        await trio.sleep(60)
-        word, sentence = await why(world, "draft")
-        assert word == "Evicted"
-        assert "this host has only" in sentence
-        assert (await world.condition("MemoryPressure", "chat"))[:2] == ("False", "Normal")
-        assert await world.ready_addresses("draft") == 0
-        world.machine.memory.other = 8
-        await world.until(running, ["chat", "draft", "embed"], world, seconds=45)
-        await world.until(world.condition, lambda said: said[:2] == ("False", "Normal"), "MemoryPressure", "draft")
-        assert len(world.machine.starts("draft")) == 2
-        assert len(world.machine.starts("chat")) == 1
-        await world.until(events, lambda told: set(told) == {"draft"}, world, "Returned")
-        assert (
-            "Runs again; before that: Evicted because memory is critically short"
-            in (await events(world, "Returned"))["draft"]
-        )
-        assert world.machine.memory.lowest_bytes >= 0
+        yield world
+
+
+async def test_a_browser_opens_and_closes(autojump_clock, world):
+    """The least important service goes and comes back, its status and Events say why, and its siblings stay."""
+    world.machine.memory.other = 20
+    await world.until(running, ["chat", "embed"], world, seconds=30)
+    await world.until(world.condition, lambda said: said[1] == "Evicted", "MemoryPressure", "draft")
+    assert (await world.condition("MemoryPressure", "chat"))[0] in {"True", "False"}
+    assert "Evicted because memory is critically short" in (await events(world, "Evicted"))["draft"]
+    assert "cut short" in (await events(world, "Evicted"))["draft"]
+    await trio.sleep(60)
+    word, sentence = await why(world, "draft")
+    assert word == "Evicted"
+    assert "this host has only" in sentence
+    assert (await world.condition("MemoryPressure", "chat"))[:2] == ("False", "Normal")
+    assert await world.ready_addresses("draft") == 0
+    world.machine.memory.other = 8
+    await world.until(running, ["chat", "draft", "embed"], world, seconds=45)
+    await world.until(world.condition, lambda said: said[:2] == ("False", "Normal"), "MemoryPressure", "draft")
+    assert len(world.machine.starts("draft")) == 2
+    assert len(world.machine.starts("chat")) == 1
+    await world.until(events, lambda told: set(told) == {"draft"}, world, "Returned")
+    assert (
+        "Runs again; before that: Evicted because memory is critically short"
+        in (await events(world, "Returned"))["draft"]
+    )
+    assert world.machine.memory.lowest_bytes >= 0
 
 
 async def test_what_does_not_fit_is_told_with_figures(autojump_clock):
@@ -97,79 +103,72 @@ async def test_a_model_without_a_known_size_is_refused_or_guessed(autojump_clock
         await world.until(running, ["riddle"], world, seconds=30)
 
 
-async def test_somebody_more_important_arrives(autojump_clock):
+async def test_somebody_more_important_arrives(autojump_clock, world):
     """Room is made at the expense of the least important service, which is told for whom, and takes nothing back."""
-    async with pressed_world() as world:
-        await serve(world, "chief", 12, "critical")
-        await world.until(running, ["chat", "chief", "embed"], world, seconds=60)
-        said = "Evicted to make room for chief (priority critical, needs 12.1 GiB); this service has priority low"
-        assert said in (await events(world, "Displaced"))["draft"]
-        assert "draft is evicted to make room for this service" in (await events(world, "Displacing"))["chief"]
-        await trio.sleep(300)
-        assert len(world.machine.starts("draft")) == 1
-        assert (await world.condition("MemoryPressure", "draft"))[1] == "Normal"
-        await world.delete("chief")
-        await world.until(running, ["chat", "draft", "embed"], world, seconds=60)
+    await serve(world, "chief", 12, "critical")
+    await world.until(running, ["chat", "chief", "embed"], world, seconds=60)
+    said = "Evicted to make room for chief (priority critical, needs 12.1 GiB); this service has priority low"
+    assert said in (await events(world, "Displaced"))["draft"]
+    assert "draft is evicted to make room for this service" in (await events(world, "Displacing"))["chief"]
+    await trio.sleep(300)
+    assert len(world.machine.starts("draft")) == 1
+    assert (await world.condition("MemoryPressure", "draft"))[1] == "Normal"
+    await world.delete("chief")
+    await world.until(running, ["chat", "draft", "embed"], world, seconds=60)
 
 
-async def test_requests_that_were_promised_their_end_and_are_cut_short_are_told_of(autojump_clock):
+async def test_requests_that_were_promised_their_end_and_are_cut_short_are_told_of(autojump_clock, world):
     """Who makes room for another may end its requests; when memory becomes critical meanwhile, an Event says so."""
-    async with pressed_world() as world:
-        await world.until(world.ready_addresses, 1, "draft")
-        (draft,) = world.machine.live("draft")
-        draft.in_flight = 1
-        await serve(world, "chief", 12, "critical")
-        await world.until(events, lambda told: "draft" in told, world, "Displaced")
-        await trio.sleep(5)
-        assert draft.exit is None
-        assert not await events(world, "RequestsCutShort")
-        world.machine.memory.speak(Level.CRITICAL)
-        await draft.wait()
-        world.machine.memory.speak(None)
-        told = await world.until(events, lambda told: "draft" in told, world, "RequestsCutShort", seconds=5)
-        assert told["draft"] == "requests in flight are cut short: memory is critically short"
+    await world.until(world.ready_addresses, 1, "draft")
+    (draft,) = world.machine.live("draft")
+    draft.in_flight = 1
+    await serve(world, "chief", 12, "critical")
+    await world.until(events, lambda told: "draft" in told, world, "Displaced")
+    await trio.sleep(5)
+    assert draft.exit is None
+    assert not await events(world, "RequestsCutShort")
+    world.machine.memory.speak(Level.CRITICAL)
+    await draft.wait()
+    world.machine.memory.speak(None)
+    told = await world.until(events, lambda told: "draft" in told, world, "RequestsCutShort", seconds=5)
+    assert told["draft"] == "requests in flight are cut short: memory is critically short"
 
 
-async def test_a_kill_on_a_host_short_of_memory_is_suspected(autojump_clock):
+async def test_a_kill_on_a_host_short_of_memory_is_suspected(autojump_clock, world):
     """An engine that the kernel kills while memory is short says so, and what needs less; else it does not."""
-    async with pressed_world() as world:
-        await world.until(world.ready_addresses, 1, "draft")
-        world.machine.kill("draft")
-        await world.until(
-            events, lambda told: "LLMKube did not send it" in told.get("draft", ""), world, "EngineExited"
-        )
-        await world.until(world.ready_addresses, 1, "embed")
-        world.machine.memory.speak(Level.WARNING)
-        await trio.sleep(1)
-        world.machine.kill("embed")
-        told = await world.until(events, lambda told: "embed" in told, world, "EngineExited", seconds=5)
-        world.machine.memory.speak(None)
-        assert "this host was short of memory" in told["embed"]
-        assert "a smaller spec.contextSize" in told["embed"]
+    await world.until(world.ready_addresses, 1, "draft")
+    world.machine.kill("draft")
+    await world.until(events, lambda told: "LLMKube did not send it" in told.get("draft", ""), world, "EngineExited")
+    await world.until(world.ready_addresses, 1, "embed")
+    world.machine.memory.speak(Level.WARNING)
+    await trio.sleep(1)
+    world.machine.kill("embed")
+    told = await world.until(events, lambda told: "embed" in told, world, "EngineExited", seconds=5)
+    world.machine.memory.speak(None)
+    assert "this host was short of memory" in told["embed"]
+    assert "a smaller spec.contextSize" in told["embed"]
 
 
-async def test_edits_of_priority_count_at_once_and_restart_nothing(autojump_clock):
+async def test_edits_of_priority_count_at_once_and_restart_nothing(autojump_clock, world):
     """Who was edited to be the least important is the next to go, and no engine restarts for an edit."""
-    async with pressed_world() as world:
-        await serve(world, "draft", 10, "high", evictionProtection=True)
-        await serve(world, "embed", 6, "batch")
-        await trio.sleep(5)
-        assert len(world.machine.spawned) == 3
-        world.machine.memory.other = 19.5
-        await world.until(running, ["chat", "draft"], world, seconds=30)
+    await serve(world, "draft", 10, "high", evictionProtection=True)
+    await serve(world, "embed", 6, "batch")
+    await trio.sleep(5)
+    assert len(world.machine.spawned) == 3
+    world.machine.memory.other = 19.5
+    await world.until(running, ["chat", "draft"], world, seconds=30)
 
 
-async def test_nobody_is_evicted_for_a_failed_reading(autojump_clock):
+async def test_nobody_is_evicted_for_a_failed_reading(autojump_clock, world):
     """While memory cannot be read nobody goes and nobody comes, and the condition says Unknown."""
-    async with pressed_world() as world:
-        world.machine.memory.broken = True
-        await world.until(world.condition, lambda said: said[:2] == ("Unknown", "Unknown"), "MemoryPressure", "chat")
-        await serve(world, "late", 2)
-        await world.until(why, lambda said: said[0] == "MemoryCheckFailed", world, "late", seconds=30)
-        await trio.sleep(600)
-        assert await running(world) == ["chat", "draft", "embed"]
-        world.machine.memory.broken = False
-        await world.until(running, ["chat", "draft", "embed", "late"], world, seconds=30)
+    world.machine.memory.broken = True
+    await world.until(world.condition, lambda said: said[:2] == ("Unknown", "Unknown"), "MemoryPressure", "chat")
+    await serve(world, "late", 2)
+    await world.until(why, lambda said: said[0] == "MemoryCheckFailed", world, "late", seconds=30)
+    await trio.sleep(600)
+    assert await running(world) == ["chat", "draft", "embed"]
+    world.machine.memory.broken = False
+    await world.until(running, ["chat", "draft", "embed", "late"], world, seconds=30)
 
 
 async def test_soft_pressure_waits_for_requests_and_critical_does_not(autojump_clock):
@@ -185,26 +184,24 @@ async def test_soft_pressure_waits_for_requests_and_critical_does_not(autojump_c
         world.machine.memory.speak()
 
 
-async def test_a_victim_that_resists_is_not_waited_for(autojump_clock):
+async def test_a_victim_that_resists_is_not_waited_for(autojump_clock, world):
     """When a victim ignores TERM, KILL comes after its grace, and meanwhile nobody else goes."""
-    async with pressed_world() as world:
-        world.machine.live("draft")[0].script = Script(stop_seconds=500)
-        world.machine.memory.other = 20
-        await trio.sleep(8)
-        assert "draft" in await running(world)
-        await world.until(running, ["chat", "embed"], world, seconds=10)
+    world.machine.live("draft")[0].script = Script(stop_seconds=500)
+    world.machine.memory.other = 20
+    await trio.sleep(8)
+    assert "draft" in await running(world)
+    await world.until(running, ["chat", "embed"], world, seconds=10)
 
 
-async def test_adopted_engines_are_in_the_books_of_the_next_agent(autojump_clock):
+async def test_adopted_engines_are_in_the_books_of_the_next_agent(autojump_clock, world):
     """An agent that was killed under pressure finds its engines, counts them at once, and evicts the right one."""
-    async with pressed_world() as world:
-        await world.kill_agent()
-        world.machine.memory.other = 20
-        await world.start_agent()
-        await world.until(running, ["chat", "embed"], world, seconds=30)
-        assert sum(each.total_bytes for each in world.agent.memory().reservations) > 32 * GIB
-        await serve(world, "second", 20)
-        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "second", seconds=30)
+    await world.kill_agent()
+    world.machine.memory.other = 20
+    await world.start_agent()
+    await world.until(running, ["chat", "embed"], world, seconds=30)
+    assert sum(each.total_bytes for each in world.agent.memory().reservations) > 32 * GIB
+    await serve(world, "second", 20)
+    await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "second", seconds=30)
 
 
 async def test_an_adopted_engine_that_has_grown_is_counted_as_it_is(autojump_clock):
@@ -221,35 +218,33 @@ async def test_an_adopted_engine_that_has_grown_is_counted_as_it_is(autojump_clo
         assert engine.total_bytes >= 20 * GIB
 
 
-async def test_an_agent_that_restarts_while_somebody_is_evicted_takes_it_up_again(autojump_clock):
+async def test_an_agent_that_restarts_while_somebody_is_evicted_takes_it_up_again(autojump_clock, world):
     """A service that was evicted waits under the next agent, and starts when there is room."""
-    async with pressed_world() as world:
-        world.machine.memory.other = 20
-        await world.until(running, ["chat", "embed"], world, seconds=30)
-        await world.kill_agent()
-        await world.start_agent()
-        await trio.sleep(60)
-        assert await running(world) == ["chat", "embed"]
-        assert (await why(world, "draft"))[0] == "InsufficientMemory"
-        world.machine.memory.other = 8
-        await world.until(running, ["chat", "draft", "embed"], world, seconds=30)
+    world.machine.memory.other = 20
+    await world.until(running, ["chat", "embed"], world, seconds=30)
+    await world.kill_agent()
+    await world.start_agent()
+    await trio.sleep(60)
+    assert await running(world) == ["chat", "embed"]
+    assert (await why(world, "draft"))[0] == "InsufficientMemory"
+    world.machine.memory.other = 8
+    await world.until(running, ["chat", "draft", "embed"], world, seconds=30)
 
 
-async def test_a_service_that_waits_can_be_deleted_and_changed(autojump_clock):
+async def test_a_service_that_waits_can_be_deleted_and_changed(autojump_clock, world):
     """Waiting for memory does not make a service deaf: an edit that fits starts, a deletion leaves nothing."""
-    async with pressed_world() as world:
-        await serve(world, "big", 30, "low")
-        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "big", seconds=30)
-        world.machine.shapes["https://models.example/small.gguf"] = shape_of(2)
-        world.machine.memory.sizes["big"] = 2.1
-        await world.apply("big", source="https://models.example/small.gguf", priority="low")
-        await world.until(running, ["big", "chat", "draft", "embed"], world, seconds=30)
-        await serve(world, "huge", 40, "low")
-        await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "huge", seconds=30)
-        await world.delete("huge")
-        await world.until(world.service, None, "huge", seconds=30)
-        await trio.sleep(1)
-        assert len(world.agent.services()) == 4
+    await serve(world, "big", 30, "low")
+    await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "big", seconds=30)
+    world.machine.shapes["https://models.example/small.gguf"] = shape_of(2)
+    world.machine.memory.sizes["big"] = 2.1
+    await world.apply("big", source="https://models.example/small.gguf", priority="low")
+    await world.until(running, ["big", "chat", "draft", "embed"], world, seconds=30)
+    await serve(world, "huge", 40, "low")
+    await world.until(why, lambda said: said[0] == "InsufficientMemory", world, "huge", seconds=30)
+    await world.delete("huge")
+    await world.until(world.service, None, "huge", seconds=30)
+    await trio.sleep(1)
+    assert len(world.agent.services()) == 4
 
 
 async def test_a_dry_run_only_says_who_would_go(autojump_clock):
@@ -284,17 +279,16 @@ async def test_the_lease_says_the_budget_and_what_is_free(autojump_clock):
         assert 5 * GIB < int(said[MEMORY_FREE_ANNOTATION]) < 6 * GIB
 
 
-async def test_a_quiet_host_writes_nothing(autojump_clock):
+async def test_a_quiet_host_writes_nothing(autojump_clock, world):
     """Looks at the host's memory cost the API server nothing while nothing changes, and while a level flaps little."""
-    async with pressed_world() as world:
-        await trio.sleep(120)
-        before = (await world.service("chat"))["metadata"]["resourceVersion"]
-        await trio.sleep(600)
-        assert (await world.service("chat"))["metadata"]["resourceVersion"] == before
-        for _ in range(20):
-            world.machine.memory.speak(Level.WARNING)
-            await trio.sleep(1)
-            world.machine.memory.speak()
-            await trio.sleep(1)
-        seen = (await world.service("chat"))["status"]["conditions"]
-        assert next(one for one in seen if one["type"] == "MemoryPressure")["reason"] == "Warning"
+    await trio.sleep(120)
+    before = (await world.service("chat"))["metadata"]["resourceVersion"]
+    await trio.sleep(600)
+    assert (await world.service("chat"))["metadata"]["resourceVersion"] == before
+    for _ in range(20):
+        world.machine.memory.speak(Level.WARNING)
+        await trio.sleep(1)
+        world.machine.memory.speak()
+        await trio.sleep(1)
+    seen = (await world.service("chat"))["status"]["conditions"]
+    assert next(one for one in seen if one["type"] == "MemoryPressure")["reason"] == "Warning"

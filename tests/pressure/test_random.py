@@ -26,7 +26,7 @@ def draw(seed):
     story += [f"{rng.uniform(30, STORY_SECONDS):.1f} add {each.name}" for each in engines if not each.wanted]
     story += [f"{STORY_SECONDS} level -", f"{STORY_SECONDS} total 64", f"{STORY_SECONDS} other 6"]
     seconds = STORY_SECONDS + CALM_SECONDS
-    return Timeline(f"seed {seed}", engines, "\n".join(story), overrun=True, seconds=seconds)
+    return Timeline(f"seed {seed}", "\n".join(story), engines, overrun=True, seconds=seconds)
 
 
 def _engine(rng, number):

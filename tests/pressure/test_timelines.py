@@ -3,7 +3,7 @@
 import pytest
 
 from lengths import some
-from pressure.playing import play
+from pressure.playing import came_of, play
 from pressure.timelines import TIMELINES
 
 
@@ -12,8 +12,6 @@ def test_a_timeline(timeline):
     """Who is evicted, who makes room and who runs in the end are as the story says, and no invariant is broken."""
     host, books = play(timeline)
     assert not books.violations
-    assert tuple(mark.name for mark in host.marks if mark.what == "evict") == timeline.evicted
-    assert tuple(mark.name for mark in host.marks if mark.what == "displaced") == timeline.displaced
-    assert tuple(host.running()) == timeline.ends
-    for name, words in timeline.says:
+    assert came_of(host) == (timeline.evicted, timeline.displaced, timeline.ends)
+    for name, words in timeline.says.items():
         assert words in host.waits[name][-1]

@@ -59,30 +59,22 @@ def test_a_full_disk_under_the_output_is_a_sentence():
         raise OSError(errno.EBADF, "elsewhere")
 
 
+LONG = "word " * 20 + "end"
+MISTYPED = MistypedError(LONG, click.Context(click.Command("port-forward"), info_name="llmkube port-forward"))
+
+
+@pytest.mark.parametrize(("error", "usage"), [(CommandError(LONG), ""), (MISTYPED, "Usage: llmkube port-forward")])
 @pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
-def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, terminal, lines):
-    """At 80 columns no word of an error is cut; scripts get it on one line."""
+def test_a_sentence_breaks_between_words_on_a_terminal_alone(monkeypatch, error, usage, terminal, lines):
+    """At 80 columns no word of an error is cut, also below click's own usage; scripts get it on one line."""
     monkeypatch.setenv("COLUMNS", "80")
     to = io.StringIO()
     monkeypatch.setattr(to, "isatty", lambda: terminal)
-    CommandError("word " * 20 + "end").show(to)
-    told = to.getvalue().rstrip("\n").split("\n")
+    error.show(to)
+    assert to.getvalue().startswith(usage)
+    told = [line for line in to.getvalue().splitlines() if line and not line.startswith(("Usage", "Try"))]
     assert len(told) == lines
-    assert " ".join(told) == "Error: " + "word " * 20 + "end"
-
-
-@pytest.mark.parametrize(("terminal", "lines"), [(True, 2), (False, 1)])
-def test_a_mistyped_command_line_is_told_within_the_columns(monkeypatch, terminal, lines):
-    """Below click's own usage, the sentence breaks between words on a terminal, and stays whole elsewhere."""
-    monkeypatch.setenv("COLUMNS", "80")
-    to = io.StringIO()
-    monkeypatch.setattr(to, "isatty", lambda: terminal)
-    command = click.Command("port-forward")
-    MistypedError("word " * 20 + "end", click.Context(command, info_name="llmkube port-forward")).show(to)
-    usage, *told = to.getvalue().rstrip("\n").split("\n")
-    assert usage.startswith("Usage: llmkube port-forward")
-    assert " ".join(line for line in told if line and not line.startswith("Try")) == "Error: " + "word " * 20 + "end"
-    assert len([line for line in told if "word" in line]) == lines
+    assert " ".join(told) == f"Error: {LONG}"
 
 
 PATH = "/a/path/that/is/longer/than/the/line"

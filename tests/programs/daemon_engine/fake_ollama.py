@@ -59,6 +59,7 @@ class FakeDaemon:
         lies: Whether a process stays after an unload.
         hollow: Whether it says that it has loaded, and starts no process.
         hidden: Whether the kernel shows its processes.
+        owned: Whether the program that uses it has started it.
         embeds: Whether its models compute embeddings alone.
         pid: The server's process.
         shows: What it says of a file besides its path: by file.
@@ -87,6 +88,7 @@ class FakeDaemon:
     lies: bool = False
     hollow: bool = False
     hidden: bool = False
+    owned: bool = False
     embeds: bool = False
     pid: int = SERVER_PID
     shows: dict = attrs.field(factory=dict)
@@ -369,10 +371,10 @@ async def reached(fake):
             nursery.cancel_scope.cancel(reason="the play is over")
 
 
-def staged(fake, *, owned=False):
+def staged(fake):
     """Keep a model of this server's library loaded during the block."""
     weights = LibraryModel("tiny:latest", NAME, {"num_ctx": 512}, fake.free)
-    server = SERVER_PID if owned else None
+    server = SERVER_PID if fake.owned else None
 
     def make(client):
         return OllamaModel(DaemonApi(client, URL), 11434, NAME, fake, weights, fake.embeds, server=server)

@@ -49,6 +49,8 @@ class FakeOmlx:
         lag_seconds: So long memory stays after a model is not listed any more.
         lies: Whether memory stays for good after an unload.
         hollow: Whether a load is answered, and nothing is loaded.
+        owned: Whether the program that uses it has started it.
+        embeds: Whether its model computes embeddings alone.
         hidden: Whether the kernel shows its process.
         unloads: The paths that take an unload: `/v1`, `/admin/api`.
         next: The model that another client has loaded as soon as one is unloaded; "" for none.
@@ -73,6 +75,8 @@ class FakeOmlx:
     lag_seconds: float = 0.5
     lies: bool = False
     hollow: bool = False
+    owned: bool = False
+    embeds: bool = False
     hidden: bool = False
     unloads: tuple = ("/v1", "/admin/api")
     next: str = ""
@@ -264,12 +268,12 @@ async def reached(fake):
             nursery.cancel_scope.cancel(reason="the play is over")
 
 
-def staged(fake, *, owned=False, embeds=False):
+def staged(fake):
     """Keep a model of this server loaded during the block."""
-    server = fake.pid if owned else None
+    server = fake.pid if fake.owned else None
 
     def make(client):
         api = DaemonApi(client, URL, fake.key)
-        return OmlxModel(api, 8000, FOLDER, fake, embeds, follow=as_written, server=server)
+        return OmlxModel(api, 8000, FOLDER, fake, fake.embeds, follow=as_written, server=server)
 
     return keeping(reached(fake), make)

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+import pytest
 import trio
 
 from llmkube.base.http.client import HttpClient
@@ -55,6 +56,11 @@ async def keeping(way, make):
         nursery.cancel_scope.cancel(reason="the play is over")
     if failed is not None:
         raise failed
+
+
+def given(**facts):
+    """Give a test a `fake` that differs from the usual one."""
+    return pytest.mark.parametrize("fake", [facts], indirect=True, ids=["-".join(facts)])
 
 
 @attrs.define(eq=False)

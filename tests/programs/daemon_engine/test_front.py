@@ -1,7 +1,6 @@
 """What clients and the agent reach of a model on Ollama."""
 
 import json
-from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -28,73 +27,77 @@ URL = "http://127.0.0.1:8001"
 ASK = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
-@asynccontextmanager
-async def served(fake, keys=frozenset({KEY})):
-    """A client of the front, and its stage."""
+@pytest.fixture
+def fake(request):
+    return FakeDaemon(**getattr(request, "param", {}))
+
+
+@pytest.fixture
+async def stage(fake):
+    async with staged(fake) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def client(stage, nursery):
+    """A client of the front."""
     listener = MemoryListener()
-    async with staged(fake) as stage, trio.open_nursery() as nursery:
-        handler = handler_of(stage.keeper, stage.client, "chat", stage.keeper.counters)
-        await nursery.start(partial(run_server, handler, [listener], judge=judge_of(keys)))
-        yield HttpClient(listener.connect, max_idle=0, max_idle_per_origin=0), stage
-        nursery.cancel_scope.cancel(reason="served")
+    handler = handler_of(stage.keeper, stage.client, "chat", stage.keeper.counters)
+    await nursery.start(partial(run_server, handler, [listener], judge=judge_of({KEY})))
+    return HttpClient(listener.connect, max_idle=0, max_idle_per_origin=0)
 
 
-async def test_health_is_llama_servers(autojump_clock):
+@pytest.mark.parametrize("fake", [{"load_seconds": 30}], indirect=True)
+async def test_health_is_llama_servers(autojump_clock, client, stage):
     """503 with its words until the model is verified, 200 then; no key is asked for."""
-    async with served(FakeDaemon(load_seconds=30)) as (client, stage):
-        await trio.sleep(10)
-        early = await client.request("GET", f"{URL}/health")
-        assert early.status == 503
-        assert json.loads(early.body)["error"] == {"code": 503, "message": "Loading model", "type": "unavailable_error"}
-        await trio.sleep(40)
-        late = await client.request("GET", f"{URL}/health")
-        assert (late.status, json.loads(late.body)) == (200, {"status": "ok"})
-        assert stage.keeper.ready
+    await trio.sleep(10)
+    early = await client.request("GET", f"{URL}/health")
+    assert early.status == 503
+    assert json.loads(early.body)["error"] == {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+    await trio.sleep(40)
+    late = await client.request("GET", f"{URL}/health")
+    assert (late.status, json.loads(late.body)) == (200, {"status": "ok"})
+    assert stage.keeper.ready
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/metrics", "/slots", "/props", "/v1/embeddings"])
-async def test_without_the_key_nothing_is_answered(autojump_clock, path):
+async def test_without_the_key_nothing_is_answered(autojump_clock, path, client):
     """As by llama-server with its key file."""
-    async with served(FakeDaemon()) as (client, _):
-        await trio.sleep(10)
-        method = "GET" if path in ("/metrics", "/slots", "/props") else "POST"
-        for headers in (NO_HEADERS, Headers.of({"Authorization": "Bearer other"})):
-            answer = await client.request(method, f"{URL}{path}", headers=headers, body=b"" if method == "GET" else ASK)
-            assert answer.status == 401
-            assert KEY not in str(answer)
+    await trio.sleep(10)
+    method = "GET" if path in ("/metrics", "/slots", "/props") else "POST"
+    for headers in (NO_HEADERS, Headers.of({"Authorization": "Bearer other"})):
+        answer = await client.request(method, f"{URL}{path}", headers=headers, body=b"" if method == "GET" else ASK)
+        assert answer.status == 401
+        assert KEY not in str(answer)
 
 
-async def test_the_build_is_that_of_the_server_now(autojump_clock):
+async def test_the_build_is_that_of_the_server_now(autojump_clock, fake, client, stage):
     """It follows an upgrade at the next look."""
-    fake = FakeDaemon()
-    async with served(fake) as (client, stage):
-        engine = Engine(client, URL, LaunchPlan((), (), "ollama", "chat"), bearer(KEY))
-        assert await engine.build() == ""
-        await trio.sleep(10)
-        assert await engine.build() == "0.17.4"
-        fake.stop()
-        fake.start("0.18.0")
-        await trio.sleep(6)
-        assert await engine.build() == "0.18.0"
-        stage.keeper.state = attrs.evolve(stage.keeper.state, version=UNKNOWN_RELEASE)
-        assert await engine.build() == ""
+    engine = Engine(client, URL, LaunchPlan((), (), "ollama", "chat"), bearer(KEY))
+    assert await engine.build() == ""
+    await trio.sleep(10)
+    assert await engine.build() == "0.17.4"
+    fake.stop()
+    fake.start("0.18.0")
+    await trio.sleep(6)
+    assert await engine.build() == "0.18.0"
+    stage.keeper.state = attrs.evolve(stage.keeper.state, version=UNKNOWN_RELEASE)
+    assert await engine.build() == ""
 
 
-async def test_a_chat_is_answered_under_the_clients_name(autojump_clock):
+async def test_a_chat_is_answered_under_the_clients_name(autojump_clock, client, stage):
     """Whole or as a stream; what the model says is left as it is."""
-    fake = FakeDaemon()
-    async with served(fake) as (client, stage):
-        await trio.sleep(10)
-        answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
-        said = json.loads(answer.body)
-        assert said["model"] == "chat"
-        assert said["choices"][0]["message"]["content"] == f'"model":"{NAME}"'
-        asked = json.dumps(json.loads(ASK) | {"stream": True}).encode()
-        answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=asked)
-        assert answer.headers.get("content-type") == "text/event-stream"
-        assert json.loads(answer.body.removeprefix(b"data: "))["model"] == "chat"
-        counters = stage.keeper.counters
-        assert (counters.prompt_tokens, counters.predicted_tokens, counters.processing) == (7, 3, 0)
+    await trio.sleep(10)
+    answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
+    said = json.loads(answer.body)
+    assert said["model"] == "chat"
+    assert said["choices"][0]["message"]["content"] == f'"model":"{NAME}"'
+    asked = json.dumps(json.loads(ASK) | {"stream": True}).encode()
+    answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=asked)
+    assert answer.headers.get("content-type") == "text/event-stream"
+    assert json.loads(answer.body.removeprefix(b"data: "))["model"] == "chat"
+    counters = stage.keeper.counters
+    assert (counters.prompt_tokens, counters.predicted_tokens, counters.processing) == (7, 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,80 +112,70 @@ async def test_a_chat_is_answered_under_the_clients_name(autojump_clock):
         ("POST", "/v1/%2e%2e/api/delete"),
     ],
 )
-async def test_no_other_way_leads_to_ollama(autojump_clock, method, path):
+async def test_no_other_way_leads_to_ollama(autojump_clock, method, path, fake, client):
     """A key of this engine does not pull, delete or use the other models of the machine's owner."""
-    fake = FakeDaemon()
-    async with served(fake) as (client, _):
-        await trio.sleep(10)
-        before = list(fake.calls)
-        answer = await client.request(method, URL + path, headers=bearer(KEY), body=b"" if method == "GET" else ASK)
-        assert answer.status == 404
-        assert fake.calls == before
+    await trio.sleep(10)
+    before = list(fake.calls)
+    answer = await client.request(method, URL + path, headers=bearer(KEY), body=b"" if method == "GET" else ASK)
+    assert answer.status == 404
+    assert fake.calls == before
 
 
-async def test_an_odd_body_is_refused_here(autojump_clock):
+async def test_an_odd_body_is_refused_here(autojump_clock, fake, client):
     """It has no model of ours in it."""
-    fake = FakeDaemon()
-    async with served(fake) as (client, _):
-        await trio.sleep(10)
-        answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=b"[]")
-        assert answer.status == 400
-        assert "/v1/chat/completions" not in fake.calls
+    await trio.sleep(10)
+    answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=b"[]")
+    assert answer.status == 400
+    assert "/v1/chat/completions" not in fake.calls
 
 
-async def test_while_the_model_is_away_requests_are_told_to_come_again(autojump_clock):
+async def test_while_the_model_is_away_requests_are_told_to_come_again(autojump_clock, fake, client, stage):
     """A server that has gone is noticed by the request that it does not answer."""
-    fake = FakeDaemon()
-    async with served(fake) as (client, stage):
-        await trio.sleep(10)
-        fake.stop()
-        answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
-        assert answer.status == 502
-        await trio.sleep(0.5)
-        assert not stage.keeper.ready
-        answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
-        assert (answer.status, answer.headers.get("retry-after")) == (503, "1")
+    await trio.sleep(10)
+    fake.stop()
+    answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
+    assert answer.status == 502
+    await trio.sleep(0.5)
+    assert not stage.keeper.ready
+    answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
+    assert (answer.status, answer.headers.get("retry-after")) == (503, "1")
 
 
-async def test_what_ollama_refuses_is_passed_on(autojump_clock):
+async def test_what_ollama_refuses_is_passed_on(autojump_clock, fake, client):
     """Its status and its words are the client's."""
-    fake = FakeDaemon()
-    async with served(fake) as (client, _):
-        await trio.sleep(10)
-        fake.faults["/v1/chat/completions"] = [answers(400, b'{"error":{"message":"no tools"}}')]
-        answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
-        assert (answer.status, json.loads(answer.body)) == (400, {"error": {"message": "no tools"}})
+    await trio.sleep(10)
+    fake.faults["/v1/chat/completions"] = [answers(400, b'{"error":{"message":"no tools"}}')]
+    answer = await client.request("POST", f"{URL}/v1/chat/completions", headers=bearer(KEY), body=ASK)
+    assert (answer.status, json.loads(answer.body)) == (400, {"error": {"message": "no tools"}})
 
 
-async def test_the_agents_questions_are_answered(autojump_clock):
+async def test_the_agents_questions_are_answered(autojump_clock, fake, client, stage):
     """Its reader of engines finds work, progress and the name, as of llama-server."""
-    fake = FakeDaemon()
     hold = trio.Event()
 
     async def wait(exchange):
         await hold.wait()
         await answers(200, b"{}")(exchange)
 
-    async with served(fake) as (client, stage):
-        await trio.sleep(10)
-        engine = Engine(client, URL, LaunchPlan((), (), "ollama", "chat"), bearer(KEY))
-        assert await engine.model_names() == {"chat"}
-        at_rest = await engine.counters()
-        assert (at_rest.health, at_rest.work) == ("ok", 0)
-        fake.faults["/v1/chat/completions"] = [wait]
-        async with trio.open_nursery() as nursery:
-            ask = partial(client.request, "POST", headers=bearer(KEY), body=ASK)
-            nursery.start_soon(ask, f"{URL}/v1/chat/completions")
-            await trio.sleep(6)
-            first = await engine.counters()
-            await trio.sleep(6)  # a long prompt: only the process that computes moves
-            second = await engine.counters()
-            assert (first.work, second.work) == (1, 1)
-            assert first.counters != second.counters
-            hold.set()
-        assert await engine.in_flight() == 0
-        assert (await engine.one_token()).token
-        assert stage.keeper.ready
+    await trio.sleep(10)
+    engine = Engine(client, URL, LaunchPlan((), (), "ollama", "chat"), bearer(KEY))
+    assert await engine.model_names() == {"chat"}
+    at_rest = await engine.counters()
+    assert (at_rest.health, at_rest.work) == ("ok", 0)
+    fake.faults["/v1/chat/completions"] = [wait]
+    async with trio.open_nursery() as nursery:
+        ask = partial(client.request, "POST", headers=bearer(KEY), body=ASK)
+        nursery.start_soon(ask, f"{URL}/v1/chat/completions")
+        await trio.sleep(6)
+        first = await engine.counters()
+        await trio.sleep(6)  # a long prompt: only the process that computes moves
+        second = await engine.counters()
+        assert (first.work, second.work) == (1, 1)
+        assert first.counters != second.counters
+        hold.set()
+    assert await engine.in_flight() == 0
+    assert (await engine.one_token()).token
+    assert stage.keeper.ready
 
 
 # -- bugs made on purpose ---------------------------------------------------------------------------------------------

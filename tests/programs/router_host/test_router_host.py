@@ -134,85 +134,86 @@ async def open_host(tmp_path, services=("chat",), directory=None, connect=None):
         nursery.cancel_scope.cancel()
 
 
-async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, tmp_path):
+@pytest.fixture
+async def host(tmp_path):
+    async with open_host(tmp_path) as host:
+        yield host
+
+
+async def test_a_router_runs_from_its_coming_to_its_end(patient_clock, host):
     """It answers at its path within seconds, says Ready and where it is; deleted, it is gone."""
-    async with open_host(tmp_path) as host:
-        assert (await host.ask()).status == 404
-        await host.apply()
-        assert (await host.ask()).status == 200
-        assert b'"model":"alias-of-ml/chat"' in host.asked[-1]
-        hosted = host.host.find(KEY)
-        assert hosted.live.routing.config.backends["chat"].slots == 1
-        assert hosted.live.routing.config.backends["chat"].model_digest == model_digest(service("chat").spec, MODEL)
-        status = await host.status()
-        assert status.phase == "Ready"
-        assert status.endpoint == "http://127.0.0.1:8080/routers/ml/front/v1/chat/completions"
-        await host.client.delete(ModelRouter, KEY)
-        await trio.sleep(SEEN)
-        assert (await host.ask()).status == 404
+    assert (await host.ask()).status == 404
+    await host.apply()
+    assert (await host.ask()).status == 200
+    assert b'"model":"alias-of-ml/chat"' in host.asked[-1]
+    hosted = host.host.find(KEY)
+    assert hosted.live.routing.config.backends["chat"].slots == 1
+    assert hosted.live.routing.config.backends["chat"].model_digest == model_digest(service("chat").spec, MODEL)
+    status = await host.status()
+    assert status.phase == "Ready"
+    assert status.endpoint == "http://127.0.0.1:8080/routers/ml/front/v1/chat/completions"
+    await host.client.delete(ModelRouter, KEY)
+    await trio.sleep(SEEN)
+    assert (await host.ask()).status == 404
 
 
-async def test_an_edit_counts_without_a_restart(patient_clock, tmp_path):
+async def test_an_edit_counts_without_a_restart(patient_clock, host):
     """The same router goes on by the new spec; what it may not run by leaves the one before."""
-    async with open_host(tmp_path) as host:
-        await host.apply()
-        before = host.host.find(KEY)
-        await host.apply(defaultRoute=None)
-        assert (await host.ask()).status == 404
-        assert host.host.find(KEY) is before
-        await host.apply()
-        await host.apply(policy={"auditLog": {"sink": "otlp"}})
-        assert (await host.ask()).status == 200
-        accepted = await host.condition("Accepted")
-        assert "spec.policy.auditLog.sink" in accepted.message
-        assert "serves on by the spec before" in accepted.message
-        assert (await host.status()).phase == "Degraded"
+    await host.apply()
+    before = host.host.find(KEY)
+    await host.apply(defaultRoute=None)
+    assert (await host.ask()).status == 404
+    assert host.host.find(KEY) is before
+    await host.apply()
+    await host.apply(policy={"auditLog": {"sink": "otlp"}})
+    assert (await host.ask()).status == 200
+    accepted = await host.condition("Accepted")
+    assert "spec.policy.auditLog.sink" in accepted.message
+    assert "serves on by the spec before" in accepted.message
+    assert (await host.status()).phase == "Degraded"
 
 
-async def test_a_router_that_cannot_be_run_by_waits_for_its_edit(patient_clock, tmp_path):
+async def test_a_router_that_cannot_be_run_by_waits_for_its_edit(patient_clock, host):
     """Failed, with all reasons; the others run; after the edit it runs too."""
-    async with open_host(tmp_path) as host:
-        await host.apply("other")
-        await host.apply(policy={"classification": {"mode": "detector"}})
-        assert (await host.status()).phase == "Failed"
-        assert (await host.ask("/routers/ml/other/v1/chat/completions")).status == 200
-        await host.apply()
-        assert (await host.status()).phase == "Ready"
+    await host.apply("other")
+    await host.apply(policy={"classification": {"mode": "detector"}})
+    assert (await host.status()).phase == "Failed"
+    assert (await host.ask("/routers/ml/other/v1/chat/completions")).status == 200
+    await host.apply()
+    assert (await host.status()).phase == "Ready"
 
 
-async def test_clients_show_the_router_s_keys(patient_clock, tmp_path):
+async def test_clients_show_the_router_s_keys(patient_clock, host):
     """A key of the Secret lets in, another does not; a rotated one counts within seconds; the object shows none."""
-    async with open_host(tmp_path) as host:
-        await put_secret(host.client, "clients", team="first-key")
-        await host.apply(policy={"auth": {"keysSecretRef": {"name": "clients"}}})
-        assert (await host.ask()).status == 401
-        assert (await host.ask(Authorization="Bearer first-key")).status == 200
-        await put_secret(host.client, "clients", team="second-key")
-        await trio.sleep(SEEN)
-        assert (await host.ask(Authorization="Bearer first-key")).status == 401
-        assert (await host.ask(Authorization="Bearer second-key")).status == 200
-        assert "second-key" not in str(await host.client.get_json(f"{ModelRouter.RESOURCE.path('ml', 'front')}"))
+    await put_secret(host.client, "clients", team="first-key")
+    await host.apply(policy={"auth": {"keysSecretRef": {"name": "clients"}}})
+    assert (await host.ask()).status == 401
+    assert (await host.ask(Authorization="Bearer first-key")).status == 200
+    await put_secret(host.client, "clients", team="second-key")
+    await trio.sleep(SEEN)
+    assert (await host.ask(Authorization="Bearer first-key")).status == 401
+    assert (await host.ask(Authorization="Bearer second-key")).status == 200
+    assert "second-key" not in str(await host.client.get_json(f"{ModelRouter.RESOURCE.path('ml', 'front')}"))
 
 
-async def test_clients_show_tokens_that_a_secret_has_the_keys_of(patient_clock, tmp_path):
+async def test_clients_show_tokens_that_a_secret_has_the_keys_of(patient_clock, host):
     """Without the Secret there is 503, and nothing is open; a rotated key counts within seconds."""
     tokens = {"provider": "corp", "issuer": "https://id.example", "audiences": ["llm"], "teamClaim": "team"}
     tokens |= {"jwksSecretRef": {"name": "idp", "key": "keys"}}
     first, second = (f"Bearer {token(name, exp=utcnow().timestamp() + 6000)}" for name in ("ed-1", "ed-2"))
-    async with open_host(tmp_path) as host:
-        await host.apply(policy={"auth": {"jwt": tokens}})
-        assert (await host.ask(Authorization=first)).status == 503
-        assert (await host.ask()).status == 401
-        await put_secret(host.client, "idp", keys=jwks("ed-1").decode())
-        await trio.sleep(SEEN)
-        assert (await host.ask(Authorization=first)).status == 200
-        await put_secret(host.client, "idp", keys=jwks("ed-2").decode())
-        await trio.sleep(SEEN)
-        assert (await host.ask(Authorization=first)).status == 401
-        assert (await host.ask(Authorization=second)).status == 200
-        await host.apply(policy={"auth": {"jwt": tokens | {"audiences": []}}})
-        assert "spec.policy.auth.jwt.audiences: " in (await host.condition("Accepted")).message
-        assert (await host.ask(Authorization=second)).status == 200
+    await host.apply(policy={"auth": {"jwt": tokens}})
+    assert (await host.ask(Authorization=first)).status == 503
+    assert (await host.ask()).status == 401
+    await put_secret(host.client, "idp", keys=jwks("ed-1").decode())
+    await trio.sleep(SEEN)
+    assert (await host.ask(Authorization=first)).status == 200
+    await put_secret(host.client, "idp", keys=jwks("ed-2").decode())
+    await trio.sleep(SEEN)
+    assert (await host.ask(Authorization=first)).status == 401
+    assert (await host.ask(Authorization=second)).status == 200
+    await host.apply(policy={"auth": {"jwt": tokens | {"audiences": []}}})
+    assert "spec.policy.auth.jwt.audiences: " in (await host.condition("Accepted")).message
+    assert (await host.ask(Authorization=second)).status == 200
 
 
 async def test_a_missing_service_is_told_and_comes_back(patient_clock, tmp_path):
@@ -234,33 +235,31 @@ async def test_an_object_chooses_no_file_of_this_machine(patient_clock, tmp_path
         assert "filePath" in (await host.condition("SpecHonoured")).message
 
 
-async def test_the_metrics_of_two_routers_are_one_family(patient_clock, tmp_path):
+async def test_the_metrics_of_two_routers_are_one_family(patient_clock, host):
     """Each says which router it is of; a scrape has each name once."""
-    async with open_host(tmp_path) as host:
-        await host.apply()
-        await host.apply("other")
-        await host.ask()
-        await host.ask("/routers/ml/other/v1/chat/completions")
-        registry = CollectorRegistry()
-        registry.register(host.host)
-        families = [family.name for family in registry.collect()]
-        assert len(families) == len(set(families))
-        counted = [
-            (sample.labels["router"], sample.labels["backend"], sample.value)
-            for family in registry.collect()
-            for sample in family.samples
-            if sample.name == "llmkube_router_requests_total"
-        ]
-        assert sorted(counted) == [("ml/front", "chat", 1.0), ("ml/other", "chat", 1.0)]
+    await host.apply()
+    await host.apply("other")
+    await host.ask()
+    await host.ask("/routers/ml/other/v1/chat/completions")
+    registry = CollectorRegistry()
+    registry.register(host.host)
+    families = [family.name for family in registry.collect()]
+    assert len(families) == len(set(families))
+    counted = [
+        (sample.labels["router"], sample.labels["backend"], sample.value)
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "llmkube_router_requests_total"
+    ]
+    assert sorted(counted) == [("ml/front", "chat", 1.0), ("ml/other", "chat", 1.0)]
 
 
-async def test_at_rest_nothing_is_written(patient_clock, tmp_path):
+async def test_at_rest_nothing_is_written(patient_clock, host):
     """A look every second is no write every second."""
-    async with open_host(tmp_path) as host:
-        await host.apply()
-        before = (await host.client.get(ModelRouter, KEY)).metadata.resource_version
-        await trio.sleep(60)
-        assert (await host.client.get(ModelRouter, KEY)).metadata.resource_version == before
+    await host.apply()
+    before = (await host.client.get(ModelRouter, KEY)).metadata.resource_version
+    await trio.sleep(60)
+    assert (await host.client.get(ModelRouter, KEY)).metadata.resource_version == before
 
 
 async def put_secret(client, name, **entries):
@@ -270,12 +269,11 @@ async def put_secret(client, name, **entries):
 
 
 @pytest.mark.parametrize("path", ["/routers/ml", "/routers/ml/nobody/v1/models"])
-async def test_a_path_without_a_router_says_how_paths_are(path, patient_clock, tmp_path):
+async def test_a_path_without_a_router_says_how_paths_are(path, patient_clock, host):
     """404 with the form."""
-    async with open_host(tmp_path) as host:
-        answer = await host.ask(path)
-        assert answer.status == 404
-        assert b"/routers/NAMESPACE/NAME/v1" in answer.body
+    answer = await host.ask(path)
+    assert answer.status == 404
+    assert b"/routers/NAMESPACE/NAME/v1" in answer.body
 
 
 async def test_keys_that_a_killed_process_has_left_are_removed(patient_clock, tmp_path):

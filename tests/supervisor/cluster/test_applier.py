@@ -1,7 +1,6 @@
 """Slices that an earlier agent on this host has left are deleted; those of running services stay."""
 
 import random
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,214 +71,199 @@ class Server:
             self.at_once -= 1
 
 
-@asynccontextmanager
-async def running():
-    server, applier = Server(), Applier(random.Random(0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: applier.run(server, field_manager="test"))
-        yield applier, server
-        nursery.cancel_scope.cancel()
+@pytest.fixture
+def server():
+    return Server()
 
 
-async def test_only_the_newest_word_is_said(autojump_clock):
+@pytest.fixture
+async def applier(server, nursery):
+    """It runs."""
+    applier = Applier(random.Random(0))
+    nursery.start_soon(lambda: applier.run(server, field_manager="test"))
+    await trio.lowlevel.checkpoint()
+    return applier
+
+
+async def test_only_the_newest_word_is_said(autojump_clock, applier, server):
     """Words that were replaced while the server was slow are never written."""
-    async with running() as (applier, server):
-        server.gate = trio.Event()
-        for number in range(100):
-            applier.apply_nowait(A, {"n": number})
-            await trio.lowlevel.checkpoint()
-        server.gate.set()
-        await applier.wait_applied()
-        assert server.heard[-1] == {"n": 99}
-        assert len(server.heard) <= 2
+    server.gate = trio.Event()
+    for number in range(100):
+        applier.apply_nowait(A, {"n": number})
+        await trio.lowlevel.checkpoint()
+    server.gate.set()
+    await applier.wait_applied()
+    assert server.heard[-1] == {"n": 99}
+    assert len(server.heard) <= 2
 
 
-async def test_the_same_word_twice_is_one_write(autojump_clock):
+async def test_the_same_word_twice_is_one_write(autojump_clock, applier, server):
     """Repeating what has been heard costs no request."""
-    async with running() as (applier, server):
-        for _ in range(3):
-            applier.apply_nowait(A, {"n": 1})
-            await applier.wait_applied(A)
-        assert server.heard == [{"n": 1}]
+    for _ in range(3):
+        applier.apply_nowait(A, {"n": 1})
+        await applier.wait_applied(A)
+    assert server.heard == [{"n": 1}]
 
 
-async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(autojump_clock):
+async def test_what_becomes_known_together_is_one_write_after_what_comes_of_it(autojump_clock, applier, server):
     """News waits for SETTLE_SECONDS from the first of it, so that a start is not held up; all of it is one write."""
-    async with running() as (applier, server):
-        start = trio.current_time()
-        for number in range(5):
-            applier.apply_nowait(A, {"n": number})
-            await trio.sleep(SETTLE_SECONDS / 10)
-        assert server.heard == []
-        await applier.wait_applied(A)
-        assert trio.current_time() - start == pytest.approx(SETTLE_SECONDS)
-        assert server.heard == [{"n": 4}]
+    start = trio.current_time()
+    for number in range(5):
+        applier.apply_nowait(A, {"n": number})
+        await trio.sleep(SETTLE_SECONDS / 10)
+    assert server.heard == []
+    await applier.wait_applied(A)
+    assert trio.current_time() - start == pytest.approx(SETTLE_SECONDS)
+    assert server.heard == [{"n": 4}]
 
 
-async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump_clock):
+async def test_a_change_that_clients_follow_is_written_at_once_and_once(autojump_clock, applier, server):
     """An endpoint that was published before is changed without a pause, and no write follows that says the same."""
-    async with running() as (applier, server):
-        applier.apply_nowait(PUBLISHED, {"n": 1})
-        await applier.wait_applied()
-        start = trio.current_time()
-        applier.apply_nowait(PUBLISHED, {"n": 2})
-        await applier.wait_applied()
-        assert trio.current_time() == start
-        await trio.sleep(REFUSED_SECONDS)
-        assert server.heard == [{"n": 1}, {"n": 2}]
+    applier.apply_nowait(PUBLISHED, {"n": 1})
+    await applier.wait_applied()
+    start = trio.current_time()
+    applier.apply_nowait(PUBLISHED, {"n": 2})
+    await applier.wait_applied()
+    assert trio.current_time() == start
+    await trio.sleep(REFUSED_SECONDS)
+    assert server.heard == [{"n": 1}, {"n": 2}]
 
 
-async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock):
+async def test_what_an_earlier_agent_published_is_changed_at_once(autojump_clock, applier):
     """Clients may follow it, so the first word about it does not wait; a deletion neither."""
-    async with running() as (applier, _server):
-        start = trio.current_time()
-        applier.apply_nowait(PUBLISHED, {"n": 1}, followed=True)
-        applier.delete_nowait(attrs.evolve(PUBLISHED, key=Key("ns", "b")), followed=True)
-        await applier.wait_applied()
-        assert trio.current_time() == start
+    start = trio.current_time()
+    applier.apply_nowait(PUBLISHED, {"n": 1}, followed=True)
+    applier.delete_nowait(attrs.evolve(PUBLISHED, key=Key("ns", "b")), followed=True)
+    await applier.wait_applied()
+    assert trio.current_time() == start
 
 
-async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock):
+async def test_a_failed_write_is_repeated_until_it_is_heard(autojump_clock, applier, server):
     """An outage delays a word and does not lose it."""
-    async with running() as (applier, server):
-        server.answers = [WorldError("away")] * 20
-        applier.apply_nowait(A, {"n": 1})
-        with trio.fail_after(1200):
-            await applier.wait_applied(A)
-        assert server.heard == [{"n": 1}]
+    server.answers = [WorldError("away")] * 20
+    applier.apply_nowait(A, {"n": 1})
+    with trio.fail_after(1200):
+        await applier.wait_applied(A)
+    assert server.heard == [{"n": 1}]
 
 
-async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock):
+async def test_a_refused_word_is_tried_again_slowly_and_holds_nobody_up(autojump_clock, applier, server):
     """What the server refuses is sent again after a minute and not before, and nobody waits for it."""
-    async with running() as (applier, server):
-        server.answers = [UserError("no")]
-        applier.apply_nowait(A, {"n": 1})
-        await applier.wait_applied(A)
-        await trio.sleep(REFUSED_SECONDS - 1)
-        assert server.heard == []
-        await trio.sleep(2)
-        assert server.heard == [{"n": 1}]
-        applier.apply_nowait(A, {"n": 2})
-        await applier.wait_applied(A)
-        assert server.heard == [{"n": 1}, {"n": 2}]
+    server.answers = [UserError("no")]
+    applier.apply_nowait(A, {"n": 1})
+    await applier.wait_applied(A)
+    await trio.sleep(REFUSED_SECONDS - 1)
+    assert server.heard == []
+    await trio.sleep(2)
+    assert server.heard == [{"n": 1}]
+    applier.apply_nowait(A, {"n": 2})
+    await applier.wait_applied(A)
+    assert server.heard == [{"n": 1}, {"n": 2}]
 
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")], [WorldError("away"), UserError("no")]])
-async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojump_clock, answers):
+async def test_a_last_word_is_said_once_also_to_a_server_that_refuses_it(autojump_clock, answers, applier, server):
     """What shall be forgotten once it is heard is not tried again when it was refused, for ever."""
-    async with running() as (applier, server):
-        server.answers = answers
-        applier.apply_nowait(A, {"n": 1})
-        applier.forget_once_applied(A)
-        await applier.wait_applied(A)
-        assert not applier.has(A)
-        said = list(server.heard)
-        await trio.sleep(10 * REFUSED_SECONDS)
-        assert server.heard == said
+    server.answers = answers
+    applier.apply_nowait(A, {"n": 1})
+    applier.forget_once_applied(A)
+    await applier.wait_applied(A)
+    assert not applier.has(A)
+    said = list(server.heard)
+    await trio.sleep(10 * REFUSED_SECONDS)
+    assert server.heard == said
 
 
-async def test_a_slow_slot_does_not_hold_up_another(autojump_clock):
+async def test_a_slow_slot_does_not_hold_up_another(autojump_clock, applier, server):
     """Two slots are written side by side, one slot never twice at a time."""
-    async with running() as (applier, server):
-        server.gate = trio.Event()
-        applier.apply_nowait(A, {"n": 1})
-        applier.apply_nowait(B, {"n": 2})
-        await trio.sleep(1)
-        applier.apply_nowait(A, {"n": 3})
-        await trio.sleep(1)
-        assert server.at_once == 2
-        server.gate.set()
-        await applier.wait_applied()
-        assert server.heard[-1] == {"n": 3}
+    server.gate = trio.Event()
+    applier.apply_nowait(A, {"n": 1})
+    applier.apply_nowait(B, {"n": 2})
+    await trio.sleep(1)
+    applier.apply_nowait(A, {"n": 3})
+    await trio.sleep(1)
+    assert server.at_once == 2
+    server.gate.set()
+    await applier.wait_applied()
+    assert server.heard[-1] == {"n": 3}
 
 
-async def test_a_deletion_is_said_once(autojump_clock):
+async def test_a_deletion_is_said_once(autojump_clock, applier, server):
     """A word of deletion is written, and then the slot is forgotten, also when the object was gone already."""
-    async with running() as (applier, server):
-        applier.delete_nowait(A)
-        await applier.wait_applied(A)
-        server.answers = [NotFoundError("gone")]
-        applier.delete_nowait(B)
-        await applier.wait_applied(B)
-        assert server.heard == ["delete ns/a"]
+    applier.delete_nowait(A)
+    await applier.wait_applied(A)
+    server.answers = [NotFoundError("gone")]
+    applier.delete_nowait(B)
+    await applier.wait_applied(B)
+    assert server.heard == ["delete ns/a"]
 
 
 @pytest.mark.parametrize("answers", [[], [UserError("no")]])
-async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autojump_clock, answers):
+async def test_nothing_is_kept_of_what_was_forgotten_while_it_was_written(autojump_clock, answers, applier, server):
     """A slot that is forgotten during its write has neither been heard nor has a version afterwards."""
-    async with running() as (applier, server):
-        server.gate, server.answers = trio.Event(), answers
-        applier.apply_nowait(A, {"n": 1})
-        await trio.sleep(1)
-        applier.forget(A)
-        server.gate.set()
-        await trio.sleep(1)
-        assert not applier._records
+    server.gate, server.answers = trio.Event(), answers
+    applier.apply_nowait(A, {"n": 1})
+    await trio.sleep(1)
+    applier.forget(A)
+    server.gate.set()
+    await trio.sleep(1)
+    assert not applier._records
 
 
-async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock):
+async def test_a_write_that_hangs_is_given_up_and_repeated(autojump_clock, applier, server):
     """A server that takes a request and never answers does not silence a slot for ever."""
-    async with running() as (applier, server):
-        gate, server.gate = server.gate, trio.Event()
-        applier.apply_nowait(A, {"n": 1})
-        await trio.sleep(14)
-        server.gate = gate
-        with trio.fail_after(60):
-            await applier.wait_applied(A)
-        assert server.heard == [{"n": 1}]
+    gate, server.gate = server.gate, trio.Event()
+    applier.apply_nowait(A, {"n": 1})
+    await trio.sleep(14)
+    server.gate = gate
+    with trio.fail_after(60):
+        await applier.wait_applied(A)
+    assert server.heard == [{"n": 1}]
 
 
-@asynccontextmanager
-async def repeating():
-    """An applier that has said something about A and B, and looks after it once a minute."""
-    async with running() as (applier, server), trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: applier.run_resync(server, every_seconds=60))
-        applier.apply_nowait(A, {"name": "a"})
-        applier.apply_nowait(B, {"name": "b"})
-        await applier.wait_applied()
-        server.heard.clear()
-        yield applier, server
-        nursery.cancel_scope.cancel()
+@pytest.fixture
+async def said(applier, server, nursery):
+    """Both slots are as they were said, and are said again."""
+    nursery.start_soon(lambda: applier.run_resync(server, every_seconds=60))
+    applier.apply_nowait(A, {"name": "a"})
+    applier.apply_nowait(B, {"name": "b"})
+    await applier.wait_applied()
+    server.heard.clear()
 
 
-async def test_what_stands_as_it_was_said_is_not_written_again(autojump_clock):
+async def test_what_stands_as_it_was_said_is_not_written_again(autojump_clock, said, server):
     """Nothing is written while every object has the version that our last write has left."""
-    async with repeating() as (_, server):
-        await trio.sleep(600)
-        assert server.heard == []
+    await trio.sleep(600)
+    assert server.heard == []
 
 
-async def test_what_somebody_has_removed_is_said_again(autojump_clock):
+async def test_what_somebody_has_removed_is_said_again(autojump_clock, said, server):
     """A look brings back an object that is gone, and no other."""
-    async with repeating() as (_, server):
-        del server.stands[A.key]
-        await trio.sleep(150)
-        assert server.heard == [{"name": "a"}]
+    del server.stands[A.key]
+    await trio.sleep(150)
+    assert server.heard == [{"name": "a"}]
 
 
-async def test_what_somebody_has_written_over_is_said_again_once(autojump_clock):
+async def test_what_somebody_has_written_over_is_said_again_once(autojump_clock, said, server):
     """A look says again what has another version than we have left."""
-    async with repeating() as (_, server):
-        server.stands[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
-        await trio.sleep(300)
-        assert server.heard == [{"name": "b"}]
+    server.stands[B.key] = Lease(metadata=ObjectMeta(name="b", namespace="ns", resource_version="77"))
+    await trio.sleep(300)
+    assert server.heard == [{"name": "b"}]
 
 
-async def test_a_server_that_does_not_list_is_told_everything(autojump_clock):
+async def test_a_server_that_does_not_list_is_told_everything(autojump_clock, said, server):
     """What cannot be looked at is said again without a look, at the same pace."""
-    async with repeating() as (_, server):
-        server.listing_fails = True
-        await trio.sleep(150)
-        assert len(server.heard) in (4, 6)
+    server.listing_fails = True
+    await trio.sleep(150)
+    assert len(server.heard) in (4, 6)
 
 
-async def test_a_bug_is_not_swallowed(autojump_clock):
+async def test_a_bug_is_not_swallowed(autojump_clock, server):
     """An error that is neither the user's nor the world's ends the applier."""
+    applier, server.answers = Applier(random.Random(0)), [KeyError("bug")]
+    applier.apply_nowait(A, {"n": 1})
     with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
-        async with running() as (applier, server):
-            server.answers = [KeyError("bug")]
-            applier.apply_nowait(A, {"n": 1})
-            await trio.sleep(1)
+        await applier.run(server, field_manager="test")
 
 
 SETTINGS = AgentSettings("mac", Path("/s"), Path("/s/store"), "llama-server")

@@ -48,7 +48,6 @@ async def test_figures_outlive_the_agent(tmp_path, nursery):
     again = Learned(path, trio.CapacityLimiter(1))
     again.read()
     assert again.get("k") == Figure(500)
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

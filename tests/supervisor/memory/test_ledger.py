@@ -48,6 +48,15 @@ def evict(ledger, cause, why):
     ledger.carry_out(ledger.book.evict(Evict(A, cause, why), trio.current_time()))
 
 
+@pytest.fixture
+async def ledger():
+    """The ledger of a host that has been looked at once."""
+    ledger = Ledger()
+    await trio.lowlevel.checkpoint()
+    seen(ledger)
+    return ledger
+
+
 async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
     """Until the host's memory has been seen, everybody waits, and is told nothing that is not known."""
     ledger = Ledger()
@@ -58,7 +67,6 @@ async def test_nobody_starts_before_the_first_look(autojump_clock, nursery):
     seen(ledger)
     await wait_all_tasks_blocked()
     assert one.allocation is not None
-    nursery.cancel_scope.cancel()
 
 
 async def test_without_anybody_who_looks_everybody_is_admitted(autojump_clock, nursery):
@@ -66,27 +74,23 @@ async def test_without_anybody_who_looks_everybody_is_admitted(autojump_clock, n
     one = Service(Ledger(watched=False), A, 10_000, nursery)
     await wait_all_tasks_blocked()
     assert one.allocation is not None
-    nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("seen_gib", "promised_gib"), [(12, 12), (48, 48), (90, 48)])
-async def test_a_leak_does_not_make_a_model_one_that_never_fits(autojump_clock, nursery, seen_gib, promised_gib):
+async def test_a_leak_does_not_make_a_model_one_that_never_fits(
+    autojump_clock, ledger, nursery, seen_gib, promised_gib
+):
     """What an engine once held is promised to the next one, up to what all models of the host may take."""
-    ledger = Ledger()
-    seen(ledger)
     need = Need(seen_gib * GIB, estimated_bytes=10 * GIB)
     assert ledger.never(A, need) is None
     one = Service(ledger, A, 0, nursery)
     one.need = need
     await wait_all_tasks_blocked()
     assert one.allocation.reservation.need.total_bytes == promised_gib * GIB
-    nursery.cancel_scope.cancel()
 
 
-async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojump_clock, nursery):
+async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojump_clock, ledger, nursery):
     """Of three that arrive together and fit two at a time, two start, and the third as soon as one has gone."""
-    ledger = Ledger()
-    seen(ledger)
     services = [Service(ledger, key, 20, nursery) for key in (A, B, C)]
     await wait_all_tasks_blocked()
     assert sum(each.allocation is not None for each in services) == 2
@@ -95,13 +99,10 @@ async def test_who_arrives_at_the_same_moment_is_promised_each_byte_once(autojum
     next(each for each in services if each.allocation is not None).scope.cancel()
     await wait_all_tasks_blocked()
     assert waiting.allocation is not None
-    nursery.cancel_scope.cancel()
 
 
-async def test_bytes_are_kept_until_the_process_is_gone_and_its_memory_back(autojump_clock, nursery):
+async def test_bytes_are_kept_until_the_process_is_gone_and_its_memory_back(autojump_clock, ledger, nursery):
     """Between the order to go and the look that sees the memory nobody else is promised it."""
-    ledger = Ledger()
-    seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
@@ -117,13 +118,10 @@ async def test_bytes_are_kept_until_the_process_is_gone_and_its_memory_back(auto
     seen(ledger, 56)
     await wait_all_tasks_blocked()
     assert other.allocation is not None
-    nursery.cancel_scope.cancel()
 
 
-async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(autojump_clock, nursery):
+async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(autojump_clock, ledger, nursery):
     """Other programs may take what has come free: after the deadline the ledger lets go, and the host decides."""
-    ledger = Ledger()
-    seen(ledger)
     one = Service(ledger, A, 30, nursery)
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
@@ -135,13 +133,10 @@ async def test_memory_that_is_never_seen_again_is_waited_for_until_the_deadline(
     await trio.sleep(Policy().release_seconds + 1)
     seen(ledger, 26)
     assert not ledger.book.is_releasing
-    nursery.cancel_scope.cancel()
 
 
-async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(autojump_clock, nursery):
+async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(autojump_clock, ledger, nursery):
     """Memory that is seen to be back while the ended engine's task still tidies up does not have to come back twice."""
-    ledger = Ledger()
-    seen(ledger)
     one = Service(ledger, A, 30, nursery, ends_after=5)
     await wait_all_tasks_blocked()
     ledger.started(one.allocation, 7)
@@ -153,13 +148,10 @@ async def test_a_look_between_an_engines_end_and_its_farewell_delays_nobody(auto
     assert ledger.book.is_releasing
     seen(ledger, 56)
     assert not ledger.book.is_releasing
-    nursery.cancel_scope.cancel()
 
 
-async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, nursery):
+async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, ledger, nursery):
     """An engine that took more than was expected, and went before anybody learned from it, waits for as much."""
-    ledger = Ledger()
-    seen(ledger)
     scope = trio.CancelScope()
     said, need = [], Need(10 * GIB, estimated_bytes=10 * GIB)
 
@@ -179,7 +171,6 @@ async def test_who_was_evicted_at_once_returns_for_what_it_held(autojump_clock, 
     seen(ledger, 30)
     await wait_all_tasks_blocked()
     assert "needs 26.0 GiB" in said[-1].message
-    nursery.cancel_scope.cancel()
 
 
 async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clock, nursery):
@@ -197,13 +188,10 @@ async def test_an_adopted_engine_is_counted_before_it_is_taken_over(autojump_clo
     assert adopted.allocation is not None
     evict(ledger, Cause.CRITICAL, "why")
     assert ledger.book.evictions == {Cause.CRITICAL: 1}
-    nursery.cancel_scope.cancel()
 
 
-async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, nursery):
+async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, ledger, nursery):
     """A wait that is cancelled holds nothing, and those who wait with it do not notice."""
-    ledger = Ledger()
-    seen(ledger)
     Service(ledger, A, 40, nursery)
     big, other = Service(ledger, B, 30, nursery), Service(ledger, C, 20, nursery)
     await wait_all_tasks_blocked()
@@ -215,13 +203,10 @@ async def test_who_is_deleted_while_it_waits_leaves_nothing(autojump_clock, nurs
     seen(ledger)
     await wait_all_tasks_blocked()
     assert other.allocation is not None
-    nursery.cancel_scope.cancel()
 
 
-async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, nursery):
+async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, ledger, nursery):
     """Who waits may make others go as soon as it has become more important than they are."""
-    ledger = Ledger()
-    seen(ledger)
     one, other = Service(ledger, A, 40, nursery), None
     await wait_all_tasks_blocked()
     other = Service(ledger, B, 40, nursery)
@@ -231,7 +216,6 @@ async def test_an_edit_of_the_priority_is_heard_at_once(autojump_clock, nursery)
     await wait_all_tasks_blocked()
     assert (one.allocation is None, other.allocation is not None) == (True, True)
     assert ledger.book.evictions == {Cause.DISPLACED: 1}
-    nursery.cancel_scope.cancel()
 
 
 async def test_a_victim_is_told_once(autojump_clock, nursery):
@@ -249,17 +233,13 @@ async def test_a_victim_is_told_once(autojump_clock, nursery):
     seen(ledger, 1, decision=Decision(Level.CRITICAL))
     assert allocation.urgent
     assert allocation.reservation.leaves_by == trio.current_time() + 15
-    nursery.cancel_scope.cancel()
 
 
-async def test_the_same_wait_is_not_told_twice(autojump_clock, nursery):
+async def test_the_same_wait_is_not_told_twice(autojump_clock, ledger, nursery):
     """Looks that change nothing say nothing: a status is not written once per second."""
-    ledger = Ledger()
-    seen(ledger)
     Service(ledger, A, 40, nursery)
     other = Service(ledger, B, 40, nursery)
     for second in range(300):
         seen(ledger, 16 + second % 2 / 10)
         await trio.sleep(1)
     assert len(other.said) == 1
-    nursery.cancel_scope.cancel()

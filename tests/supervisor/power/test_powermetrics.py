@@ -122,8 +122,13 @@ class Heard:
     def __init__(self):
         self.samples, self.problems = [], []
 
-    async def run(self, command):
-        await Powermetrics(command, random.Random(1)).run(self.samples.append, self.problems.append)
+    async def hear(self, command, done):
+        """Listen until this is so."""
+        async with trio.open_nursery() as nursery:
+            source = Powermetrics(command, random.Random(1))
+            nursery.start_soon(source.run, self.samples.append, self.problems.append)
+            await until(done)
+            nursery.cancel_scope.cancel()
 
 
 @pytest.fixture
@@ -142,10 +147,7 @@ async def test_a_sampler_that_ends_is_told_and_started_again(tmp_path):
     """Its last words are in the log, and its successor is heard."""
     heard = Heard()
     with capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(heard.run, script(tmp_path, "echo second underflow >&2; exit 3"))
-            await until(lambda: len(heard.samples) > 2)
-            nursery.cancel_scope.cancel()
+        await heard.hear(script(tmp_path, "echo second underflow >&2; exit 3"), lambda: len(heard.samples) > 2)
     assert heard.problems[0] is PowerProblem.ENDED
     assert "second underflow" in logs[0]["said"]
     assert not logs[0]["hint"]
@@ -168,10 +170,7 @@ async def test_who_may_not_measure_is_told_what_to_do(command, said, problem, hi
     """A sampler that cannot begin costs one line in the log, which says why and how to allow it."""
     heard = Heard()
     with capture_logs() as logs:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(heard.run, command)
-            await until(lambda: len(logs) > 1)
-            nursery.cancel_scope.cancel()
+        await heard.hear(command, lambda: len(logs) > 1)
     assert said in logs[0]["said"]
     assert hint in logs[0]["hint"]
     assert (heard.problems[0], heard.samples) == (problem, [])
@@ -194,10 +193,7 @@ async def test_a_sampler_that_tells_nothing_any_more_is_given_up(tmp_path, body,
     """After its first sample it is killed, stopped, or writes what is none: the reason is told, and it is gone."""
     heard = Heard()
     pid_file = tmp_path / "pids"
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(heard.run, script(tmp_path, f"echo $$ >> {pid_file}; {body}"))
-        await until(lambda: len(heard.problems) >= 2)
-        nursery.cancel_scope.cancel()
+    await heard.hear(script(tmp_path, f"echo $$ >> {pid_file}; {body}"), lambda: len(heard.problems) >= 2)
     assert heard.problems[0] is problem
     assert len(heard.samples) >= 2, "it was not tried again"
     for pid in pid_file.read_text().split():
@@ -210,10 +206,7 @@ async def test_a_sampler_ends_with_its_reader(tmp_path, deaf):
     """When the reader has stopped the sampler is gone: by the signal, or by its next line, which nobody reads."""
     pid_file = tmp_path / "pid"
     body = f"{deaf} echo $$ > {pid_file}; while :; do echo line; sleep 0.05; done"
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(Heard().run, script(tmp_path, body))
-        await until(lambda: pid_file.exists() and pid_file.read_text().strip())
-        nursery.cancel_scope.cancel()
+    await Heard().hear(script(tmp_path, body), lambda: pid_file.exists() and pid_file.read_text().strip())
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
 
@@ -222,11 +215,8 @@ async def test_a_line_without_an_end_takes_no_memory(tmp_path):
     """A hundred megabytes in one line are passed over, and the sample before them is kept."""
     heard = Heard()
     command = script(tmp_path, f"exec {sys.executable} -c \"print('x' * 100_000_000)\"")
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(heard.run, command)
-        with capture_logs() as logs:
-            await until(lambda: logs)
-        nursery.cancel_scope.cancel()
+    with capture_logs() as logs:
+        await heard.hear(command, lambda: logs)
     assert heard.samples[0].watts["gpu"] == 31.5
     assert len(logs[0]["said"]) < 5000
 

@@ -236,7 +236,18 @@ def test_a_taken_port_and_a_wrong_one_are_told(run):
     assert (done.exit_code, f"LOCAL: cannot listen on 127.0.0.1:{port}" in done.output) == (1, True), done.output
 
 
-def test_the_port_of_an_engine_chooses_it(run, monkeypatch):
+@pytest.fixture
+def _found_alone(monkeypatch):
+    async def find(listeners, find, tell, *, dial):
+        for listener in listeners:
+            await listener.aclose()
+        raise CommandError(f"found {await find()}")
+
+    monkeypatch.setattr("llmkube.cli.commands.inference.port_forward.run_tunnel", find)
+
+
+@pytest.mark.usefixtures("_found_alone")
+def test_the_port_of_an_engine_chooses_it(run):
     """Of two replicas, REMOTE means the one that has this port, and not the first by name."""
 
     async def serve(client):
@@ -246,19 +257,14 @@ def test_the_port_of_an_engine_chooses_it(run, monkeypatch):
             slice_["ports"][0]["port"] = port
             await client.apply(EndpointSlice, slice_, field_manager="test")
 
-    async def find(listeners, find, tell, *, dial):
-        for listener in listeners:
-            await listener.aclose()
-        raise CommandError(f"found {await find()}")
-
-    monkeypatch.setattr("llmkube.cli.commands.inference.port_forward.run_tunnel", find)
     for remote, host in ((51234, "a"), (51235, "b")):
         done = run("port-forward", "demo", f":{remote}", prepare=serve)
         assert f"-> 10.0.0.4:{remote} (default/demo on {host})" in done.output, done.output
         assert f"found 10.0.0.4:{remote}" in done.output
 
 
-def test_a_pod_is_named_by_its_name(run, monkeypatch):
+@pytest.mark.usefixtures("_found_alone")
+def test_a_pod_is_named_by_its_name(run):
     """What a slice says to be a pod is reached as a pod, and so told; its address counts inside the cluster only."""
 
     async def serve(client):
@@ -267,12 +273,6 @@ def test_a_pod_is_named_by_its_name(run, monkeypatch):
         slice_["endpoints"][0]["targetRef"] = {"kind": "Pod", "name": "demo-5f7", "namespace": "default"}
         await client.apply(EndpointSlice, slice_, field_manager="test")
 
-    async def find(listeners, find, tell, *, dial):
-        for listener in listeners:
-            await listener.aclose()
-        raise CommandError(f"found {await find()}")
-
-    monkeypatch.setattr("llmkube.cli.commands.inference.port_forward.run_tunnel", find)
     done = run("port-forward", "demo", prepare=serve)
     assert "-> port 51234 of pod default/demo-5f7 (default/demo on a node)" in done.output, done.output
     assert "found port 51234 of pod default/demo-5f7" in done.output

@@ -68,7 +68,11 @@ def explain(
     first_byte_seconds: Mapping[str, float],
 ) -> Explanation:
     """Explain a decision of `decide` from what it was made of."""
-    rules = {rule.name: why for rule, why in _walk(config, facts, permits, decision, first_byte_seconds)}
+    rules: dict[str, str] = {}
+    decided = not permits.model_allowed
+    for rule in config.rules:
+        rules[rule.name] = "was not asked" if decided else _asked(rule, facts, permits, decision, first_byte_seconds)
+        decided = decided or rule is decision.rule
     used = {permit.backend.name for permit in (*decision.order, *decision.shadows)}
     left_out = {
         name: permits.refused.get(name) or _unused(name, decision, permits, first_byte_seconds)
@@ -86,28 +90,15 @@ def _told(facts: RequestFacts) -> Iterator[str]:
     yield f"team {facts.principal.team or 'none'}"
 
 
-def _walk(
-    config: RoutingConfig,
-    facts: RequestFacts,
-    permits: Permits,
-    decision: Decision,
-    first_byte_seconds: Mapping[str, float],
-) -> Iterator[tuple[Rule, str]]:
-    decided = not permits.model_allowed
-    for rule in config.rules:
-        if decided:
-            yield rule, "was not asked"
-            continue
-        missed = unmet(rule.match, facts)
-        if rule is decision.rule:
-            decided = True
-            yield rule, "decides" if decision.order else "decides, and refuses: it fails closed"
-        elif missed:
-            yield rule, f"does not match: {missed}"
-        elif usable(rule, permits, first_byte_seconds):
-            yield rule, "matches, and is passed over: what it only tries out never answers"
-        else:
-            yield rule, "matches, and is passed over: none of its backends may be used"
+def _asked(rule: Rule, facts: RequestFacts, permits: Permits, decision: Decision, measured: Mapping[str, float]) -> str:
+    """Return what became of a rule that was asked."""
+    if rule is decision.rule:
+        return "decides" if decision.order else "decides, and refuses: it fails closed"
+    if missed := unmet(rule.match, facts):
+        return f"does not match: {missed}"
+    if usable(rule, permits, measured):
+        return "matches, and is passed over: what it only tries out never answers"
+    return "matches, and is passed over: none of its backends may be used"
 
 
 def _unused(name: str, decision: Decision, permits: Permits, first_byte_seconds: Mapping[str, float]) -> str:
