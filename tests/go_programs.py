@@ -101,7 +101,7 @@ class GoModule:
                 env |= {"CGO_ENABLED": "1", "CGO_CFLAGS": found, "CGO_CXXFLAGS": found}
             with _timed(say, "download modules"):
                 # only what go.mod names; the build then needs no network, and its time is the compiler's
-                _run([go, "mod", "download"], cwd=self.folder, env=env)
+                run([go, "mod", "download"], cwd=self.folder, env=env)
             target.mkdir(parents=True, exist_ok=True)
             for name in lacking:
                 with _timed(say, f"build {name}"):
@@ -111,7 +111,7 @@ class GoModule:
         # a name of its own and a rename: a build that is killed leaves no half program, and two at once do no harm
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target) as scratch:
             built = Path(scratch) / name
-            _run([go, "build", *self.flags, "-o", str(built), self.packages[name]], cwd=self.folder, env=env)
+            run([go, "build", *self.flags, "-o", str(built), self.packages[name]], cwd=self.folder, env=env)
             built.replace(target / name)
 
 
@@ -170,12 +170,12 @@ def _install_go(home: Path, environ: Mapping[str, str]) -> str:
     venv = home / "venv"
     uv = shutil.which("uv", path=environ.get("PATH"))
     if uv:
-        _run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)])
-        _run([uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), requirement])
+        run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv)])
+        run([uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), requirement])
     else:
-        _run([sys.executable, "-m", "venv", "--clear", str(venv)])
+        run([sys.executable, "-m", "venv", "--clear", str(venv)])
         pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "--only-binary=:all:", requirement])
+        run([*pip, "--only-binary=:all:", requirement])
     return _installed_go(home)
 
 
@@ -199,7 +199,7 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+def run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
     """Run a command that speaks for itself when it fails."""
     try:
         # stdout is kept for the answer of this program: what Go and pip have to say goes to stderr

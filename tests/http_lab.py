@@ -9,6 +9,7 @@ import trio
 import trio.testing
 from websockets.sync.server import serve
 
+from llmkube.base.http.client import HttpClient
 from llmkube.base.http.connection import Connection, Service
 from llmkube.base.http.exchange import Exchange, Handler
 from llmkube.base.http.heads import RequestHead, read_request
@@ -17,6 +18,7 @@ from llmkube.base.http.message import Response
 
 Pair = tuple[trio.abc.Stream, trio.abc.Stream]
 _LIMITS = Limits()
+Script = Callable[[trio.abc.Stream], Awaitable[None]]
 GONE = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
@@ -67,6 +69,56 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
         return mine
 
 
+def answers(*wires: bytes, then_hang: bool = False) -> Script:
+    """A peer's side of one connection: the nth request gets the nth bytes, then the connection ends (or hangs)."""
+
+    async def script(stream):
+        try:
+            for wire in wires:
+                request = b""
+                while not request.endswith(b"\r\n\r\n"):
+                    piece = await stream.receive_some()
+                    if not piece:
+                        return
+                    request += piece
+                for piece in wire.split(b"|"):
+                    await stream.send_all(piece)
+                    await trio.testing.wait_all_tasks_blocked()
+            if then_hang:
+                await stream.receive_some()
+        except GONE:
+            pass
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    return script
+
+
+class Peer:
+    """Answers each new connection with the next script; a script of None refuses the connection."""
+
+    def __init__(self, *scripts: Script | None) -> None:
+        self.listener = MemoryListener()
+        self.left = list(scripts)
+        self.client = HttpClient(self.connect)
+
+    async def connect(self, host, port):
+        if not self.left or self.left[0] is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return await self.listener.connect(host, port)
+
+    @property
+    def connections(self):
+        return len(self.listener.dialled)
+
+    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED):
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while True:
+                stream = await self.listener.accept()
+                nursery.start_soon(self.left.pop(0), stream)
+
+
 def head_of(path: str, lines: str = "", method: str = "GET") -> RequestHead:
     """The head of a request, as a server's judge gets it."""
     return read_request(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n".encode(), _LIMITS)
@@ -106,8 +158,8 @@ async def receive_until(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
     return received
 
 
-async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS) -> bytes:
-    """What a server says to a client that sends these pieces, up to the end of the connection."""
+async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS, half_close: bool = False) -> bytes:
+    """What a server says to a client that sends these pieces, and perhaps an end, up to the end of the connection."""
     client, server = trio.testing.memory_stream_pair()
 
     async def send() -> None:
@@ -115,6 +167,8 @@ async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS) -
             for piece in pieces:
                 await client.send_all(piece)
                 await trio.testing.wait_all_tasks_blocked()
+            if half_close:
+                await client.send_eof()
         except GONE:
             pass
 

@@ -21,7 +21,7 @@ if __package__ is None or not __package__:  # run as a script: tests/ is where b
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from debian_packages import PackageError, unpack
-from go_programs import BuildError, Say, cache_root, find_go
+from go_programs import BuildError, Say, cache_root, find_go, run
 
 TOOLS = ("helm", "promtool")
 HELM_VERSION = "v3.22.0"
@@ -84,7 +84,7 @@ def _build_helm(scratch: Path, say: Say, environ: Mapping[str, str]) -> Path:
     ldflags = " ".join(("-s", "-w", *(f"-X {name}={value}" for name, value in stamps.items())))
     # `go install` of a version asks the checksum database about every module, so no go.sum of ours is needed
     command = [go, "install", "-trimpath", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@{HELM_VERSION}"]
-    _run(command, cwd=scratch, env={**env, "GOBIN": str(scratch)})
+    run(command, cwd=scratch, env={**env, "GOBIN": str(scratch)})
     return scratch / "helm"
 
 
@@ -97,15 +97,6 @@ def _unpack_promtool(scratch: Path, _say: Say, environ: Mapping[str, str]) -> Pa
 
 
 _MAKERS = {"helm": _build_helm, "promtool": _unpack_promtool}
-
-
-def _run(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
-    try:
-        subprocess.run(command, cwd=cwd, env=env, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-    except subprocess.CalledProcessError as error:
-        raise BuildError(f"{' '.join(command)}: exit status {error.returncode}, see above") from error
-    except OSError as error:
-        raise BuildError(f"{command[0]}: {error.strerror}") from error
 
 
 def main() -> int:

@@ -1,21 +1,8 @@
 """The names of series that a PromQL expression reads, and those that somebody exports."""
 
 import re
-from collections.abc import Iterator
-from types import SimpleNamespace
 
-from prometheus_client import CollectorRegistry
-
-from llmkube.base.loop_watchdog import LoopWatchdog
-from llmkube.controller.metrics import FleetCollector, ReconcileMetrics
-from llmkube.router.health.signs import CacheUse
-from llmkube.router.proxy.metrics import BackendGauges
-from llmkube.supervisor.host.sample import Level, Sample
-from llmkube.supervisor.memory.budget import host_budget
-from llmkube.supervisor.memory.capacity import MemoryView
-from llmkube.supervisor.metrics import agent_registry
-from llmkube.supervisor.power.meter import PowerView
-from llmkube.supervisor.power.powermetrics import DOMAINS
+from docs.reference import families
 
 _GROUPING = re.compile(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)")
 _BRACES = re.compile(r"\{[^}]*\}|\[[^\]]*\]")
@@ -61,43 +48,8 @@ TGI = {
 }
 """Facts: text-generation-inference's documentation, "Metrics"."""
 
-PROMETHEUS = {"up"}
-
-
-class _Nothing:
-    """An agent without services, and a controller without objects."""
-
-    def services(self):
-        return {}
-
-    def values(self):
-        return ()
-
-
-def _some_memory() -> MemoryView:
-    """A host whose memory is looked at: an agent exports nothing about one that is not."""
-    return MemoryView(Level.NORMAL, Sample(64 << 30, 20 << 30, Level.NORMAL), host_budget(64 << 30), 0, (), (), {}, {})
-
-
-def _some_power() -> PowerView:
-    """A Mac whose power is measured."""
-    domains = dict.fromkeys((*DOMAINS, "combined"), 1.0)
-    return PowerView(domains, domains)
-
-
-def router_gauges(use: CacheUse | None = None) -> BackendGauges:
-    """Return the gauges of a router `r` with one backend `b`, whose engine says how full its KV cache is."""
-    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True)})
-    return BackendGauges(
-        "r",
-        config=lambda: config,
-        healthy=lambda _: True,
-        in_flight={},
-        waiting=lambda _: 0,
-        cache_use=lambda _: use,
-        config_valid=lambda: True,
-        budgets=list,
-    )
+PROMETHEUS = {"up", "process_resident_memory_bytes"}
+"""Of Prometheus itself, and what its client says of each program's process."""
 
 
 def names_in(expression: str) -> set[str]:
@@ -107,20 +59,12 @@ def names_in(expression: str) -> set[str]:
     return {word for word in words if word not in _OPERATORS and not word.isdigit()}
 
 
-def _exported(registry: CollectorRegistry) -> Iterator[str]:
-    for family in registry.collect():
-        yield from (family.name + suffix for suffix in _SUFFIXES.get(family.type, ("",)))
-
-
 def known_names() -> set[str]:
-    """Return every series that an agent, a controller, a router or a supported engine exports."""
-    controller = CollectorRegistry()
-    ReconcileMetrics(controller)
-    controller.register(FleetCollector(_Nothing(), _Nothing(), {}))
-    controller.register(LoopWatchdog())
-    controller.register(router_gauges())
+    """Return every series that a program of ours or a supported engine exports."""
     ours = {
-        *_exported(controller),
-        *_exported(agent_registry(_Nothing().services, memory=_some_memory, power=_some_power)),
+        family.name + suffix
+        for metric, _ in families()
+        for family in (metric.collect() if hasattr(metric, "collect") else (metric,))
+        for suffix in _SUFFIXES.get(family.type, ("",))
     }
     return ours | LLAMACPP | VLLM | TGI | PROMETHEUS

@@ -13,8 +13,9 @@ import yaml
 
 from charts.alert_cases import CASES, HEALTHY
 from charts.helm_runs import CHART, ROOT, named, render, run
-from charts.promql import LLAMACPP, known_names, names_in, router_gauges
+from charts.promql import LLAMACPP, known_names, names_in
 from controller.podobjects import pod_service
+from docs.reference import router_gauges
 from llmkube.controller.metrics import FleetCollector
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.router.health.signs import CacheUse

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -23,7 +24,7 @@ from llmkube.k8s.crd.pairing import RUNTIMES
 from llmkube.k8s.wire import reasons
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.programs.config import TABLES
-from llmkube.router.config.routing_config import RoutingConfig
+from llmkube.router.health.signs import CacheUse
 from llmkube.router.proxy.metrics import BackendGauges, RouterMetrics
 from llmkube.runtimes.process.host_runtimes import HOST_RUNTIMES
 from llmkube.supervisor.host.sample import Level, Sample
@@ -200,6 +201,21 @@ class _NothingServed:
         return ()
 
 
+def router_gauges(use: CacheUse | None = None) -> BackendGauges:
+    """Return the gauges of a router `r` with one backend `b`, whose engine says how full its KV cache is."""
+    config = SimpleNamespace(backends={"b": SimpleNamespace(local=True)})
+    return BackendGauges(
+        "r",
+        config=lambda: config,
+        healthy=lambda _: True,
+        in_flight={},
+        waiting=lambda _: 0,
+        cache_use=lambda _: use,
+        config_valid=lambda: True,
+        budgets=list,
+    )
+
+
 def families() -> Iterator[tuple[Any, str]]:
     """Yield each family of every collector, with its labels in `_labelnames`, and the programs that export it."""
     agent, controller = "agent, `up`", "controller, `up`"
@@ -224,17 +240,7 @@ def families() -> Iterator[tuple[Any, str]]:
         yield metric, "all programs"
     of_router = RouterMetrics(registry, "ns/name")
     of_routers = [*vars(of_router).values(), *vars(of_router.genai).values()]
-    gauges = BackendGauges(
-        router="ns/name",
-        config=lambda: RoutingConfig(name="ns/name", backends={}),
-        healthy=lambda _: True,
-        in_flight={},
-        waiting=lambda _: 0,
-        cache_use=lambda _: None,
-        config_valid=lambda: True,
-        budgets=tuple,
-    )
-    for metric in (*(each for each in of_routers if hasattr(each, "collect")), *gauges.collect()):
+    for metric in (*(each for each in of_routers if hasattr(each, "collect")), *router_gauges().collect()):
         yield metric, "router, `up`"
 
 

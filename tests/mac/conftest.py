@@ -1,5 +1,6 @@
 import pytest
 
+from llmkube.supervisor.service import metal
 from mac.macs import Mac, StandInKqueue, compiled
 
 
@@ -11,6 +12,12 @@ def libsystem(tmp_path_factory):
 @pytest.fixture
 def mac_of(libsystem):
     return lambda release: Mac.of(libsystem, release)
+
+
+@pytest.fixture
+def on_metal(monkeypatch):
+    """Every engine of a host with Metal is on it."""
+    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
 
 
 @pytest.fixture

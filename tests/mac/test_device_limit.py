@@ -5,7 +5,6 @@ import pytest
 import trio
 
 from llmkube.supervisor.memory.book import Book
-from llmkube.supervisor.service import metal
 from pressure.hosts import pressed_world
 from sim.memory import GIB, SimMemory
 
@@ -30,7 +29,7 @@ async def limit(world, line):
 
 
 @pytest.fixture
-def guessing(monkeypatch):
+def guessing(monkeypatch, on_metal):
     """A Mac of 64 GiB whose Metal shows this process no device."""
     sample = SimMemory.sample
 
@@ -38,7 +37,6 @@ def guessing(monkeypatch):
         return attrs.evolve(await sample(memory), device_limit_bytes=GUESSED, device_limit_guessed=True)
 
     monkeypatch.setattr(SimMemory, "sample", guessed)
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
 
 
 async def test_an_engines_log_corrects_a_guess(autojump_clock, guessing):

@@ -25,11 +25,6 @@ async def lived_on(*, critical_after=None, on_metal=True):
         return trio.current_time() - begun
 
 
-@pytest.fixture
-def on_metal(monkeypatch):
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
-
-
 @pytest.mark.parametrize(
     ("critical_after", "least", "most"),
     [

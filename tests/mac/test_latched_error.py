@@ -11,6 +11,15 @@ from sim.world import agent_settings, open_world
 FAILED = "ggml_metal_synchronize: error: command buffer 0 failed with status 5"
 
 
+pytestmark = pytest.mark.usefixtures("on_metal")
+
+
+async def on_a_mac(timeline):
+    """Play a timeline on a host with Metal."""
+    async with open_world(settings=agent_settings(metal=True)) as world:
+        await timeline(world)
+
+
 async def failing(world):
     """An engine whose log says that the GPU has failed is replaced within a minute, and the reason is told."""
     await world.apply()
@@ -36,28 +45,18 @@ async def never_ready(world):
     assert await world.ready_addresses() == 0
 
 
-async def test_an_engine_that_computes_no_token_is_not_loaded(autojump_clock, monkeypatch):
-    """One token comes before `Loaded` on Metal."""
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
-    async with open_world(settings=agent_settings(metal=True)) as world:
-        await never_ready(world)
+@pytest.mark.parametrize("timeline", [failing, never_ready])
+async def test_a_gpu_that_fails_is_noticed(autojump_clock, timeline):
+    """One token comes before `Loaded` on Metal, and who served does not stay Ready, though `/health` says 200."""
+    await on_a_mac(timeline)
 
 
 @pytest.mark.soak
 async def test_mutant_loaded_without_a_token(autojump_clock, monkeypatch):
     """Without the token such an engine is Ready."""
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
     monkeypatch.setattr(metal, "failure_of", lambda lines, words, refused="", real=metal.failure_of: real(lines, words))
     with pytest.RaisesGroup(AssertionError, flatten_subgroups=True):
-        async with open_world(settings=agent_settings(metal=True)) as world:
-            await never_ready(world)
-
-
-async def test_an_engine_whose_gpu_has_failed_is_replaced(autojump_clock, monkeypatch):
-    """It does not stay Ready, though `/health` says 200."""
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
-    async with open_world(settings=agent_settings(metal=True)) as world:
-        await failing(world)
+        await on_a_mac(never_ready)
 
 
 @pytest.mark.soak
@@ -65,5 +64,4 @@ async def test_mutant_an_engine_that_is_not_known_to_be_on_metal(autojump_clock,
     """Without the look at its log it serves on, and answers 500 for ever."""
     monkeypatch.setattr(metal, "on_metal", lambda launch, settings: False)
     with pytest.RaisesGroup(trio.TooSlowError, flatten_subgroups=True):
-        async with open_world(settings=agent_settings(metal=True)) as world:
-            await failing(world)
+        await on_a_mac(failing)

@@ -4,7 +4,6 @@ import pytest
 import trio
 
 from llmkube.supervisor.memory.book import Unreturned
-from llmkube.supervisor.service import metal
 from pressure.hosts import events, pressed_world, serve, why
 from sim.machine import Script
 from sim.memory import GIB
@@ -36,11 +35,6 @@ async def told(world):
     world.machine.memory.restart()
     await world.until(world.ready_addresses, 1, "large", seconds=60)
     assert world.agent.memory().unreturned_bytes == 0
-
-
-@pytest.fixture
-def on_metal(monkeypatch):
-    monkeypatch.setattr(metal, "on_metal", lambda launch, settings: settings.metal)
 
 
 USUAL = {"chat": (8, "normal"), "draft": (30, "normal")}

@@ -16,7 +16,7 @@ from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import InvalidError, SchemaMismatchError
 from llmkube.k8s.workloads import Deployment, HorizontalPodAutoscaler, PodDisruptionBudget
-from migration.constructs import CONSTRUCTS, ELSEWHERE, Construct
+from migration.constructs import CONSTRUCTS, ELSEWHERE
 
 KUBERNETES_OWN = {"affinity", "env", "podSecurityContext", "securityContext", "extraVolumes", "extraVolumeMounts"}
 KUBERNETES_OWN |= {"tolerations", "prefetchTolerations", "topologySpreadConstraints", "probeOverrides"}
@@ -137,8 +137,3 @@ def test_every_field_is_in_a_construct():
 
 def test_a_field_without_a_construct_is_noticed():
     assert "InferenceService jinja" in untouched([one for one in CONSTRUCTS if "jinja" not in one.service])
-
-
-def test_a_construct_without_a_verdict_is_noticed():
-    one = Construct("empty", {"jinja": True})
-    assert bool(one.gives) == bool(one.says)

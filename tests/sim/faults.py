@@ -9,7 +9,7 @@ __all__ = ["FAULTS", "USERS", "faults_agent", "faults_api", "faults_daemon", "fa
 
 
 async def _edit(stage, rng):
-    await stage.wishes.apply(stage.world, stage.wished(rng), contextSize=rng.choice(CONTEXTS), extraArgs=[])
+    await stage.edit(rng, stage.wished(rng))
 
 
 async def _create(stage, rng):
@@ -52,8 +52,7 @@ async def _delete_all(stage, rng):
     """Everything goes, and most of it comes back, as with a folder of manifests."""
     specs = dict(sorted(stage.wishes.specs.items()))
     for name in specs:
-        if name in stage.wishes.specs:
-            await stage.wishes.delete(stage.world, name)
+        await stage.wishes.delete(stage.world, name)
         await trio.sleep(span(rng, 0.001, 0.1))
     await trio.sleep(span(rng, 0.1, 60))
     for name, spec in specs.items():
@@ -64,8 +63,7 @@ async def _delete_all(stage, rng):
 async def _edits_in_a_row(stage, rng):
     name = stage.wished(rng)
     for _ in range(rng.randint(2, 6)):
-        if name in stage.wishes.specs:
-            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.01, 3))
 
 

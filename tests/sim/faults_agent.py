@@ -12,7 +12,7 @@ from llmkube.k8s.errors import NotFoundError
 from sim.freezing import frozen
 from sim.invariants import SAID_SECONDS
 from sim.machine import NetworkDownError, Trap
-from sim.stage import CALM, CONTEXTS, SOURCES, NotNow, fault, recreate_service, row, span
+from sim.stage import CALM, SOURCES, NotNow, fault, recreate_service, row, span
 
 
 @fault("B3", "the agent is killed, and another one starts")
@@ -95,10 +95,8 @@ async def killed_while_stopping(stage, rng):
     with stage.script(host, name, attrs.evolve(CALM, stop_seconds=20.0)):
         for child in host.machine.live(name):
             child.script, child.in_flight = attrs.evolve(child.script, stop_seconds=20.0), rng.randint(0, 1)
-        await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.05, 12))
-        if not host.running or host.name in stage.busy:
-            raise NotNow
         async with stage.away(host, "kill"):
             await trio.sleep(span(rng, 0.05, 60))
 
@@ -136,8 +134,7 @@ async def start_with_an_empty_list(stage, rng):
 async def edit_while_away(stage, rng):
     name = stage.wished(rng)
     async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
-        if name in stage.wishes.specs:
-            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.05, 60))
 
 
@@ -145,8 +142,7 @@ async def edit_while_away(stage, rng):
 async def delete_while_away(stage, rng):
     name = stage.wished(rng)
     async with stage.away(stage.host_with_agent(rng), rng.choice(("kill", "keep"))):
-        if name in stage.wishes.specs:
-            await stage.wishes.delete(stage.world, name)
+        await stage.wishes.delete(stage.world, name)
         await trio.sleep(span(rng, 0.05, 60))
 
 
@@ -221,8 +217,6 @@ async def journal_old(stage, rng):
     host = stage.host_with_agent(rng)
     saved = dict(host.machine.entries)
     await trio.sleep(span(rng, 30, 600))
-    if not host.running or host.name in stage.busy:
-        raise NotNow
     async with stage.away(host, "kill"):
         host.machine.entries = saved
         await trio.sleep(span(rng, 0.05, 30))
@@ -313,8 +307,8 @@ async def edit_while_frozen(stage, rng):
         await trio.sleep(span(rng, 0.05, 30))
         if name in stage.wishes.specs and rng.random() < 0.3:
             await stage.wishes.delete(stage.world, name)
-        elif name in stage.wishes.specs:
-            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        else:
+            await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.05, 300))
 
 
@@ -330,8 +324,6 @@ async def cut_off_while_frozen(stage, rng):
 async def killed_while_frozen(stage, rng):
     async with _agent_frozen(stage, rng) as host:
         await trio.sleep(span(rng, 1, 600))
-    if not host.running or host.name in stage.busy:
-        raise NotNow
     async with stage.away(host, "kill"):
         await trio.sleep(span(rng, 0.05, 60))
 
@@ -370,7 +362,5 @@ async def killed_while_fetching(stage, rng):
     host.machine.fetch_seconds = dict.fromkeys(SOURCES, 120.0)
     await stage.wishes.apply(stage.world, name, source=rng.choice(SOURCES))
     await trio.sleep(span(rng, 1, 100))
-    if not host.running or host.name in stage.busy:
-        raise NotNow
     async with stage.away(host, "kill"):
         host.machine.fetch_seconds = {}

@@ -12,7 +12,7 @@ from llmkube.k8s.errors import ApiError, NotFoundError
 from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL
 from sim.invariants import HEARING_SECONDS, LEASES, SLICES
-from sim.stage import CONTEXTS, NotNow, api_away, fault, recreate_service, row, span, together
+from sim.stage import NotNow, api_away, fault, recreate_service, row, span, together
 
 UNTIL_SAID_AGAIN = 310.0
 """What somebody else has made of a slice or a Service stands until the agent repeats itself."""
@@ -150,8 +150,7 @@ async def newer_objects(stage, rng):
     with stage.wrong_api(host, newer=True):
         host.network.sever()
         await trio.sleep(span(rng, 2, 20))
-        if name in stage.wishes.specs:
-            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await stage.edit(rng, name)
         await trio.sleep(span(rng, 1, 100))
 
 
@@ -202,8 +201,7 @@ async def delete_while_cut_off(stage, rng):
     with stage.wrong_api(host, down=True):
         host.network.sever()
         await trio.sleep(span(rng, 0.1, 30))
-        if name in stage.wishes.specs:
-            await stage.wishes.delete(stage.world, name)
+        await stage.wishes.delete(stage.world, name)
         await trio.sleep(span(rng, 0.1, 100))
 
 
@@ -229,8 +227,7 @@ async def edit_while_cut_off(stage, rng):
     with stage.wrong_api(host, down=True):
         host.network.sever()
         await trio.sleep(span(rng, 0.1, 60))
-        if name in stage.wishes.specs:
-            await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+        await stage.edit(rng, name)
         await trio.sleep(span(rng, 0.1, 60))
 
 

@@ -7,7 +7,7 @@ import trio
 
 from llmkube.supervisor.nouns.host_addresses import Reach
 from sim.machine import Script
-from sim.stage import CALM, CONTEXTS, NotNow, api_away, at, fault, row, span
+from sim.stage import CALM, NotNow, api_away, at, fault, row, span
 
 MOST_LEAKED_GIB = 8.0
 
@@ -36,7 +36,7 @@ async def killed_while_ending(stage, rng):
     children = [child for host in stage.world.hosts.values() for child in host.machine.live(name)]
     for child in children:
         child.script, child.in_flight = attrs.evolve(child.script, stop_seconds=8.0), rng.randint(0, 1)
-    await stage.wishes.apply(stage.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+    await stage.edit(rng, name)
     await trio.sleep(span(rng, 0.05, 8))
     for child in children:
         child.end(-9)
@@ -83,8 +83,7 @@ for _name, _codes, _phrase, _script in (
 async def stubborn_stop(stage, rng):
     _, child = stage.engine(rng, ready=True)
     child.script = attrs.evolve(child.script, stop_seconds=math.inf)
-    if child.name in stage.wishes.specs:
-        await stage.wishes.apply(stage.world, child.name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+    await stage.edit(rng, child.name)
 
 
 @fault("C9", "an engine is stuck in the kernel: no signal ends it")
@@ -99,8 +98,7 @@ async def stuck_in_kernel(stage, rng):
 async def slow_drain(stage, rng):
     _, child = stage.engine(rng, ready=True)
     child.in_flight = 3
-    if child.name in stage.wishes.specs:
-        await stage.wishes.apply(stage.world, child.name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+    await stage.edit(rng, child.name)
     await trio.sleep(span(rng, 5, 60))
     child.in_flight = 0
 
@@ -180,11 +178,16 @@ async def clock_fast(stage, rng):
         await trio.sleep(10)
 
 
-@fault("N1", "the host gets another address")
-async def moved(stage, rng):
+def _host_that_may_move(stage, rng):
     host = stage.host(rng)
     if host.machine.reach is None:
         raise NotNow
+    return host
+
+
+@fault("N1", "the host gets another address")
+async def moved(stage, rng):
+    host = _host_that_may_move(stage, rng)
     before = host.machine.reach
     with stage.books.disturbed(host):
         host.machine.reach = at(f"198.51.100.{rng.randint(1, 9)}")
@@ -195,8 +198,8 @@ async def moved(stage, rng):
 
 @fault("N2", "another route appears, and the old address stays")
 async def another_route(stage, rng):
-    host = stage.host(rng)
-    if host.machine.reach is None or host.machine.reach.address is None:
+    host = _host_that_may_move(stage, rng)
+    if host.machine.reach.address is None:
         raise NotNow
     host.machine.reach = at(f"198.51.100.{rng.randint(1, 9)}", host.machine.reach.address)
     await trio.lowlevel.checkpoint()
@@ -204,9 +207,7 @@ async def another_route(stage, rng):
 
 @fault("N1 N9", "the host has no address for a while, or only no route")
 async def no_address(stage, rng):
-    host = stage.host(rng)
-    if host.machine.reach is None:
-        raise NotNow
+    host = _host_that_may_move(stage, rng)
     before = host.machine.reach
     own = before.own if rng.random() < 0.5 else frozenset()
     with stage.wrong_api(host, down=True):
@@ -220,9 +221,7 @@ async def no_address(stage, rng):
 
 @fault("N3", "the host comes to a network with IPv6 only")
 async def ipv6(stage, rng):
-    host = stage.host(rng)
-    if host.machine.reach is None:
-        raise NotNow
+    host = _host_that_may_move(stage, rng)
     host.machine.reach = at(f"2001:db8::{rng.randint(1, 9)}")
     await trio.lowlevel.checkpoint()
 

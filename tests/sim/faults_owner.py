@@ -4,17 +4,14 @@ Rows O1 and O2 stand for promise 11 (`docs/promises.md`). A cordon that is still
 another host can serve; one with an end is over by itself.
 """
 
-import datetime
-
 import trio
 
-from llmkube.supervisor.nouns.cordon import Cordon
 from sim.stage import api_away, fault, span
 
 
 def cordon(stage, host, seconds=None):
     """The owner types `llmkube agent cordon`; the books look at once."""
-    host.machine.cordon = Cordon(None if seconds is None else host.utcnow() + datetime.timedelta(seconds=seconds))
+    host.cordon(seconds)
     stage.books.look()
 
 

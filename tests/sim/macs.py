@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import attrs
-import trio
 
 from llmkube.supervisor.host.darwin import DarwinMemory
 from llmkube.supervisor.host.sample import Level
@@ -71,9 +70,3 @@ def mac_of(release, shapes, machine: Machine):
 def is_mac(machine):
     """Whether a machine is one."""
     return isinstance(machine.memory, MacMemory)
-
-
-async def end_teardowns(machine):
-    """Return when no engine of a machine is between the begin of its exit and its end."""
-    while any(child.macs_end and child.macs_end.begun.is_set() for child in machine.live()):  # noqa: ASYNC110
-        await trio.sleep(0.5)

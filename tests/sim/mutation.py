@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import attrs
+import pytest
 import structlog
 import trio
 
@@ -50,6 +51,11 @@ def play(timeline):
     trio.run(partial(timeline, **given), clock=virtual_clock())
 
 
+def rows(table):
+    """Return the bugs of a table as parameters, each with its timeline: what stands in which attribute of what."""
+    return [pytest.param((*bug, timeline), id=name) for timeline, bugs in table.items() for name, bug in bugs.items()]
+
+
 def assert_caught(monkeypatch, row, play=play):
     """Assert that a program with the bug of a row does not get through its timeline."""
     owner, attribute, replacement, timeline = row
@@ -59,7 +65,7 @@ def assert_caught(monkeypatch, row, play=play):
 
 def assert_booked(monkeypatch, row):
     """Assert that the books of a run see the bug of a row in its column, and that the timeline is clean without it."""
-    owner, attribute, replacement, timeline, column = row
+    owner, attribute, replacement, (timeline, column) = row
     with monkeypatch.context() as patched, fitting():
         patched.setattr(owner, attribute, replacement)
         seen = {one.column for one in score.play(timeline, quiet_minutes=3).violations}

@@ -79,9 +79,16 @@ class Stage:
             raise NotNow
         return rng.choice(sorted(self.wishes.specs))
 
+    async def edit(self, rng, name):
+        """Change a service, if it is still wished."""
+        if name in self.wishes.specs:
+            await self.wishes.apply(self.world, name, contextSize=rng.choice(CONTEXTS), extraArgs=[])
+
     @asynccontextmanager
     async def away(self, host, how):
         """Have the agent of a host end (`kill`, `stop` or `keep`), and after the block a new one start."""
+        if not host.running or host.name in self.busy:
+            raise NotNow
         self.busy.add(host.name)
         since = trio.current_time()
         try:

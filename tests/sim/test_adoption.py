@@ -37,6 +37,15 @@ async def every_change(world, name):
         nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def left_by_its_agent(*names, **options):
+    """A host whose agent was killed while it served; `chat` if no service is named."""
+    async with open_world(**options) as world:
+        await world.serve(*names)
+        await world.kill_agent()
+        yield world
+
+
 async def test_a_new_agent_says_which_engine_serves(autojump_clock):
     """Its build is the one that was started, though the program was upgraded meanwhile; while none serves, none is."""
     async with open_world() as world:
@@ -77,9 +86,7 @@ async def test_a_killed_agent_costs_nothing(autojump_clock):
 
 async def test_an_adopted_engine_that_is_slow_to_answer_stays_in_service(autojump_clock):
     """A busy machine is no failure: an engine that is silent for a second after the start is not withdrawn."""
-    async with open_world() as world:
-        await world.serve("chat")
-        await world.kill_agent()
+    async with left_by_its_agent() as world:
         (child,) = world.machine.live("chat")
         child.slow_seconds = 1.0
         async with every_change(world, "chat") as seen:
@@ -90,9 +97,7 @@ async def test_an_adopted_engine_that_is_slow_to_answer_stays_in_service(autojum
 
 async def test_an_adopted_engine_whose_port_refuses_is_withdrawn_at_once(autojump_clock):
     """A process that is alive and does not listen is out of service with the first write of the new agent."""
-    async with open_world() as world:
-        await world.serve("chat")
-        await world.kill_agent()
+    async with left_by_its_agent() as world:
         (child,) = world.machine.live("chat")
         child.closed = True
         await world.start_agent()
@@ -101,9 +106,7 @@ async def test_an_adopted_engine_whose_port_refuses_is_withdrawn_at_once(autojum
 
 async def test_an_adopted_engine_is_supervised_like_any_other(autojump_clock):
     """An adopted engine that dies is withdrawn and replaced; one whose service is deleted ends."""
-    async with open_world() as world:
-        await world.serve("chat", "embed")
-        await world.kill_agent()
+    async with left_by_its_agent("chat", "embed") as world:
         await world.start_agent()
         await trio.sleep(10)
         world.machine.kill("chat")
@@ -117,9 +120,7 @@ async def test_an_adopted_engine_is_supervised_like_any_other(autojump_clock):
 
 async def test_an_edit_while_no_agent_runs_replaces_the_engine_once(autojump_clock):
     """An engine of another plan is stopped before its successor starts, and there is exactly one successor."""
-    async with open_world() as world:
-        await world.serve("chat")
-        await world.kill_agent()
+    async with left_by_its_agent() as world:
         await world.apply("chat", contextSize=512)
         await world.start_agent()
         await world.until(world.ready_addresses, 1)
@@ -131,9 +132,7 @@ async def test_an_edit_while_no_agent_runs_replaces_the_engine_once(autojump_clo
 
 async def test_what_was_deleted_while_no_agent_ran_is_stopped(autojump_clock):
     """A service that is gone when the new agent looks is ended with its endpoint, and stays forgotten."""
-    async with open_world() as world:
-        await world.serve("chat", "embed", "code")
-        await world.kill_agent()
+    async with left_by_its_agent("chat", "embed", "code") as world:
         await world.delete("chat")
         await world.start_agent()
         await world.until(lambda: world.machine.live("chat"), [], seconds=10)
@@ -263,9 +262,7 @@ async def test_an_agent_that_parts_in_peace_leaves_everything_as_it_is(autojump_
 @pytest.mark.ci
 async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojump_clock):
     """Started while the API server is away, an agent adopts what runs, starts what does not, re-asserts on return."""
-    async with open_world() as world:
-        await world.serve("chat", "embed")
-        await world.kill_agent()
+    async with left_by_its_agent("chat", "embed") as world:
         world.faults.down = True
         world.machine.kill("embed")
         await world.start_agent()
@@ -284,9 +281,7 @@ async def test_an_agent_without_an_api_server_serves_what_was_asked_last(autojum
 
 async def test_an_empty_list_right_after_the_start_ends_nothing(autojump_clock):
     """A server that has lost its data for a moment does not cost the engines that the new agent has adopted."""
-    async with open_world() as world:
-        await world.serve("chat", "embed")
-        await world.kill_agent()
+    async with left_by_its_agent("chat", "embed") as world:
         saved = [await world.service(name) for name in ("chat", "embed")]
         for name in ("chat", "embed"):
             await world.delete(name)
@@ -338,9 +333,7 @@ async def test_an_edit_that_restarts_nothing_is_known_to_the_next_agent(autojump
 @pytest.mark.parametrize("online", [True, False])
 async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autojump_clock, online):
     """A suspension that has reached the journal and not the engine is carried out, with an API server or without."""
-    async with open_world() as world:
-        await world.serve("chat")
-        await world.kill_agent()
+    async with left_by_its_agent() as world:
         key = Key("default", "chat")
         entry = world.machine.entries[key]
         service = attrs.evolve(entry.wish.service, spec=attrs.evolve(entry.wish.service.spec, suspend=True))
@@ -356,9 +349,7 @@ async def test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends(autoju
 
 async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
     """The host has its address, only the way to the API server is not known: engines on that address stay."""
-    async with open_world(reach=at(ADDRESS)) as world:
-        await world.serve("chat")
-        await world.kill_agent()
+    async with left_by_its_agent(reach=at(ADDRESS)) as world:
         world.faults.down = True
         world.machine.reach = choose(None, Surroundings(frozenset({ADDRESS})))
         await world.start_agent()
@@ -373,9 +364,7 @@ async def test_no_route_at_the_start_of_an_agent_ends_no_engine(autojump_clock):
 
 async def test_a_slow_first_look_at_the_network_ends_no_engine(autojump_clock):
     """Until the resolver has answered, an agent does not know its address, and no engine has lost it."""
-    async with open_world(settings=agent_settings(lease_renew_seconds=5.0), reach=at(ADDRESS)) as world:
-        await world.serve("chat")
-        await world.kill_agent()
+    async with left_by_its_agent(settings=agent_settings(lease_renew_seconds=5.0), reach=at(ADDRESS)) as world:
         world.machine.look_seconds = 3.0
         world.first.settings = attrs.evolve(world.settings, advertise_address=None, bind_address="127.0.0.1")
         await world.start_agent()

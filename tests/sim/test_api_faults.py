@@ -1,5 +1,7 @@
 """An API server that is wrong in every way it can be costs no engine, and is told everything when it is right again."""
 
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 
@@ -13,12 +15,19 @@ QUICK = agent_settings(lease_renew_seconds=5.0)
 KINDS = (*ANSWERS, "half-open")
 
 
+@asynccontextmanager
+async def two_services():
+    """A host that serves `chat` and `embed`."""
+    async with open_world(settings=QUICK) as world:
+        await world.serve("chat", "embed")
+        yield world
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
     """Ten minutes of nothing but wrong answers: engines serve, restart when they die, and all is told afterwards."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.kind = kind
         world.network.sever()
         await trio.sleep(300)
@@ -38,8 +47,7 @@ async def test_a_wrong_answer_stops_no_service(autojump_clock, kind):
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, kind):
     """A new agent that hears nothing but wrong answers adopts what runs and starts what ran last."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         await world.kill_agent()
         world.machine.kill("embed")
         world.faults.kind = kind
@@ -53,8 +61,7 @@ async def test_an_agent_that_starts_among_wrong_answers_serves(autojump_clock, k
 
 async def test_an_agent_that_may_not_list_a_kind_says_which(autojump_clock):
     """What an earlier agent has started runs on, and /readyz names what cannot be listed, and why."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         await world.kill_agent()
         world.faults.kind = "403"
         await world.start_agent()
@@ -70,8 +77,7 @@ async def test_an_agent_that_may_not_list_a_kind_says_which(autojump_clock):
 
 async def test_a_refused_credential_is_known_within_one_renewal(autojump_clock):
     """Also by an agent that starts with one, and what the API server takes again is known as soon."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         assert world.agent.credential.value.value.state is CredentialState.ACCEPTED
         world.faults.kind = "401"
         await trio.sleep(2 * QUICK.lease_renew_seconds)
@@ -92,8 +98,7 @@ async def test_a_refused_credential_is_known_within_one_renewal(autojump_clock):
 
 async def test_a_token_that_cannot_be_renewed_is_told_on_the_lease(autojump_clock):
     """While it still counts the agent is ready, and says what will help; afterwards it says nothing of it."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         key = Key(QUICK.lease_namespace, host_id(QUICK.host_name))
 
         async def told():
@@ -110,8 +115,7 @@ async def test_a_token_that_cannot_be_renewed_is_told_on_the_lease(autojump_cloc
 
 async def test_a_slow_server_stops_no_service(autojump_clock):
     """With ten seconds per answer, engines and endpoints stay, and a new service still starts."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.slow_seconds = 3.0
         world.network.sever()
         await trio.sleep(300)
@@ -124,8 +128,7 @@ async def test_a_slow_server_stops_no_service(autojump_clock):
 @pytest.mark.parametrize("kind", ["empty lists", "old lists"])
 async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clock, kind):
     """A list without the services that we know stops none of them when a second look, 10 s later, finds them again."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.kind = kind
         world.first.asleep_seconds = 60.0  # a wake: everything is listed anew
         await trio.sleep(8)
@@ -138,8 +141,7 @@ async def test_a_list_that_denies_most_services_is_read_again_first(autojump_clo
 
 async def test_a_watch_that_denies_every_service_is_checked_with_a_list_first(autojump_clock):
     """A watch that tells the deletion of every service ends none of them: a list, 10 s later, finds them all."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.denies = True
         world.network.sever()
         await trio.sleep(4)
@@ -152,8 +154,7 @@ async def test_a_watch_that_denies_every_service_is_checked_with_a_list_first(au
 
 async def test_deleting_everything_ends_everything_ten_seconds_later(autojump_clock):
     """Of three services that are deleted together, the first ends at once, the others once a list says so too."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         await world.serve("third")
         for name in ("chat", "embed", "third"):
             await world.delete(name)
@@ -204,8 +205,7 @@ async def test_a_host_that_is_told_of_no_service_keeps_its_claims(autojump_clock
 
 async def test_services_that_two_lists_have_denied_come_back(autojump_clock):
     """A server that denies most services for half a minute stops them, and each runs again two minutes later."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.kind = "empty lists"
         world.first.asleep_seconds = 60.0  # a wake: everything is listed anew
         await trio.sleep(30)
@@ -218,8 +218,7 @@ async def test_services_that_two_lists_have_denied_come_back(autojump_clock):
 
 async def test_deleting_everything_is_believed_after_the_second_look(autojump_clock):
     """Services that were deleted while nobody watched are stopped once two lists, 10 s apart, say so."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.down = True
         world.network.sever()
         await trio.sleep(5)
@@ -234,8 +233,7 @@ async def test_deleting_everything_is_believed_after_the_second_look(autojump_cl
 
 async def test_what_was_undone_during_an_outage_is_said_again_at_once(autojump_clock):
     """Endpoints that were taken out of service while nobody heard of the host are back with its return."""
-    async with open_world(settings=QUICK) as world:
-        await world.serve("chat", "embed")
+    async with two_services() as world:
         world.faults.down = True
         world.network.sever()
         await trio.sleep(60)

@@ -33,14 +33,6 @@ async def at_once():
         yield
 
 
-async def one_of_two(world):
-    """A service that two hosts could serve; return which one does, and the other."""
-    await world.add_host("mini")
-    await world.serve()
-    (holder,) = world.live("chat")
-    return holder, "mini" if holder == "sim" else "sim"
-
-
 async def test_two_hosts_share_the_services_and_run_none_twice(autojump_clock):
     """Of ten services that two hosts could serve, each runs on exactly one, and says so in its claim."""
     async with two_hosts() as world:
@@ -96,13 +88,13 @@ async def test_more_replicas_than_hosts_say_so(autojump_clock):
 async def test_a_dead_host_is_replaced_within_a_minute(autojump_clock):
     """When the power of a host fails, its endpoint goes and another host serves, all within 60 s."""
     async with two_hosts() as world:
-        holder, other = await one_of_two(world)
-        await world.hosts[holder].die()
+        holder, other = await world.serve_on_one_of_two()
+        await holder.die()
         died = trio.current_time()
-        await world.until(world.live, [other], "chat", seconds=60)
-        await world.until(world.slices, lambda seen: [one[0] for one in seen if one[2]] == [other], seconds=60)
+        await world.until(world.live, [other.name], "chat", seconds=60)
+        await world.until(world.slices, lambda seen: [one[0] for one in seen if one[2]] == [other.name], seconds=60)
         assert trio.current_time() - died < 60
-        assert await world.claims() == {0: other}
+        assert await world.claims() == {0: other.name}
         await world.until(world.phase, "Ready")
         assert sum(len(host.machine.spawned) for host in world.hosts.values()) == 2
 
@@ -138,39 +130,32 @@ async def test_who_speaks_after_another_can_leave_things_unsaid(autojump_clock):
 async def test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves(autojump_clock):
     """A host that another one has replaced says nothing in the status, not for a moment, when its agent is back."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await trio.sleep(10)
-        await world.serve()
-        (name,) = world.live("chat")
-        (other,) = world.hosts.keys() - {name}
-        await world.hosts[name].die()
-        await world.until(world.live, [other], "chat")
-        await world.until(fetched, f"the file is on host {other}", world)
-        world.hosts[name].cut_off()
-        await world.hosts[name].start_agent()
+        host, other = await world.serve_on_one_of_two()
+        await host.die()
+        await world.until(world.live, [other.name], "chat")
+        await world.until(fetched, f"the file is on host {other.name}", world)
+        host.cut_off()
+        await host.start_agent()
         await trio.sleep(60)
         assert len(world.live("chat")) == 2, "it serves what was asked for last"
-        world.hosts[name].cut_off(False)
+        host.cut_off(False)
         for _ in range(600):
-            assert await fetched(world) == f"the file is on host {other}"
+            assert await fetched(world) == f"the file is on host {other.name}"
             await trio.sleep(0.1)
-        assert world.live("chat") == [other]
+        assert world.live("chat") == [other.name]
 
 
 async def test_what_a_host_says_too_late_is_said_again_at_once(autojump_clock):
     """The last words of a host that has lost its claim meanwhile stand for seconds in the status, and no longer."""
     async with two_hosts() as world:
-        await world.add_host("mini")
-        await trio.sleep(10)
-        await world.serve()
+        serving, _ = await world.serve_on_one_of_two()
         await trio.sleep(30)
         old = (await world.model())["status"]["conditions"]
-        (serving,) = world.live("chat")
         late = [{**one, "message": "the file is elsewhere"} for one in old if one["type"] == "Fetched"]
         for pause in (3.0, 40.0):
             await say(world, Model, {"conditions": late})
             await trio.sleep(pause)
-            assert await fetched(world) == f"the file is on host {serving}"
+            assert await fetched(world) == f"the file is on host {serving.name}"
 
 
 async def fetched(world):
@@ -225,29 +210,29 @@ async def test_a_host_claims_nothing_before_its_own_lease_is_there(autojump_cloc
 async def test_an_orderly_stop_hands_over_at_once(autojump_clock):
     """A host that says goodbye is replaced without anybody waiting for its Lease to expire."""
     async with two_hosts() as world:
-        holder, other = await one_of_two(world)
-        await world.hosts[holder].stop_agent()
-        await world.until(world.live, [other], "chat", seconds=3)
-        await world.hosts[holder].start_agent()
+        holder, other = await world.serve_on_one_of_two()
+        await holder.stop_agent()
+        await world.until(world.live, [other.name], "chat", seconds=3)
+        await holder.start_agent()
         await trio.sleep(60)
-        assert world.live("chat") == [other]
+        assert world.live("chat") == [other.name]
 
 
 async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock):
     """A host that is cut off keeps its engine; once it sees that another one has taken over, it stops its own."""
     async with two_hosts() as world:
-        holder, other = await one_of_two(world)
-        world.hosts[holder].cut_off()
+        holder, other = await world.serve_on_one_of_two()
+        holder.cut_off()
         await trio.sleep(600)
         assert world.live("chat") == ["mini", "sim"], "both serve while neither can know of the other"
         ready = [host for host, _, ready in await world.slices() if ready]
-        assert ready == [other]
-        world.hosts[holder].cut_off(False)
-        await world.until(world.live, [other], "chat", seconds=60)
+        assert ready == [other.name]
+        holder.cut_off(False)
+        await world.until(world.live, [other.name], "chat", seconds=60)
         await trio.sleep(120)
-        assert world.live("chat") == [other]
-        assert await world.claims() == {0: other}
-        assert await world.slices() == [(other, world.hosts[other].settings.advertise_address, True)]
+        assert world.live("chat") == [other.name]
+        assert await world.claims() == {0: other.name}
+        assert await world.slices() == [(other.name, other.settings.advertise_address, True)]
         assert (await world.condition())[:2] == ("True", "Loaded")
         assert await world.phase() == "Ready"
 
@@ -255,17 +240,16 @@ async def test_a_partitioned_host_serves_on_and_yields_on_return(autojump_clock)
 async def test_what_another_host_has_taken_over_is_forgotten_here(autojump_clock):
     """A host that died and comes back to find its service elsewhere does not start it at its next start offline."""
     async with two_hosts() as world:
-        holder, other = await one_of_two(world)
-        host = world.hosts[holder]
+        host, other = await world.serve_on_one_of_two()
         await host.die()
-        await world.until(world.live, [other], "chat", seconds=60)
+        await world.until(world.live, [other.name], "chat", seconds=60)
         await host.start_agent()
         await trio.sleep(60)
         await host.kill_agent()
         host.faults.down = True
         await host.start_agent()
         await trio.sleep(120)
-        assert world.live("chat") == [other]
+        assert world.live("chat") == [other.name]
         host.cut_off(False)
 
 
@@ -327,13 +311,13 @@ async def all_claims(world):
 async def test_a_killed_agent_keeps_its_claims(autojump_clock):
     """Through SIGKILL and restart of an agent with a rival beside it, the engine stays, claimed all along."""
     async with two_hosts() as world:
-        holder, _ = await one_of_two(world)
+        holder, _ = await world.serve_on_one_of_two()
         versions = [one.metadata.resource_version for one in await all_claims(world)]
-        await world.hosts[holder].kill_agent()
+        await holder.kill_agent()
         await trio.sleep(10)
-        await world.hosts[holder].start_agent()
+        await holder.start_agent()
         await trio.sleep(120)
-        assert world.live("chat") == [holder]
+        assert world.live("chat") == [holder.name]
         assert [one.metadata.resource_version for one in await all_claims(world)] == versions
 
 
@@ -406,7 +390,7 @@ async def test_what_is_no_longer_selected_says_so(autojump_clock):
 async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):
     """A claim that somebody removes as soon as it is there is written once a second, and its engine serves on."""
     async with two_hosts() as world:
-        host, _ = await one_of_two(world)
+        host, _ = await world.serve_on_one_of_two()
         removed = 0
         with trio.move_on_after(10):
             while True:
@@ -415,5 +399,5 @@ async def test_who_keeps_removing_a_claim_is_not_raced(autojump_clock):
                     removed += 1
                 await trio.sleep(0.01)
         assert 5 < removed < 15
-        await world.until(world.claims, {0: host}, seconds=5)
+        await world.until(world.claims, {0: host.name}, seconds=5)
         assert sum(len(one.machine.spawned) for one in world.hosts.values()) == 1

@@ -12,7 +12,7 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.host_cordon import LOOK_SECONDS, HostCordon
 from llmkube.supervisor.nouns.cordon import Cordon
 from sim.machine import Script
-from sim.mutation import assert_caught, nothing
+from sim.mutation import assert_caught, nothing, rows
 from sim.world import agent_settings, open_world
 
 pytestmark = pytest.mark.ci
@@ -24,18 +24,12 @@ def a_host(**changes):
     return open_world(settings=agent_settings(**QUICK, **changes))
 
 
-def cordon(host, seconds=None):
-    """The owner of a host types `llmkube agent cordon`, with `--for` or without."""
-    end = None if seconds is None else host.utcnow() + datetime.timedelta(seconds=seconds)
-    host.machine.cordon = Cordon(end)
-
-
 async def test_requests_end_and_nothing_is_left_but_the_word_of_the_owner(autojump_clock):
     """The endpoint goes at once, the engine after its requests; the objects say who has the Mac, and until when."""
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
-        cordon(world.first, 3600)
+        world.first.cordon(3600)
         await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
         await trio.sleep(10)
         assert engine.exit is None, "the request in flight has lost its engine"
@@ -57,7 +51,7 @@ async def test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_g
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
-        cordon(world.first)
+        world.first.cordon()
         settings = world.settings
         within = settings.withdraw_seconds + settings.drain_seconds + settings.longest_grace_seconds
         await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + within + 1)
@@ -67,7 +61,7 @@ async def test_the_mac_serves_again_when_the_time_is_over(autojump_clock):
     """Nobody has to remember it: after two hours the service is back, and not a minute earlier."""
     async with a_host() as world:
         await world.serve()
-        cordon(world.first, 7200)
+        world.first.cordon(7200)
         await world.until(world.live, [], "chat")
         for _ in range(118):
             await trio.sleep(60)
@@ -81,7 +75,7 @@ async def test_uncordon_ends_it_early(autojump_clock):
     """The owner's second word counts at the next look."""
     async with a_host() as world:
         await world.serve()
-        cordon(world.first)
+        world.first.cordon()
         await world.until(world.live, [], "chat")
         world.machine.cordon = None
         await world.until(world.ready_addresses, 1, seconds=30)
@@ -90,16 +84,12 @@ async def test_uncordon_ends_it_early(autojump_clock):
 async def test_another_mac_takes_over(autojump_clock):
     """What one Mac gives up another one serves, and it stays there: nothing is stopped for the return."""
     async with a_host() as world:
-        await world.add_host("mini")
-        await trio.sleep(10)
-        await world.serve()
-        (holder,) = world.live("chat")
-        (other,) = world.hosts.keys() - {holder}
-        cordon(world.hosts[holder], 600)
-        await world.until(world.live, [other], "chat", seconds=60)
+        holder, other = await world.serve_on_one_of_two()
+        holder.cordon(600)
+        await world.until(world.live, [other.name], "chat", seconds=60)
         await world.until(world.phase, "Ready", seconds=60)
         await trio.sleep(1200)
-        assert world.live("chat") == [other]
+        assert world.live("chat") == [other.name]
         await world.apply("second")
         await world.until(world.live, lambda found: len(found) == 1, "second")
 
@@ -109,7 +99,7 @@ async def test_nothing_starts_on_a_cordoned_mac(autojump_clock):
     async with a_host() as world:
         await world.add_host("mini")
         await trio.sleep(10)
-        cordon(world.first)
+        world.first.cordon()
         await trio.sleep(2 * LOOK_SECONDS)
         for name in ("a", "b", "c"):
             await world.apply(name)
@@ -124,7 +114,7 @@ async def test_the_word_outlives_the_agent(autojump_clock):
         engine = await world.serve()
         engine.in_flight = 1
         await world.kill_agent()
-        cordon(world.first, 600)
+        world.first.cordon(600)
         await world.start_agent()
         await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 5)
         await trio.sleep(10)
@@ -147,7 +137,7 @@ async def test_no_api_server_is_needed(autojump_clock):
         await world.start_agent()
         await trio.sleep(30)
         assert world.live("chat") == ["sim"]
-        cordon(world.first, 600)
+        world.first.cordon(600)
         await world.until(world.live, [], "chat", seconds=60)
         await world.kill_agent()
         await world.start_agent()
@@ -161,7 +151,7 @@ async def test_a_sleep_counts(autojump_clock):
     """The wall clock decides: a Mac that sleeps through the end serves when it is awake."""
     async with a_host() as world:
         await world.serve()
-        cordon(world.first, 7200)
+        world.first.cordon(7200)
         await world.until(world.live, [], "chat")
         world.first.asleep_seconds += 7200
         await world.until(world.ready_addresses, 1, seconds=60)
@@ -173,7 +163,7 @@ async def test_an_engine_that_loads_is_no_use_to_the_owner(autojump_clock):
         world.machine.default = Script(load_seconds=600)
         await world.apply()
         await world.until(world.live, ["sim"], "chat")
-        cordon(world.first)
+        world.first.cordon()
         await world.until(world.live, [], "chat", seconds=LOOK_SECONDS + 15)
 
 
@@ -186,31 +176,26 @@ def never_over(self, now):
 
 
 MUTANTS = {
-    "requests are not waited for": (
-        health.Engine,
-        "wait_idle",
-        nothing,
-        test_requests_end_and_nothing_is_left_but_the_word_of_the_owner,
-    ),
-    "the cordon never ends": (Cordon, "holds", never_over, test_the_mac_serves_again_when_the_time_is_over),
-    "it ends by the clock that stands still in sleep": (
-        HostCordon,
-        "utcnow",
-        property(lambda self: lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda self, value: None),
-        test_a_sleep_counts,
-    ),
-    "the word is read once": (HostCordon, "run", forever, test_uncordon_ends_it_early),
-    "what runs stays": (
-        HostCordon,
-        "serves",
-        property(lambda self: self.accelerators),
-        test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace,
-    ),
+    test_requests_end_and_nothing_is_left_but_the_word_of_the_owner: {
+        "requests are not waited for": (health.Engine, "wait_idle", nothing)
+    },
+    test_the_mac_serves_again_when_the_time_is_over: {"the cordon never ends": (Cordon, "holds", never_over)},
+    test_a_sleep_counts: {
+        "it ends by the clock that stands still in sleep": (
+            HostCordon,
+            "utcnow",
+            property(lambda self: lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda self, value: None),
+        )
+    },
+    test_uncordon_ends_it_early: {"the word is read once": (HostCordon, "run", forever)},
+    test_a_request_that_does_not_end_keeps_the_memory_no_longer_than_the_grace: {
+        "what runs stays": (HostCordon, "serves", property(lambda self: self.accelerators))
+    },
 }
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_caught(name, monkeypatch):
+@pytest.mark.parametrize("row", rows(MUTANTS))
+def test_mutants_are_caught(row, monkeypatch):
     """Each deliberate bug fails its timeline."""
-    assert_caught(monkeypatch, MUTANTS[name])
+    assert_caught(monkeypatch, row)

@@ -11,7 +11,7 @@ from llmkube.supervisor.nouns.cordon import Cordon
 from sim import score
 from sim.faults import FAULTS
 from sim.faults_owner import cordoned
-from sim.mutation import CREATED, acts, assert_booked
+from sim.mutation import CREATED, acts, assert_booked, rows
 
 OWNERS = sorted(name for name, row in FAULTS.items() if row.inject.__module__ == cordoned.__module__)
 
@@ -60,25 +60,17 @@ def holds_for_ever(self, now):
 
 
 MUTANTS = {
-    "a cordon ends nothing": (
-        HostCordon,
-        "serves",
-        property(lambda self: self.accelerators),
-        acts(*CREATED, (100.0, "cordoned-for-a-while")),
-        "not given back",
-    ),
-    "a host never returns": (
-        Cordon,
-        "holds",
-        holds_for_ever,
-        acts(*CREATED, (100.0, "cordoned-for-a-while")),
-        "stuck",
-    ),
+    (acts(*CREATED, (100.0, "cordoned-for-a-while")), "not given back"): {
+        "a cordon ends nothing": (HostCordon, "serves", property(lambda self: self.accelerators))
+    },
+    (acts(*CREATED, (100.0, "cordoned-for-a-while")), "stuck"): {
+        "a host never returns": (Cordon, "holds", holds_for_ever)
+    },
 }
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_booked(name, monkeypatch):
+@pytest.mark.parametrize("row", rows(MUTANTS))
+def test_a_mutant_is_booked(row, monkeypatch):
     """The books see this bug, and without it the same timeline is clean."""
-    assert_booked(monkeypatch, MUTANTS[name])
+    assert_booked(monkeypatch, row)

@@ -23,7 +23,7 @@ from sim import score
 from sim import test_daemon_sharing as sharing
 from sim import test_shared_daemon as shared
 from sim.daemons import RUNTIMES
-from sim.mutation import acts, assert_booked, assert_caught
+from sim.mutation import acts, assert_booked, assert_caught, rows
 
 ON = {"ollama": (1.0, "create", 4), "omlx": (1.0, "create", 0)}
 """These dice make a service of the runtime; `test_the_service_is_on_it` looks."""
@@ -160,206 +160,164 @@ def blind_to_builds(original):
 
 
 MUTANTS = {
-    "what Ollama lists is believed without a process": (
-        Seen,
-        "loaded",
-        property(lambda self: self.listed),
-        acts(ON["ollama"], (100.0, "daemons-process-killed")),
-        "false ready",
-    ),
-    "a model that {runtime} has lost stays published": (
-        attempt,
-        "watch_model",
-        never_asks,
-        on((100.0, "daemon-restarts", 11)),
-        "false ready",
-    ),
-    "a model is loaded beside what {runtime} still holds of it": (
-        keeping,
-        "decide",
-        blind_to_what_is_not_listed(keeping.decide),
-        on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")),
-        "double",
-    ),
-    "an engine ends without unloading its model from {runtime}": (
-        keeping,
-        "unload",
-        lambda seen, since, asked_at, now: Step(Act.DONE),
-        on((100.0, "delete")),
-        "orphans",
-    ),
-    "the owner's {runtime} is ended like one of ours": (
-        keeping,
-        "unload",
-        as_if_ours(keeping.unload),
-        on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
-        "needless",
-    ),
-    "what oMLX does not list is not there": (
-        omlx_model,
-        "remains",
-        lambda account, shot: False,
-        acts(ON["omlx"], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")),
-        "orphans",
-    ),
-    "another model under the name of ours is taken for it": (
-        OmlxModel,
-        "of_folder",
-        found_by_name,
-        acts(ON["omlx"], (100.0, "daemon-has-another-model", 3)),
-        "false ready",
-    ),
+    (acts(ON["ollama"], (100.0, "daemons-process-killed")), "false ready"): {
+        "what Ollama lists is believed without a process": (Seen, "loaded", property(lambda self: self.listed))
+    },
+    (on((100.0, "daemon-restarts", 11)), "false ready"): {
+        "a model that {runtime} has lost stays published": (attempt, "watch_model", never_asks)
+    },
+    (on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "daemon-is-used-by-others")), "double"): {
+        "a model is loaded beside what {runtime} still holds of it": (
+            keeping,
+            "decide",
+            blind_to_what_is_not_listed(keeping.decide),
+        )
+    },
+    (on((100.0, "delete")), "orphans"): {
+        "an engine ends without unloading its model from {runtime}": (
+            keeping,
+            "unload",
+            lambda seen, since, asked_at, now: Step(Act.DONE),
+        )
+    },
+    (on((100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")), "needless"): {
+        "the owner's {runtime} is ended like one of ours": (keeping, "unload", as_if_ours(keeping.unload))
+    },
+    (acts(ON["omlx"], (100.0, "daemon-keeps-what-it-unloads", 2), (101.0, "delete")), "orphans"): {
+        "what oMLX does not list is not there": (omlx_model, "remains", lambda account, shot: False)
+    },
+    (acts(ON["omlx"], (100.0, "daemon-has-another-model", 3)), "false ready"): {
+        "another model under the name of ours is taken for it": (OmlxModel, "of_folder", found_by_name)
+    },
 }
-"""A bug, the timeline that shows it, and the column of the scorecard in which it does."""
+"""A timeline with a column of the scorecard, and the bugs that the one shows in the other."""
 
 CAUGHT = {
-    "{runtime}'s build of the start is told for ever": (
-        EngineStatus,
-        "set_model",
-        blind_to_builds(EngineStatus.set_model),
-        shared.test_the_status_follows_an_upgrade,
-    ),
-    "an engine begins to serve in the build that was started": (
-        health.Engine,
-        "build",
-        silent_at_first(health.Engine.build),
-        partial(shared.test_the_status_follows_an_upgrade, runtime="ollama"),
-    ),
-    "{runtime} is waited for at its old port for ever": (
-        keeping,
-        "LOST_SECONDS",
-        math.inf,
-        shared.test_a_daemon_at_another_port_is_told_and_replaced,
-    ),
-    "a daemon that refuses the key is waited for for ever": (
-        keeping,
-        "LATE_SECONDS",
-        math.inf,
-        shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves,
-    ),
-    "what an Ollama was told before its upgrade is believed to be there": (
-        OllamaModel,
-        "prepare",
-        only_once(OllamaModel.prepare, lambda self: self.blob),
-        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="ollama"),
-    ),
-    "a model keeps its name through an upgrade of oMLX": (
-        OmlxModel,
-        "prepare",
-        only_once(OmlxModel.prepare, lambda self: self.name),
-        partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="omlx"),
-    ),
-    "the default model of an oMLX that has lost ours is loaded in its place": (
-        OmlxModel,
-        "load",
-        loads_unasked,
-        shared.test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own,
-    ),
-    "a model that another client has unloaded from {runtime} stays away": (
-        keeping,
-        "lost",
-        gives_up_what_was_taken,
-        shared.test_a_model_that_another_client_unloads_is_loaded_again,
-    ),
-    "a stop before the first look leaves what an earlier front has loaded": (
-        OmlxModel,
-        "unload",
-        unloads_what_it_knows,
-        shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left,
-    ),
-    "what a killed engine has left in {runtime} is not unloaded": (
-        attempt,
-        "unload_left",
-        unloads_nothing,
-        sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting,
-    ),
-    "what was left in {runtime} while no agent ran is not unloaded": (
-        attempt,
-        "unload_left",
-        unloads_nothing,
-        sharing.test_what_was_left_while_no_agent_ran_does_not_either,
-    ),
-    "what a killed engine has left is unloaded once or never": (
-        attempt,
-        "AGAIN",
-        Backoff(1e9, 1e9),
-        sharing.test_an_unload_that_is_not_answered_is_repeated,
-    ),
-    "what its owner has loaded since is taken for what a killed engine has left": (
-        Keeper,
-        "unload",
-        clears_nothing,
-        sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits,
-    ),
-    "what a killed engine has left is unloaded below another service": (
-        Keeper,
-        "unload_left",
-        does_not_ask_who_uses_it,
-        sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it,
-    ),
-    "what would fit beside what was left in {runtime} is loaded anew": (
-        attempt,
-        "leftover_unloaded",
-        unloads_first,
-        sharing.test_what_fits_beside_what_was_left_takes_it_over,
-    ),
-    "the first of two services on one folder that ends unloads it": (
-        Keeper,
-        "unload",
-        waits_for_no_other,
-        sharing.test_two_services_on_one_folder_do_not_disturb_each_other,
-    ),
-    "an engine on {runtime} that was replaced unloads the model of the new one": (
-        Keeper,
-        "unload",
-        waits_for_no_other,
-        sharing.test_an_engine_that_replaces_another_one_keeps_their_model,
-    ),
-    "under pressure, what {runtime} holds of a service is not its own": (
-        need,
-        "holds_elsewhere",
-        lambda runtime: False,
-        pressed.test_an_eviction_gives_the_memory_back,
-    ),
-    "under pressure, {runtime}'s word that it has unloaded is believed": (
-        keeping,
-        "unload",
-        done_when_asked(keeping.unload),
-        pressed.test_said_unloaded_and_was_not_takes_the_next_victim,
-    ),
-    **{
-        f"under pressure, models of other clients of {runtime} go with ours": (
-            model,
-            "unload",
-            unloads_all,
-            partial(pressed.test_an_eviction_gives_the_memory_back, runtime=runtime),
+    shared.test_the_status_follows_an_upgrade: {
+        "{runtime}'s build of the start is told for ever": (
+            EngineStatus,
+            "set_model",
+            blind_to_builds(EngineStatus.set_model),
         )
+    },
+    partial(shared.test_the_status_follows_an_upgrade, runtime="ollama"): {
+        "an engine begins to serve in the build that was started": (
+            health.Engine,
+            "build",
+            silent_at_first(health.Engine.build),
+        )
+    },
+    shared.test_a_daemon_at_another_port_is_told_and_replaced: {
+        "{runtime} is waited for at its old port for ever": (keeping, "LOST_SECONDS", math.inf)
+    },
+    shared.test_a_key_that_is_changed_is_told_and_one_of_our_own_serves: {
+        "a daemon that refuses the key is waited for for ever": (keeping, "LATE_SECONDS", math.inf)
+    },
+    partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="ollama"): {
+        "what an Ollama was told before its upgrade is believed to be there": (
+            OllamaModel,
+            "prepare",
+            only_once(OllamaModel.prepare, lambda self: self.blob),
+        )
+    },
+    partial(shared.test_a_daemon_that_upgrades_itself_costs_no_engine, runtime="omlx"): {
+        "a model keeps its name through an upgrade of oMLX": (
+            OmlxModel,
+            "prepare",
+            only_once(OmlxModel.prepare, lambda self: self.name),
+        )
+    },
+    shared.test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own: {
+        "the default model of an oMLX that has lost ours is loaded in its place": (OmlxModel, "load", loads_unasked)
+    },
+    shared.test_a_model_that_another_client_unloads_is_loaded_again: {
+        "a model that another client has unloaded from {runtime} stays away": (keeping, "lost", gives_up_what_was_taken)
+    },
+    shared.test_a_stop_before_the_first_look_gives_back_what_a_killed_front_has_left: {
+        "a stop before the first look leaves what an earlier front has loaded": (
+            OmlxModel,
+            "unload",
+            unloads_what_it_knows,
+        )
+    },
+    sharing.test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting: {
+        "what a killed engine has left in {runtime} is not unloaded": (attempt, "unload_left", unloads_nothing)
+    },
+    sharing.test_what_was_left_while_no_agent_ran_does_not_either: {
+        "what was left in {runtime} while no agent ran is not unloaded": (attempt, "unload_left", unloads_nothing)
+    },
+    sharing.test_an_unload_that_is_not_answered_is_repeated: {
+        "what a killed engine has left is unloaded once or never": (attempt, "AGAIN", Backoff(1e9, 1e9))
+    },
+    sharing.test_what_its_owner_has_loaded_stays_while_a_service_waits: {
+        "what its owner has loaded since is taken for what a killed engine has left": (Keeper, "unload", clears_nothing)
+    },
+    sharing.test_what_a_killed_engine_has_left_stays_while_another_service_uses_it: {
+        "what a killed engine has left is unloaded below another service": (
+            Keeper,
+            "unload_left",
+            does_not_ask_who_uses_it,
+        )
+    },
+    sharing.test_what_fits_beside_what_was_left_takes_it_over: {
+        "what would fit beside what was left in {runtime} is loaded anew": (attempt, "leftover_unloaded", unloads_first)
+    },
+    sharing.test_two_services_on_one_folder_do_not_disturb_each_other: {
+        "the first of two services on one folder that ends unloads it": (Keeper, "unload", waits_for_no_other)
+    },
+    sharing.test_an_engine_that_replaces_another_one_keeps_their_model: {
+        "an engine on {runtime} that was replaced unloads the model of the new one": (
+            Keeper,
+            "unload",
+            waits_for_no_other,
+        )
+    },
+    pressed.test_an_eviction_gives_the_memory_back: {
+        "under pressure, what {runtime} holds of a service is not its own": (
+            need,
+            "holds_elsewhere",
+            lambda runtime: False,
+        )
+    },
+    pressed.test_said_unloaded_and_was_not_takes_the_next_victim: {
+        "under pressure, {runtime}'s word that it has unloaded is believed": (
+            keeping,
+            "unload",
+            done_when_asked(keeping.unload),
+        )
+    },
+    partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, runtime="ollama"): {
+        "under pressure, the processes of an Ollama that has restarted are not looked at again": (
+            OllamaModel,
+            "look_at_processes",
+            never_scans_again(OllamaModel.look_at_processes),
+        )
+    },
+    pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours: {
+        "memory that comes for a model of others as ours goes is taken for ours": (
+            omlx_model,
+            "grown_by_others",
+            lambda earlier, later: 0,
+        )
+    },
+    **{
+        partial(pressed.test_an_eviction_gives_the_memory_back, runtime=runtime): {
+            f"under pressure, models of other clients of {runtime} go with ours": (model, "unload", unloads_all)
+        }
         for runtime, model in (("ollama", OllamaModel), ("omlx", OmlxModel))
     },
-    "under pressure, the processes of an Ollama that has restarted are not looked at again": (
-        OllamaModel,
-        "look_at_processes",
-        never_scans_again(OllamaModel.look_at_processes),
-        partial(pressed.test_a_daemon_that_restarts_in_the_middle_of_an_eviction_loads_nothing_again, runtime="ollama"),
-    ),
-    "memory that comes for a model of others as ours goes is taken for ours": (
-        omlx_model,
-        "grown_by_others",
-        lambda earlier, later: 0,
-        pressed.test_a_model_of_others_that_comes_meanwhile_is_not_taken_for_ours,
-    ),
 }
-"""A bug, and the timeline that does not survive it."""
+"""A timeline, and the bugs that do not survive it."""
 
 
-def by_runtime(rows, bind):
+def by_runtime(table, bind):
     """Yield the rows of a table; one with `{runtime}` in its name once for each, its timeline bound to that."""
-    for name, (owner, attribute, replacement, timeline, *column) in rows.items():
-        for runtime in RUNTIMES if "{runtime}" in name else ():
-            row = (owner, attribute, replacement, bind(timeline, runtime=runtime), *column)
-            yield pytest.param(row, id=name.format(runtime=runtime))
-        if "{runtime}" not in name:
-            yield pytest.param(rows[name], id=name)
+    for row in rows(table):
+        *bug, timeline = row.values[0]
+        for runtime in RUNTIMES if "{runtime}" in row.id else ():
+            yield pytest.param((*bug, bind(timeline, runtime=runtime)), id=row.id.format(runtime=runtime))
+        if "{runtime}" not in row.id:
+            yield row
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -371,7 +329,7 @@ def test_the_service_is_on_it(runtime):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("row", tuple(by_runtime(MUTANTS, lambda timeline, runtime: timeline(runtime))))
+@pytest.mark.parametrize("row", tuple(by_runtime(MUTANTS, lambda shown, runtime: (shown[0](runtime), shown[1]))))
 def test_a_mutant_is_booked(row, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
     assert_booked(monkeypatch, row)

@@ -4,7 +4,7 @@ import trio
 
 from llmkube.k8s.wire.names import RESTARTED_AT
 from sim.memory import shape_of
-from sim.test_shared_daemon import MODEL, WEIGHTS, both, held, host, prepare, serve, theirs
+from sim.test_shared_daemon import MODEL, WEIGHTS, both, held, host, prepare, serve, serving, theirs
 
 
 def small(world):
@@ -26,10 +26,8 @@ async def is_back(world, server, *, seconds):
 @both
 async def test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting(autojump_clock, runtime):
     """25 GiB do not fit beside themselves: they are unloaded first, and Ollama's five minutes are not waited for."""
-    async with host() as world:
-        server = prepare(world, runtime)
+    async with serving(runtime) as (world, server, _):
         theirs(server)
-        await serve(world, runtime)
         world.machine.kill("other")
         await is_back(world, server, seconds=90)
         assert len(world.machine.starts("other")) == 2
@@ -38,10 +36,8 @@ async def test_what_a_killed_engine_has_left_does_not_keep_the_next_one_waiting(
 @both
 async def test_what_was_left_while_no_agent_ran_does_not_either(autojump_clock, runtime):
     """Agent and engine are killed at once: the next agent finds neither of them, and the model in memory."""
-    async with host() as world:
-        server = prepare(world, runtime)
+    async with serving(runtime) as (world, server, _):
         theirs(server)
-        await serve(world, runtime)
         await world.kill_agent()
         world.machine.kill("other")
         await trio.sleep(20)
@@ -51,10 +47,8 @@ async def test_what_was_left_while_no_agent_ran_does_not_either(autojump_clock, 
 
 async def test_an_unload_that_is_not_answered_is_repeated(autojump_clock):
     """OMLX hangs for some minutes, in which the service says that it waits for memory; then it comes back."""
-    async with host() as world:
-        server = prepare(world, "omlx")
+    async with serving("omlx") as (world, server, _):
         theirs(server)
-        await serve(world, "omlx")
         server.fake.hangs = True
         world.machine.kill("other")
         await trio.sleep(200)
@@ -82,9 +76,7 @@ async def test_what_fits_beside_what_was_left_takes_it_over(autojump_clock, runt
 
 async def test_what_is_left_goes_with_the_service(autojump_clock):
     """The service is deleted while its next engine waits for memory: by then the model is unloaded."""
-    async with host() as world:
-        prepare(world, "omlx")
-        await serve(world, "omlx")
+    async with serving("omlx") as (world, _, _):
         world.machine.memory.other = 30.0
         world.machine.kill("other")
         await trio.sleep(60)
@@ -95,9 +87,7 @@ async def test_what_is_left_goes_with_the_service(autojump_clock):
 
 async def test_what_its_owner_has_loaded_stays_while_a_service_waits(autojump_clock):
     """The service has unloaded the folder in order; what is in memory of it since then is not its own."""
-    async with host() as world:
-        server = prepare(world, "omlx")
-        await serve(world, "omlx")
+    async with serving("omlx") as (world, server, _):
         await world.delete("other")
         await trio.sleep(60)
         assert held(world, "omlx") == []

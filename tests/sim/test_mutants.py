@@ -39,6 +39,7 @@ from sim.mutation import (
     never_yields,
     nothing,
     play,
+    rows,
 )
 from sim.world import open_world
 
@@ -115,110 +116,74 @@ def always_loaded(original):
 
 
 MUTANTS = {
-    "ready before the engine answers": (health, "wait_ready", ready_at_once, run),
-    "no restart and no withdrawal after an exit": (SimChild, "wait", silent_exit, run),
-    "the endpoint stays ready after an exit": (status_manager, "slice_manifest", always_ready, run),
-    "no back-off": (service, "after_failure", lambda state, failure, rng: (RestartState(1), 0.0), run),
-    "a new plan looks like the old one": (LaunchPlan, "digest", "constant", run),
-    "the journal forgets which build was started": (
-        machine,
-        "dump",
-        without_build(machine.dump),
-        adoption.test_a_new_agent_says_which_engine_serves,
-    ),
-    "an engine that has ended is told to serve": (
-        status,
-        "service_status",
-        always_loaded(status.service_status),
-        adoption.test_a_new_agent_says_which_engine_serves,
-    ),
-    "the journal is not written": (Machine, "write", nothing, adoption.test_a_killed_agent_costs_nothing),
-    "the journal is never cleared": (
-        Machine,
-        "remove",
-        nothing,
-        adoption.test_a_suspended_service_does_not_come_back_with_a_new_agent,
-    ),
-    "an adopted engine is announced as not ready first": (
-        StatusManager,
-        "start",
-        greeted_as_new(StatusManager.start),
-        adoption.test_a_killed_agent_costs_nothing,
-    ),
-    "an adopted engine of another plan stays": (
-        LaunchPlan,
-        "digest",
-        "constant",
-        adoption.test_an_edit_while_no_agent_runs_replaces_the_engine_once,
-    ),
-    "an adopted engine is not asked before it is called ready": (
-        health,
-        "wait_ready",
-        ready_at_once,
-        adoption.test_an_engine_that_was_still_loading_is_adopted_without_being_called_ready,
-    ),
-    "the first empty list is believed": (
-        Cache,
-        "is_doubtful",
-        lambda self, listing: False,
-        adoption.test_an_empty_list_right_after_the_start_ends_nothing,
-    ),
-    "without an API server nothing is started": (
-        Services,
-        "synced",
-        lambda self: True,
-        adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last,
-    ),
-    "a stop does not wait for requests": (
-        health.Engine,
-        "wait_idle",
-        nothing,
-        adoption.test_requests_in_flight_end_before_the_engine_does,
-    ),
-    "the journal does not follow the wish": (
-        EngineJournal,
-        "follow",
-        nothing,
-        adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent,
-    ),
-    "what was told to stop is not taken over first": (
-        services,
-        "run_service",
-        planned_first(services.run_service),
-        partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False),
-    ),
-    "an address without a route is lost": (
-        Reach,
-        "serves",
-        lambda reach, host: host == reach.bind or (reach.address is not None and host in reach.own),
-        adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine,
-    ),
-    "an address that nobody has looked for is lost": (
-        Reach,
-        "serves",
-        lambda reach, host: host == reach.bind or host in reach.own,
-        adoption.test_a_slow_first_look_at_the_network_ends_no_engine,
-    ),
-    "who cannot be asked is gone": (
-        health,
-        "NOT_ASKED",
-        frozenset(),
-        partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False),
-    ),
-    "what is lacking has no reason of its own": (
-        attempt,
-        "reason_of",
-        lambda error: Reason.ENGINE_NOT_FOUND,
-        partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN),
-    ),
-    "a peaceful shutdown takes the endpoint along": (
-        AgentView,
-        "keep_engines",
-        lambda self: None,
-        adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is,
-    ),
+    run: {
+        "ready before the engine answers": (health, "wait_ready", ready_at_once),
+        "no restart and no withdrawal after an exit": (SimChild, "wait", silent_exit),
+        "the endpoint stays ready after an exit": (status_manager, "slice_manifest", always_ready),
+        "no back-off": (service, "after_failure", lambda state, failure, rng: (RestartState(1), 0.0)),
+        "a new plan looks like the old one": (LaunchPlan, "digest", "constant"),
+    },
+    adoption.test_a_new_agent_says_which_engine_serves: {
+        "the journal forgets which build was started": (machine, "dump", without_build(machine.dump)),
+        "an engine that has ended is told to serve": (status, "service_status", always_loaded(status.service_status)),
+    },
+    adoption.test_a_killed_agent_costs_nothing: {
+        "the journal is not written": (Machine, "write", nothing),
+        "an adopted engine is announced as not ready first": (
+            StatusManager,
+            "start",
+            greeted_as_new(StatusManager.start),
+        ),
+    },
+    adoption.test_a_suspended_service_does_not_come_back_with_a_new_agent: {
+        "the journal is never cleared": (Machine, "remove", nothing)
+    },
+    adoption.test_an_edit_while_no_agent_runs_replaces_the_engine_once: {
+        "an adopted engine of another plan stays": (LaunchPlan, "digest", "constant")
+    },
+    adoption.test_an_engine_that_was_still_loading_is_adopted_without_being_called_ready: {
+        "an adopted engine is not asked before it is called ready": (health, "wait_ready", ready_at_once)
+    },
+    adoption.test_an_empty_list_right_after_the_start_ends_nothing: {
+        "the first empty list is believed": (Cache, "is_doubtful", lambda self, listing: False)
+    },
+    adoption.test_an_agent_without_an_api_server_serves_what_was_asked_last: {
+        "without an API server nothing is started": (Services, "synced", lambda self: True)
+    },
+    adoption.test_requests_in_flight_end_before_the_engine_does: {
+        "a stop does not wait for requests": (health.Engine, "wait_idle", nothing)
+    },
+    adoption.test_an_edit_that_restarts_nothing_is_known_to_the_next_agent: {
+        "the journal does not follow the wish": (EngineJournal, "follow", nothing)
+    },
+    partial(adoption.test_what_was_told_to_stop_in_the_last_moments_of_an_agent_ends, online=False): {
+        "what was told to stop is not taken over first": (services, "run_service", planned_first(services.run_service))
+    },
+    adoption.test_no_route_at_the_start_of_an_agent_ends_no_engine: {
+        "an address without a route is lost": (
+            Reach,
+            "serves",
+            lambda reach, host: host == reach.bind or (reach.address is not None and host in reach.own),
+        )
+    },
+    adoption.test_a_slow_first_look_at_the_network_ends_no_engine: {
+        "an address that nobody has looked for is lost": (
+            Reach,
+            "serves",
+            lambda reach, host: host == reach.bind or host in reach.own,
+        )
+    },
+    partial(limits.test_an_agent_without_descriptors_condemns_no_engine, has_proc=False): {
+        "who cannot be asked is gone": (health, "NOT_ASKED", frozenset())
+    },
+    partial(limits.test_what_is_lacking_is_said, lack="disk_full", why=Reason.JOURNAL_NOT_WRITTEN): {
+        "what is lacking has no reason of its own": (attempt, "reason_of", lambda error: Reason.ENGINE_NOT_FOUND)
+    },
+    adoption.test_an_agent_that_parts_in_peace_leaves_everything_as_it_is: {
+        "a peaceful shutdown takes the endpoint along": (AgentView, "keep_engines", lambda self: None)
+    },
 }
-"""A bug: which attribute it sits in, what stands there instead, and the timeline that it must not get through."""
+"""A timeline, and the bugs that must not get through it: the attribute where each sits, and what stands there."""
 
 
 # -- what the books of a random timeline must see ------------------------------------------------------------------
@@ -270,120 +235,52 @@ def untold(original):
 
 
 BOOKED = {
-    "an endpoint outlives its engine": (
-        status_manager,
-        "slice_manifest",
-        always_ready,
-        acts(*CREATED, (100.0, "bad-flag")),
-        "false ready",
-    ),
-    "strays are left alone": (
-        Machine,
-        "match_processes",
-        strays_stay(Machine.match_processes),
-        acts(*CREATED, (100.0, "journal-lost")),
-        "orphans",
-    ),
-    "nothing is adopted": (
-        Machine,
-        "match_processes",
-        unseen(Machine.match_processes),
-        acts(*CREATED, (100.0, "agent-killed")),
-        "double",
-    ),
-    "an edit changes nothing that runs": (
-        LaunchPlan,
-        "digest",
-        "constant",
-        acts(*CREATED, (100.0, "source")),
-        "lost",
-    ),
-    "a new agent believes the first list": (
-        Cache,
-        "is_doubtful",
-        lambda self, listing: False,
-        acts(*CREATED, (100.0, "start-with-an-empty-list")),
-        "needless",
-    ),
-    "an agent that is replaced ends its engines": (
-        AgentView,
-        "keep_engines",
-        lambda self: None,
-        acts(*CREATED, (100.0, "agent-upgraded")),
-        "needless",
-    ),
-    "an engine that answers late is replaced": (
-        health,
-        "step",
-        test_hangs.judged(test_hangs.silence_is_enough),
-        acts(*CREATED, (100.0, "long-prompt")),
-        "needless",
-    ),
-    "the second failure is the last": (
-        service,
-        "after_failure",
-        lambda state, failure, rng: (RestartState(1), 1e5),
-        acts(*CREATED, (100.0, "massacre")),
-        "stuck",
-    ),
-    "an engine is reachable and not in turn": (
-        health,
-        "step",
-        flapping(health.step),
-        acts(*CREATED),
-        "restless",
-    ),
-    "a bug in a service's task": (
-        service,
-        "after_failure",
-        broken,
-        acts(*CREATED, (100.0, "massacre")),
-        "bugs",
-    ),
-    "a host that was cut off does not yield": (
-        ClaimManager,
-        "may_run",
-        never_yields(ClaimManager.may_run),
-        acts(*CREATED, (1300.0, "partition"), hosts=2),
-        "double",
-    ),
-    "what a list lacks is still there": (
-        Cache,
-        "replace",
-        keep_what_is_gone,
-        acts(*CREATED, (100.0, "delete-while-cut-off")),
-        "lost",
-    ),
-    "a list is no news": (
-        Cache,
-        "replace",
-        untold(Cache.replace),
-        acts(*CREATED, (100.0, "compaction"), (101.0, "source")),
-        "lost",
-    ),
-    "a suspended service runs": (
-        Desired,
-        "running",
-        True,
-        acts(*CREATED, (100.0, "suspend", 2)),
-        "double",
-    ),
-    "a fetch is tried once": (
-        planner,
-        "Backoff",
-        endless_pause,
-        acts(*CREATED, (100.0, "store-away", 1)),
-        "lost",
-    ),
+    (acts(*CREATED, (100.0, "bad-flag")), "false ready"): {
+        "an endpoint outlives its engine": (status_manager, "slice_manifest", always_ready)
+    },
+    (acts(*CREATED, (100.0, "journal-lost")), "orphans"): {
+        "strays are left alone": (Machine, "match_processes", strays_stay(Machine.match_processes))
+    },
+    (acts(*CREATED, (100.0, "agent-killed")), "double"): {
+        "nothing is adopted": (Machine, "match_processes", unseen(Machine.match_processes))
+    },
+    (acts(*CREATED, (100.0, "source")), "lost"): {
+        "an edit changes nothing that runs": (LaunchPlan, "digest", "constant")
+    },
+    (acts(*CREATED, (100.0, "start-with-an-empty-list")), "needless"): {
+        "a new agent believes the first list": (Cache, "is_doubtful", lambda self, listing: False)
+    },
+    (acts(*CREATED, (100.0, "agent-upgraded")), "needless"): {
+        "an agent that is replaced ends its engines": (AgentView, "keep_engines", lambda self: None)
+    },
+    (acts(*CREATED, (100.0, "long-prompt")), "needless"): {
+        "an engine that answers late is replaced": (health, "step", test_hangs.judged(test_hangs.silence_is_enough))
+    },
+    (acts(*CREATED, (100.0, "massacre")), "stuck"): {
+        "the second failure is the last": (service, "after_failure", lambda state, failure, rng: (RestartState(1), 1e5))
+    },
+    (acts(*CREATED), "restless"): {"an engine is reachable and not in turn": (health, "step", flapping(health.step))},
+    (acts(*CREATED, (100.0, "massacre")), "bugs"): {"a bug in a service's task": (service, "after_failure", broken)},
+    (acts(*CREATED, (1300.0, "partition"), hosts=2), "double"): {
+        "a host that was cut off does not yield": (ClaimManager, "may_run", never_yields(ClaimManager.may_run))
+    },
+    (acts(*CREATED, (100.0, "delete-while-cut-off")), "lost"): {
+        "what a list lacks is still there": (Cache, "replace", keep_what_is_gone)
+    },
+    (acts(*CREATED, (100.0, "compaction"), (101.0, "source")), "lost"): {
+        "a list is no news": (Cache, "replace", untold(Cache.replace))
+    },
+    (acts(*CREATED, (100.0, "suspend", 2)), "double"): {"a suspended service runs": (Desired, "running", True)},
+    (acts(*CREATED, (100.0, "store-away", 1)), "lost"): {"a fetch is tried once": (planner, "Backoff", endless_pause)},
 }
-"""A bug, the timeline that shows it, and the column of the scorecard in which it does."""
+"""A timeline with a column of the scorecard, and the bugs that the one shows in the other."""
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", BOOKED)
-def test_a_mutant_is_booked(name, monkeypatch):
+@pytest.mark.parametrize("row", rows(BOOKED))
+def test_a_mutant_is_booked(row, monkeypatch):
     """The books of a run see this bug, and without it the same timeline is clean."""
-    assert_booked(monkeypatch, BOOKED[name])
+    assert_booked(monkeypatch, row)
 
 
 @pytest.mark.soak
@@ -393,10 +290,10 @@ def test_the_timeline_holds_without_a_mutant():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught(name, monkeypatch):
+@pytest.mark.parametrize("row", rows(MUTANTS))
+def test_a_mutant_is_caught(row, monkeypatch):
     """A program with this bug does not get through the timeline."""
-    assert_caught(monkeypatch, MUTANTS[name])
+    assert_caught(monkeypatch, row)
 
 
 @pytest.mark.soak

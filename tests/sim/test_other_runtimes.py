@@ -77,9 +77,8 @@ async def test_a_host_without_the_program_says_what_brings_it(autojump_clock):
         await world.until(world.ready_addresses, 1, "other", seconds=120)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-async def test_requests_in_flight_end_first(autojump_clock, runtime):
-    """Its own metrics say that a request is under way, and it gets TERM only after that."""
+async def end_first(runtime):
+    """Delete a service with a request under way: it gets TERM only after that."""
     async with mac(drain_seconds=30.0) as world:
         prepare(world)
         await serve_other(world, runtime)
@@ -88,27 +87,22 @@ async def test_requests_in_flight_end_first(autojump_clock, runtime):
         child.in_flight = 1
         await world.delete("other")
         await trio.sleep(15)
-        assert child.exit is None
+        assert child.exit is None, "the request was cut"
         child.in_flight = 0
         await trio.sleep(5)
         assert child.exit is not None
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+async def test_requests_in_flight_end_first(autojump_clock, runtime):
+    """Its own metrics say that a request is under way."""
+    await end_first(runtime)
 
 
 async def test_requests_in_flight_of_an_engine_that_does_not_count_them_end_first(autojump_clock, monkeypatch):
     """A later version calls its metrics something else: the proxy in front of it says what is under way."""
     monkeypatch.setitem(connection.METRICS, "vllm", "vllm:of_a_later_version {} {}\n")
-    async with mac(drain_seconds=30.0) as world:
-        prepare(world)
-        await serve_other(world, "vllm-metal")
-        await world.until(world.ready_addresses, 1, "other")
-        (child,) = world.machine.live("other")
-        child.in_flight = 1
-        await world.delete("other")
-        await trio.sleep(15)
-        assert child.exit is None
-        child.in_flight = 0
-        await trio.sleep(5)
-        assert child.exit is not None
+    await end_first("vllm-metal")
 
 
 @pytest.mark.soak
@@ -120,15 +114,8 @@ async def test_mutant_an_engine_whose_numbers_are_not_read(autojump_clock, monke
         "mlx-lm",
         attrs.evolve(host_runtimes.HOST_RUNTIMES["mlx-lm"], questions=Questions(metrics_path="/metrics")),
     )
-    async with mac(drain_seconds=30.0) as world:
-        prepare(world)
-        await serve_other(world, "mlx-lm")
-        await world.until(world.ready_addresses, 1, "other")
-        (child,) = world.machine.live("other")
-        child.in_flight = 1
-        await world.delete("other")
-        await trio.sleep(15)
-        assert child.exit is not None  # the request was cut: what the timeline above would not survive
+    with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="the request was cut"), flatten_subgroups=True):
+        await end_first("mlx-lm")
 
 
 async def test_vllm_listens_inside_and_a_proxy_asks(autojump_clock):

@@ -14,7 +14,7 @@ from llmkube.supervisor.engine import health
 from llmkube.supervisor.nouns.host_addresses import Reach
 from llmkube.supervisor.service.facts import Facts
 from sim import test_api_faults, test_claims, test_limits, test_presence
-from sim.mutation import assert_caught, never_yields, nothing
+from sim.mutation import assert_caught, never_yields, nothing, rows
 
 
 def first_address(original):
@@ -62,149 +62,78 @@ def deaf_after_loss(original):
 
 
 MUTANTS = {
-    "nobody asks": (
-        ClaimManager,
-        "may_run",
-        always(True),
-        test_claims.test_two_hosts_share_the_services_and_run_none_twice,
-    ),
-    "the loser of a race does not see it": (
-        ClaimLeases,
-        "acquire",
-        deaf_after_loss(ClaimLeases.acquire),
-        test_claims.test_a_race_for_one_slot_has_one_winner_and_no_noise,
-    ),
-    "a dead host's claims hold for ever": (
-        claims,
-        "decide",
-        everybody_lives(claims.decide),
-        test_claims.test_a_dead_host_is_replaced_within_a_minute,
-    ),
-    "a returned host does not yield": (
-        ClaimManager,
-        "may_run",
-        never_yields(ClaimManager.may_run),
-        test_claims.test_a_partitioned_host_serves_on_and_yields_on_return,
-    ),
-    "no host delays": (
-        claims,
-        "delay_seconds",
-        always(0.0),
-        test_claims.test_the_host_with_the_file_comes_first_then_the_one_with_most_memory,
-    ),
-    "claims are never given up": (
-        ClaimManager,
-        "release",
-        always(None),
-        test_claims.test_a_deleted_service_leaves_no_claim,
-    ),
-    "one slot for any number of replicas": (
-        claim_manager,
-        "slots",
-        always(1),
-        test_claims.test_two_replicas_run_on_two_hosts,
-    ),
-    "every replica speaks": (
-        ClaimManager,
-        "reports",
-        always(True),
-        test_claims.test_two_replicas_run_on_two_hosts,
-    ),
-    "a dead host's endpoints stay": (
-        inference_services,
-        "is_in_service",
-        always(False),
-        test_claims.test_nobody_serves_from_a_dead_host,
-    ),
-    "sleep goes unnoticed": (
-        host_lease,
-        "slept_seconds",
-        always(0.0),
-        test_presence.test_what_changed_while_a_host_slept_is_known_when_it_wakes,
-    ),
-    "nothing is said again on return": (
-        Applier,
-        "reapply_all_nowait",
-        always(None),
-        test_api_faults.test_what_was_undone_during_an_outage_is_said_again_at_once,
-    ),
-    "slices stay where they were": (
-        Facts,
-        "with_reach",
-        first_address(Facts.with_reach),
-        test_presence.test_a_new_gateway_moves_the_slice_and_no_engine,
-    ),
-    "engines stay on lost addresses": (
-        Reach,
-        "serves",
-        always(True),
-        test_presence.test_slices_follow_a_new_address_within_seconds,
-    ),
-    "no address is as good as another": (
-        host_lease,
-        "settle",
-        lambda before, now: now,
-        test_presence.test_a_host_without_a_network_for_a_while_unloads_nothing,
-    ),
-    "what an earlier agent published stays": (
-        agent,
-        "delete_stale_endpoints",
-        nothing,
-        test_presence.test_what_is_not_served_here_any_more_is_withdrawn,
-    ),
-    "a claim on what no list has named is given up": (
-        ClaimLeases,
-        "is_followed",
-        denied,
-        test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims,
-    ),
-    "an engine is blamed for what its host lacks": (
-        health,
-        "NOT_ASKED",
-        frozenset(),
-        test_limits.test_an_agent_without_descriptors_condemns_no_engine,
-    ),
-    "an agent speaks before it knows who serves": (
-        ClaimManager,
-        "reports",
-        speaks_first(ClaimManager.reports),
-        test_claims.test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves,
-    ),
-    "what was written over the status stands": (
-        DriftRepair,
-        "check_nowait",
-        always(None),
-        test_claims.test_what_a_host_says_too_late_is_said_again_at_once,
-    ),
-    "a correction is repeated at once": (
-        drift_repair,
-        "PAUSE_SECONDS",
-        0.0,
-        test_claims.test_two_that_insist_do_not_write_for_ever,
-    ),
-    "a watch is believed whatever it denies": (
-        reflector,
-        "is_mass_deletion",
-        always(False),
-        test_api_faults.test_a_watch_that_denies_every_service_is_checked_with_a_list_first,
-    ),
-    "every deletion is doubted": (
-        reflector,
-        "is_mass_deletion",
-        always(True),
-        test_api_faults.test_one_deletion_after_the_other_waits_for_nobody,
-    ),
-    "the first list is believed": (
-        reflector.Cache,
-        "is_doubtful",
-        always(False),
-        test_api_faults.test_deleting_everything_is_believed_after_the_second_look,
-    ),
+    test_claims.test_two_hosts_share_the_services_and_run_none_twice: {
+        "nobody asks": (ClaimManager, "may_run", always(True))
+    },
+    test_claims.test_a_race_for_one_slot_has_one_winner_and_no_noise: {
+        "the loser of a race does not see it": (ClaimLeases, "acquire", deaf_after_loss(ClaimLeases.acquire))
+    },
+    test_claims.test_a_dead_host_is_replaced_within_a_minute: {
+        "a dead host's claims hold for ever": (claims, "decide", everybody_lives(claims.decide))
+    },
+    test_claims.test_a_partitioned_host_serves_on_and_yields_on_return: {
+        "a returned host does not yield": (ClaimManager, "may_run", never_yields(ClaimManager.may_run))
+    },
+    test_claims.test_the_host_with_the_file_comes_first_then_the_one_with_most_memory: {
+        "no host delays": (claims, "delay_seconds", always(0.0))
+    },
+    test_claims.test_a_deleted_service_leaves_no_claim: {
+        "claims are never given up": (ClaimManager, "release", always(None))
+    },
+    test_claims.test_two_replicas_run_on_two_hosts: {
+        "one slot for any number of replicas": (claim_manager, "slots", always(1)),
+        "every replica speaks": (ClaimManager, "reports", always(True)),
+    },
+    test_claims.test_nobody_serves_from_a_dead_host: {
+        "a dead host's endpoints stay": (inference_services, "is_in_service", always(False))
+    },
+    test_presence.test_what_changed_while_a_host_slept_is_known_when_it_wakes: {
+        "sleep goes unnoticed": (host_lease, "slept_seconds", always(0.0))
+    },
+    test_api_faults.test_what_was_undone_during_an_outage_is_said_again_at_once: {
+        "nothing is said again on return": (Applier, "reapply_all_nowait", always(None))
+    },
+    test_presence.test_a_new_gateway_moves_the_slice_and_no_engine: {
+        "slices stay where they were": (Facts, "with_reach", first_address(Facts.with_reach))
+    },
+    test_presence.test_slices_follow_a_new_address_within_seconds: {
+        "engines stay on lost addresses": (Reach, "serves", always(True))
+    },
+    test_presence.test_a_host_without_a_network_for_a_while_unloads_nothing: {
+        "no address is as good as another": (host_lease, "settle", lambda before, now: now)
+    },
+    test_presence.test_what_is_not_served_here_any_more_is_withdrawn: {
+        "what an earlier agent published stays": (agent, "delete_stale_endpoints", nothing)
+    },
+    test_api_faults.test_a_host_that_is_told_of_no_service_keeps_its_claims: {
+        "a claim on what no list has named is given up": (ClaimLeases, "is_followed", denied)
+    },
+    test_limits.test_an_agent_without_descriptors_condemns_no_engine: {
+        "an engine is blamed for what its host lacks": (health, "NOT_ASKED", frozenset())
+    },
+    test_claims.test_an_agent_that_starts_alone_does_not_speak_over_the_one_that_serves: {
+        "an agent speaks before it knows who serves": (ClaimManager, "reports", speaks_first(ClaimManager.reports))
+    },
+    test_claims.test_what_a_host_says_too_late_is_said_again_at_once: {
+        "what was written over the status stands": (DriftRepair, "check_nowait", always(None))
+    },
+    test_claims.test_two_that_insist_do_not_write_for_ever: {
+        "a correction is repeated at once": (drift_repair, "PAUSE_SECONDS", 0.0)
+    },
+    test_api_faults.test_a_watch_that_denies_every_service_is_checked_with_a_list_first: {
+        "a watch is believed whatever it denies": (reflector, "is_mass_deletion", always(False))
+    },
+    test_api_faults.test_one_deletion_after_the_other_waits_for_nobody: {
+        "every deletion is doubted": (reflector, "is_mass_deletion", always(True))
+    },
+    test_api_faults.test_deleting_everything_is_believed_after_the_second_look: {
+        "the first list is believed": (reflector.Cache, "is_doubtful", always(False))
+    },
 }
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught(name, monkeypatch):
+@pytest.mark.parametrize("row", rows(MUTANTS))
+def test_a_mutant_is_caught(row, monkeypatch):
     """A program with this bug does not get through its timeline."""
-    assert_caught(monkeypatch, MUTANTS[name])
+    assert_caught(monkeypatch, row)

@@ -1,5 +1,7 @@
 """Services on an Ollama or oMLX that its owner runs too: under the memory of the host, and through what it does."""
 
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 
@@ -37,6 +39,14 @@ async def serve(world, runtime, *, source=MODEL, **spec):
     return front
 
 
+@asynccontextmanager
+async def serving(runtime, **spec):
+    """A service on the daemon of its host's owner: its world, that server, and its front."""
+    async with host() as world:
+        server = prepare(world, runtime)
+        yield world, server, await serve(world, runtime, **spec)
+
+
 def held(world, runtime):
     """The names of what is in memory, in order; "" of what is not listed."""
     return sorted(each.name for _, each in world.machine.daemons[runtime].held())
@@ -71,9 +81,7 @@ async def test_it_is_admitted_evicted_and_brought_back(autojump_clock, runtime):
 @both
 async def test_it_gives_way_to_what_is_more_important(autojump_clock, runtime):
     """The winner starts when the model is out of memory, and it returns after the winner."""
-    async with host() as world:
-        prepare(world, runtime)
-        await serve(world, runtime, priority="low")
+    async with serving(runtime, priority="low") as (world, _, _):
         await world.apply("chat", priority="critical")
         await world.until(world.ready_addresses, 1, "chat", seconds=300)
         assert held(world, runtime) == []
@@ -86,9 +94,7 @@ async def test_it_gives_way_to_what_is_more_important(autojump_clock, runtime):
 @both
 async def test_said_unloaded_and_was_not(autojump_clock, runtime):
     """The memory counts as taken as long as it is: the winner waits, and starts when its owner has quit the daemon."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime, priority="low")
+    async with serving(runtime, priority="low") as (world, server, front):
         server.fake.lies = True
         await world.apply("chat", priority="critical")
         await trio.sleep(120)
@@ -107,9 +113,7 @@ async def test_said_unloaded_and_was_not(autojump_clock, runtime):
 @both
 async def test_a_daemon_that_restarts_by_itself_costs_no_engine(autojump_clock, runtime):
     """Not ready while it is away, ready when the model is loaded again, in the same front."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime)
+    async with serving(runtime) as (world, server, front):
         server.stop()
         await trio.sleep(10)
         assert not front.ready
@@ -133,9 +137,7 @@ def told_builds(world):
 @both
 async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
     """Status and metrics have the new build within 20 s of its first answer, and so says the next agent at once."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime)
+    async with serving(runtime) as (world, server, front):
         old = server.fake.version  # the server's, and not the one of the installed program
         engine = {"runtime": runtime, "build": old, "weightsFormat": WEIGHTS[runtime]}
         assert (await world.service("other"))["status"]["engine"] == engine
@@ -164,9 +166,7 @@ async def test_the_status_follows_an_upgrade(autojump_clock, runtime):
 @both
 async def test_a_daemon_that_upgrades_itself_costs_no_engine(autojump_clock, runtime):
     """The new release has forgotten what it was told of the model, or calls it something else."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime)
+    async with serving(runtime) as (world, server, front):
         server.stop()
         await trio.sleep(1)
         if runtime == "ollama":
@@ -183,9 +183,7 @@ async def test_a_daemon_that_upgrades_itself_costs_no_engine(autojump_clock, run
 
 async def test_a_model_that_an_ollama_has_lost_is_made_again(autojump_clock):
     """Its store forgets the model while nothing is loaded."""
-    async with host() as world:
-        server = prepare(world, "ollama")
-        front = await serve(world, "ollama")
+    async with serving("ollama") as (world, server, front):
         server.fake.drop(front.keeper.adapter.name)
         server.fake.store.clear()
         await trio.sleep(120)
@@ -196,9 +194,7 @@ async def test_a_model_that_an_ollama_has_lost_is_made_again(autojump_clock):
 
 async def test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own(autojump_clock):
     """Its default model answers all names, and is never asked; the engine ends and names the folder."""
-    async with host() as world:
-        server = prepare(world, "omlx")
-        front = await serve(world, "omlx")
+    async with serving("omlx") as (world, server, front):
         server.stop()
         server.engine.forget(server.fake)
         server.start()
@@ -213,9 +209,7 @@ async def test_a_model_that_an_omlx_has_lost_is_served_by_one_of_our_own(autojum
 @both
 async def test_another_model_under_its_name_is_not_served(autojump_clock, runtime):
     """What is listed by that name is not believed: no endpoint is ready, until the right one is loaded."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime)
+    async with serving(runtime) as (world, server, front):
         name = front.keeper.adapter.name
         server.fake.drop(name)
         server.engine.usurp(server.fake, name)
@@ -223,16 +217,14 @@ async def test_another_model_under_its_name_is_not_served(autojump_clock, runtim
         assert not front.ready
         assert await world.ready_addresses("other") == 0
         await world.until(world.ready_addresses, 1, "other", seconds=900)
-        (front,) = world.machine.live("other")
-        assert world.machine.daemons[runtime].holders(front)
+        (following,) = world.machine.live("other")
+        assert world.machine.daemons[runtime].holders(following)
 
 
 @both
 async def test_a_model_that_another_client_unloads_is_loaded_again(autojump_clock, runtime):
     """In the same front, once."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime)
+    async with serving(runtime) as (world, server, front):
         for _ in range(3):
             server.fake.drop(front.keeper.adapter.name)
             await trio.sleep(60)
@@ -244,9 +236,7 @@ async def test_a_model_that_another_client_unloads_is_loaded_again(autojump_cloc
 @both
 async def test_a_daemon_at_another_port_is_told_and_replaced(autojump_clock, runtime):
     """The engine ends with the way out; the next one has a server of its own, and two models are never promised."""
-    async with host() as world:
-        server = prepare(world, runtime)
-        front = await serve(world, runtime)
+    async with serving(runtime) as (world, server, front):
         server.stop()
         server.port += 1
         server.start()

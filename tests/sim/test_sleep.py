@@ -4,7 +4,6 @@ Its own clocks stand still while a host sleeps, so for the host itself a sleep i
 and every connection dies (`nap`). Other hosts live through it: there its agent is stopped meanwhile (`asleep`).
 """
 
-import datetime
 from contextlib import contextmanager
 
 import attrs
@@ -20,7 +19,7 @@ from llmkube.supervisor.nouns.liveness import Verdict
 from pressure.hosts import pressed_world, running
 from sim.freezing import frozen
 from sim.machine import Script
-from sim.mutation import assert_caught, never_yields, nothing
+from sim.mutation import assert_caught, never_yields, nothing, rows
 from sim.world import agent_settings, open_world
 
 pytestmark = pytest.mark.ci
@@ -51,10 +50,6 @@ def asleep(host):
     host.asleep_seconds += trio.current_time() - before
 
 
-def cordon(host, seconds=None):
-    host.machine.cordon = Cordon(None if seconds is None else host.utcnow() + datetime.timedelta(seconds=seconds))
-
-
 async def test_requests_in_flight_go_on_after_a_wake(autojump_clock):
     """Their engine is not called hung for the hours in which nothing moved, and serves to their end."""
     async with a_host() as world:
@@ -76,7 +71,7 @@ async def test_a_drain_goes_on_after_a_wake(autojump_clock):
     async with a_host() as world:
         engine = await world.serve()
         engine.in_flight = 1
-        cordon(world.first)
+        world.first.cordon()
         await world.until(world.ready_addresses, 0, seconds=LOOK_SECONDS + 2)
         await trio.sleep(10)
         nap(world.first)
@@ -139,12 +134,12 @@ async def test_a_wake_does_not_end_a_cordon(autojump_clock):
     """The owner's word counts after the night; with an end it counts until that, and then the host serves."""
     async with a_host() as world:
         await world.serve()
-        cordon(world.first)
+        world.first.cordon()
         await world.until(world.live, [], "chat")
         nap(world.first)
         await trio.sleep(600)
         assert world.live("chat") == []
-        cordon(world.first, NIGHT + 900)
+        world.first.cordon(NIGHT + 900)
         await trio.sleep(60)
         nap(world.first)
         await trio.sleep(600)
@@ -172,20 +167,10 @@ async def test_two_sleeps_in_a_row(autojump_clock):
         assert len(world.machine.live("chat")) == 1
 
 
-async def two_hosts(world):
-    """A service on one of two hosts; return where it runs and the other."""
-    await world.add_host("mini")
-    await trio.sleep(10)
-    await world.serve()
-    (holder,) = world.live("chat")
-    (other,) = world.hosts.keys() - {holder}
-    return world.hosts[holder], world.hosts[other]
-
-
 async def test_what_another_host_took_over_meanwhile_is_not_served_twice(autojump_clock):
     """After the wake the engine with its request in flight drains and ends; the other host's is published."""
     async with a_host() as world:
-        holder, other = await two_hosts(world)
+        holder, other = await world.serve_on_one_of_two()
         (engine,) = holder.machine.live("chat")
         engine.in_flight = 1
         with asleep(holder):
@@ -205,9 +190,9 @@ async def test_what_another_host_took_over_meanwhile_is_not_served_twice(autojum
 async def test_a_cordon_while_the_other_host_sleeps(autojump_clock):
     """Until the other one wakes no host serves, and the object says why; then it serves within a minute."""
     async with a_host() as world:
-        holder, other = await two_hosts(world)
+        holder, other = await world.serve_on_one_of_two()
         with asleep(other):
-            cordon(holder)
+            holder.cordon()
             await world.until(world.live, [], "chat", seconds=60)
             await trio.sleep(60)
             assert (await world.condition("Available"))[1] == "NoHost"
@@ -218,9 +203,9 @@ async def test_a_cordon_while_the_other_host_sleeps(autojump_clock):
 async def test_a_host_that_was_cordoned_in_its_sleep_gives_back_at_the_wake(autojump_clock):
     """The word was there before the agent ran again: the engine ends, and the claim is the other host's."""
     async with a_host() as world:
-        holder, other = await two_hosts(world)
+        holder, other = await world.serve_on_one_of_two()
         with asleep(holder):
-            cordon(holder)
+            holder.cordon()
             await trio.sleep(5)
         await world.until(world.live, [other.name], "chat", seconds=90)
         await world.until(world.ready_addresses, 1, seconds=60)
@@ -257,37 +242,29 @@ def ends_at_eight(self, now):
 
 
 MUTANTS = {
-    "work is a sign of hanging": (
-        health,
-        "step",
-        hung_when_it_works(health.step),
-        test_requests_in_flight_go_on_after_a_wake,
-    ),
-    "requests are not waited for": (health.Engine, "wait_idle", nothing, test_a_drain_goes_on_after_a_wake),
-    "loads have a clock": (
-        health,
-        "step_load",
-        loads_have_a_clock(health.step_load),
-        test_a_wake_during_a_load_is_no_stall,
-    ),
-    "a wake ends a cordon": (Cordon, "holds", ends_at_eight, test_a_wake_does_not_end_a_cordon),
-    "a returned host does not yield": (
-        ClaimManager,
-        "may_run",
-        never_yields(ClaimManager.may_run),
-        test_what_another_host_took_over_meanwhile_is_not_served_twice,
-    ),
-    "a cordoned host stands in its Lease as one that serves": (
-        host_lease,
-        "lease_manifest",
-        says_nothing_of_a_cordon(host_lease.lease_manifest),
-        test_a_cordon_while_the_other_host_sleeps,
-    ),
+    test_requests_in_flight_go_on_after_a_wake: {
+        "work is a sign of hanging": (health, "step", hung_when_it_works(health.step))
+    },
+    test_a_drain_goes_on_after_a_wake: {"requests are not waited for": (health.Engine, "wait_idle", nothing)},
+    test_a_wake_during_a_load_is_no_stall: {
+        "loads have a clock": (health, "step_load", loads_have_a_clock(health.step_load))
+    },
+    test_a_wake_does_not_end_a_cordon: {"a wake ends a cordon": (Cordon, "holds", ends_at_eight)},
+    test_what_another_host_took_over_meanwhile_is_not_served_twice: {
+        "a returned host does not yield": (ClaimManager, "may_run", never_yields(ClaimManager.may_run))
+    },
+    test_a_cordon_while_the_other_host_sleeps: {
+        "a cordoned host stands in its Lease as one that serves": (
+            host_lease,
+            "lease_manifest",
+            says_nothing_of_a_cordon(host_lease.lease_manifest),
+        )
+    },
 }
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_caught(name, monkeypatch):
+@pytest.mark.parametrize("row", rows(MUTANTS))
+def test_mutants_are_caught(row, monkeypatch):
     """Each deliberate bug fails its timeline."""
-    assert_caught(monkeypatch, MUTANTS[name])
+    assert_caught(monkeypatch, row)

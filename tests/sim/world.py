@@ -36,6 +36,7 @@ from llmkube.k8s.resource import Key
 from llmkube.k8s.wire.names import CLAIM_LABEL, HOST_LABEL, SERVICE_NAME_LABEL, SLOT_ANNOTATION
 from llmkube.supervisor.agent import AgentView, run_agent
 from llmkube.supervisor.credentials import client_keys_of
+from llmkube.supervisor.nouns.cordon import Cordon
 from llmkube.supervisor.nouns.ports import Ports
 from llmkube.supervisor.nouns.settings import AgentSettings
 from sim.freezing import be_a_program
@@ -94,14 +95,6 @@ def _refused(code, message="sorry"):
     return answer
 
 
-def _page(request):
-    return httpx.Response(200, html="<html>please log in</html>")
-
-
-def _nothing(request):
-    return httpx.Response(200, json={})
-
-
 ANSWERS = {
     "401": _refused(401),
     "403": _refused(403),
@@ -109,8 +102,8 @@ ANSWERS = {
     "500": _refused(500),
     "503": _refused(503),
     "no such page": lambda request: httpx.Response(404, text="404 page not found"),
-    "captive portal": _page,
-    "no object": _nothing,
+    "captive portal": lambda request: httpx.Response(200, html="<html>please log in</html>"),
+    "no object": lambda request: httpx.Response(200, json={}),
 }
 """Servers that say something else than the truth; `half-open` and the lists below are made in `Network`."""
 
@@ -370,6 +363,11 @@ class Host:
         for child in self.machine.live():
             child.end(-9)
 
+    def cordon(self, seconds=None):
+        """The owner types `llmkube agent cordon`, with `--for` or without."""
+        until = None if seconds is None else self.utcnow() + datetime.timedelta(seconds=seconds)
+        self.machine.cordon = Cordon(until)
+
     def cut_off(self, yes=True):
         """Take the host's network away, or give it back."""
         self.faults.down = yes
@@ -522,6 +520,15 @@ class World:
         for name in names:
             await self.until(self.phase, "Ready", name)
         return next((child for host in self.hosts.values() for child in host.machine.live(names[0])), None)
+
+    async def serve_on_one_of_two(self):
+        """Add the host `mini` and serve `chat`; return the host on which it runs, and the other one."""
+        await self.add_host("mini")
+        await trio.sleep(10)
+        await self.serve()
+        (holder,) = self.live("chat")
+        (other,) = self.hosts.keys() - {holder}
+        return self.hosts[holder], self.hosts[other]
 
     async def delete(self, name="chat"):
         """Delete the InferenceService."""

@@ -1,6 +1,5 @@
 """The pooled client: what it believes of a peer, and which connections it keeps."""
 
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -9,7 +8,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from http_lab import GONE, MemoryListener, always, cut, echo, receive_until, serve_connection
+from http_lab import GONE, MemoryListener, Peer, always, answers, cut, echo, receive_until, serve_connection
 from llmkube.base.errors import WorldError
 from llmkube.base.http.client import HttpClient, open_http_client
 from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, HttpError, ProtocolError
@@ -18,57 +17,6 @@ from llmkube.base.http.server import run_server
 
 URL = "http://engine:8080/x"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-Script = Callable[[trio.abc.Stream], Awaitable[None]]
-
-
-def answers(*wires: bytes, then_hang: bool = False) -> Script:
-    """A peer's side of one connection: the nth request gets the nth bytes, then the connection ends (or hangs)."""
-
-    async def script(stream):
-        try:
-            for wire in wires:
-                request = b""
-                while not request.endswith(b"\r\n\r\n"):
-                    piece = await stream.receive_some()
-                    if not piece:
-                        return
-                    request += piece
-                for piece in wire.split(b"|"):
-                    await stream.send_all(piece)
-                    await trio.testing.wait_all_tasks_blocked()
-            if then_hang:
-                await stream.receive_some()
-        except GONE:
-            pass
-        finally:
-            await trio.aclose_forcefully(stream)
-
-    return script
-
-
-class Peer:
-    """Answers each new connection with the next script; a script of None refuses the connection."""
-
-    def __init__(self, *scripts: Script | None) -> None:
-        self.listener = MemoryListener()
-        self.left = list(scripts)
-        self.client = HttpClient(self.connect)
-
-    async def connect(self, host, port):
-        if not self.left or self.left[0] is None:
-            raise ConnectionRefusedError(111, "Connection refused")
-        return await self.listener.connect(host, port)
-
-    @property
-    def connections(self):
-        return len(self.listener.dialled)
-
-    async def run(self, *, task_status=trio.TASK_STATUS_IGNORED):
-        async with trio.open_nursery() as nursery:
-            task_status.started()
-            while True:
-                stream = await self.listener.accept()
-                nursery.start_soon(self.left.pop(0), stream)
 
 
 async def ask(*scripts, method="GET", times=1, **kwargs):

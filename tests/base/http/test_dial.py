@@ -82,12 +82,6 @@ def test_one_module_dials():
     assert dialling == {"base/http/dial.py"}
 
 
-async def test_nothing_answers():
-    """A port where nothing listens is an OSError."""
-    with pytest.raises(OSError, match=r"127\.0\.0\.1"):
-        await dial("127.0.0.1", 1)
-
-
 @pytest.mark.parametrize(
     ("number", "said"),
     [

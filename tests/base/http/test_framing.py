@@ -12,7 +12,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from http_lab import GONE, cut, serve_connection
+from http_lab import converse, cut
 from lengths import MUTATIONS
 from llmkube.base.http import connection
 from llmkube.base.http.bodies import LengthBody
@@ -63,25 +63,8 @@ async def serve(pieces):
         taken.append((request.method, request.target, request.body))
         await exchange.respond(Response.text(200, "ok"))
 
-    client, server = trio.testing.memory_stream_pair()
-    received = b""
-
-    async def send() -> None:
-        try:
-            for piece in pieces:
-                await client.send_all(piece)
-            await trio.testing.wait_all_tasks_blocked()
-            await client.send_eof()
-        except GONE:
-            pass
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve_connection, handler, server, LIMITS)
-        nursery.start_soon(send)
-        while piece := await client.receive_some():
-            received += piece
-        await client.aclose()
-    return taken, bytes(received)
+    received = await converse(handler, *pieces, limits=LIMITS, half_close=True)
+    return taken, received
 
 
 def read_with_h11(data):

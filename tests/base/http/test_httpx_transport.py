@@ -1,6 +1,5 @@
 """httpx over our own connections: its words, its timeouts, its errors."""
 
-import contextlib
 import gzip
 import ssl
 import subprocess
@@ -9,9 +8,8 @@ import sys
 import httpx  # noqa: ASYNC127 (the project's settled choice)
 import pytest
 import trio
-import trio.testing
 
-from http_lab import MemoryListener, receive_until
+from http_lab import MemoryListener, Peer, answers
 from llmkube.base.http.httpx_transport import HttpxTransport
 from llmkube.base.http.message import Headers, Response
 from llmkube.base.http.server import run_server
@@ -78,25 +76,11 @@ async def test_answers_share_a_connection(api):
 @pytest.mark.parametrize(("rest", "connections"), [(b"", 1), (b"more", 3)])
 async def test_what_comes_after_a_whole_answer_ends_its_connection(nursery, rest, connections):
     """Bytes that belong to no answer would pass for the next one's."""
-    dialled = []
-
-    async def connect(host, port):
-        await trio.lowlevel.checkpoint()
-        mine, server = trio.testing.memory_stream_pair()
-        dialled.append(mine)
-
-        async def play():
-            with contextlib.suppress(AssertionError, trio.BrokenResourceError):
-                while True:
-                    await receive_until(server, b"\r\n\r\n")
-                    await server.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + rest)
-
-        nursery.start_soon(play)
-        return mine
-
-    async with httpx.AsyncClient(transport=HttpxTransport(CONTEXT, connect=connect)) as client:
+    peer = Peer(*[answers(*[b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + rest] * 3)] * 3)
+    await nursery.start(peer.run)
+    async with httpx.AsyncClient(transport=HttpxTransport(CONTEXT, connect=peer.connect)) as client:
         assert [(await client.get(URL)).text for _ in range(3)] == ["ok"] * 3
-    assert len(dialled) == connections
+    assert peer.connections == connections
     nursery.cancel_scope.cancel()
 
 
@@ -156,25 +140,11 @@ async def test_a_call_that_is_cancelled_leaves_no_connection_behind(nursery):
         (None, httpx.ConnectError),
     ],
 )
-async def test_errors_are_those_of_httpx(answer, error):
+async def test_errors_are_those_of_httpx(nursery, answer, error):
     """A caller that knows httpx knows what went wrong."""
-
-    async def connect(host, port):
-        await trio.lowlevel.checkpoint()
-        if answer is None:
-            raise ConnectionRefusedError(111, "Connection refused")
-        mine, server = trio.testing.memory_stream_pair()
-
-        async def play():
-            await receive_until(server, b"\r\n\r\n")
-            await server.send_all(answer)
-            await server.aclose()
-
-        nursery.start_soon(play)
-        return mine
-
-    transport = HttpxTransport(CONTEXT, connect=connect)
-    async with trio.open_nursery() as nursery, httpx.AsyncClient(transport=transport) as client:
+    peer = Peer(None if answer is None else answers(answer))
+    await nursery.start(peer.run)
+    async with httpx.AsyncClient(transport=HttpxTransport(CONTEXT, connect=peer.connect)) as client:
         with pytest.raises(error, match="api:8001"):
             await client.get(URL)
 

@@ -37,16 +37,21 @@ async def serve(sockets, nursery):
 
 
 async def test_large_bodies_go_both_ways(sockets, serve):
-    """Ten megabytes come back as they were, over one connection, and again."""
+    """Ten megabytes come back as they were, over one connection, with and without chunks."""
     body = bytes(range(256)) * 40_000
 
     async def mirror(exchange):
-        await exchange.respond(Response(200, body=exchange.request.body))
+        if exchange.request.path == "/whole":
+            await exchange.respond(Response(200, body=exchange.request.body))
+            return
+        async with exchange.stream(200, Headers()) as send:
+            for start in range(0, len(body), 100_000):
+                await send(exchange.request.body[start : start + 100_000])
 
     port = await serve(mirror)
     async with open_http_client(sockets.connect) as client:
-        for _ in range(2):
-            answer = await client.request("POST", f"http://{LOOPBACK}:{port}/", body=body)
+        for path in ("whole", "chunked", "whole"):
+            answer = await client.request("POST", f"http://{LOOPBACK}:{port}/{path}", body=body)
             assert answer.body == body
         assert list(client.pool) == [(LOOPBACK, port)]
 

@@ -15,7 +15,6 @@ from free_ports import free_port
 from http_lab import MemoryListener, echo, receive_all, receive_until
 from llmkube.base.errors import UserError
 from llmkube.base.http import listen
-from llmkube.base.http.client import open_http_client
 from llmkube.base.http.limits import Limits
 from llmkube.base.http.listen import ListenError, PortTakenError, open_listeners
 from llmkube.base.http.message import Headers, Response
@@ -262,29 +261,6 @@ async def test_port_zero_gives_one_port():
     listeners = await open_listeners("localhost", 0)
     assert len(listeners) == 1
     await listeners[0].aclose()
-
-
-async def test_real_sockets_carry_large_bodies_both_ways():
-    """A megabyte goes over a real socket and comes back, pooled, with and without chunks."""
-    payload = bytes(range(256)) * 4096
-
-    async def mirror(exchange):
-        if exchange.request.path == "/whole":
-            await exchange.respond(Response(200, body=exchange.request.body))
-            return
-        async with exchange.stream(200, Headers()) as send:
-            for start in range(0, len(payload), 100_000):
-                await send(exchange.request.body[start : start + 100_000])
-
-    with trio.fail_after(60):
-        async with trio.open_nursery() as nursery, open_http_client() as client:
-            listeners = await open_listeners("127.0.0.1", 0)
-            port = listeners[0].socket.getsockname()[1]
-            await nursery.start(run_server, mirror, listeners)
-            for path in ("whole", "chunked", "whole"):
-                answer = await client.request("POST", f"http://127.0.0.1:{port}/{path}", body=payload)
-                assert answer.body == payload
-            nursery.cancel_scope.cancel()
 
 
 async def test_tls_listeners_are_served(tmp_path, sockets):
