@@ -10,7 +10,7 @@ speak answered by listed fields. Which engine a request is for, its `model` says
 is what the directory knows.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -24,7 +24,7 @@ from llmkube.base.http.exchange import StreamExchange
 from llmkube.base.http.forward import forward
 from llmkube.base.http.heads import RequestHead
 from llmkube.base.http.message import Response
-from llmkube.router.backends import ModelDirectory, engine_of
+from llmkube.router.backends import Backend, ModelDirectory, engine_of
 from llmkube.router.dialects.inbound import DIALECTS, refusal_at
 from llmkube.router.dialects.ollama_models import LISTS
 from llmkube.router.model_field import (
@@ -66,6 +66,30 @@ _NOT_THERE: Final = (404, 405)
 """What an engine says of a path that it does not have."""
 
 
+@attrs.define(eq=False)
+class Body:
+    """A body whose `model` was read.
+
+    Attributes:
+        content: As it came, and as it goes on once it was corrected.
+        named: Its `model`; None of one that names none.
+        renamed: Returns it with another `model`, and every other byte as it came.
+    """
+
+    content: bytes
+    named: object
+    renamed: Callable[[str], Awaitable[bytes]]
+
+
+async def _name_of_engine(body: Body, engine: Backend) -> None:
+    if body.named != engine.alias:
+        body.content = await body.renamed(engine.alias)
+
+
+CORRECTIONS: Final[Mapping[str, Callable[[Body, Backend], Awaitable[None]]]] = {"model": _name_of_engine}
+"""All that is changed of a body, by field: `model` becomes the name that the engine itself goes by."""
+
+
 Begin = Callable[[str, bool], Callable[[], None]]
 """Counts a request of a service, which takes a slot of its engine or none; its result is called once that has ended."""
 
@@ -103,14 +127,14 @@ class PassThrough:
             raise refused(404, words, "not_found")
         if head.method != "POST":
             raise refused(405, f"{head.method} is not allowed on {path}", "method_not_allowed", {"Allow": "POST"})
-        named, renamed = await _read(head, exchange.body)
-        engine = engine_of(self.directory, named, head.path)
-        # All that is changed of a body: `model` becomes the name that the engine itself goes by.
-        body = exchange.body if named == engine.alias else await renamed(engine.alias)
+        body = await _read(head, exchange.body)
+        engine = engine_of(self.directory, body.named, head.path)
+        for correct in CORRECTIONS.values():
+            await correct(body, engine)
         end = self.begin(engine.service, path not in _WITHOUT_SLOT)
         try:
             origin, keys = (engine.host, engine.port), engine.credentials
-            return await forward(exchange, self.client, origin, body, credentials=keys, unless=unless)
+            return await forward(exchange, self.client, origin, body.content, credentials=keys, unless=unless)
         except HttpError as exc:
             if exchange.begun:
                 raise  # half an answer is out: the server closes the connection, so that no client takes it for a whole
@@ -120,12 +144,8 @@ class PassThrough:
             end()
 
 
-async def _read(head: RequestHead, body: bytes) -> tuple[object, Callable[[str], Awaitable[bytes]]]:
+async def _read(head: RequestHead, body: bytes) -> Body:
     """Read which model a JSON body or a form names.
-
-    Returns:
-        Its `model`, None of one that names none; and what returns it with another `model`, and every other byte as it
-        came.
 
     Raises:
         RefusedError: The body is neither.
@@ -136,7 +156,7 @@ async def _read(head: RequestHead, body: bytes) -> tuple[object, Callable[[str],
         boundary = boundary_of(media_type) if is_form else None
         if boundary is None:
             named, spans = await read_model(body)
-            return named, lambda name: replace_model(body, name, spans)
+            return Body(body, named, lambda name: replace_model(body, name, spans))
         form = await read_form_model(body, boundary)
     except BodyError as exc:
         raise refused(400, str(exc), "invalid_form" if is_form else "invalid_json") from exc
@@ -144,7 +164,7 @@ async def _read(head: RequestHead, body: bytes) -> tuple[object, Callable[[str],
     async def renamed(name: str) -> bytes:  # noqa: ASYNC124 (as for JSON)
         return replace_form_model(body, boundary, form, name)
 
-    return form.value, renamed
+    return Body(body, form.value, renamed)
 
 
 @attrs.frozen(eq=False, kw_only=True)
