@@ -13,7 +13,7 @@ import attrs
 
 from llmkube.apiserver.schema.builtin_types import OBJECT_META, type_schema
 from llmkube.apiserver.schema.structural import JsonObject, Schema
-from llmkube.k8s.builtins import PriorityClass
+from llmkube.k8s import builtins
 from llmkube.k8s.resource import Resource
 from llmkube.k8s.wire import name_rules
 from llmkube.k8s.workloads import WORKLOADS
@@ -74,47 +74,29 @@ _EVENT_FIELDS: Final = (
     "type",
 )
 
-_STATUS: Final = ("status",)
-
 BUILTIN_KINDS: Final[tuple[KindInfo, ...]] = (
     _builtin(
-        Resource("", "v1", "Namespace", "namespaces", namespaced=False, short_names=("ns",), subresources=_STATUS),
+        attrs.evolve(builtins.Namespace.RESOURCE, subresources=("status",)),
         selectable_fields=("status.phase",),
         name_rule=name_rules.label,
     ),
-    _builtin(Resource("", "v1", "ConfigMap", "configmaps", short_names=("cm",))),
-    _builtin(Resource("", "v1", "Secret", "secrets"), selectable_fields=("type",)),
-    _builtin(Resource("", "v1", "ServiceAccount", "serviceaccounts", short_names=("sa",))),
+    _builtin(builtins.ConfigMap.RESOURCE),
+    _builtin(builtins.Secret.RESOURCE, selectable_fields=("type",)),
+    _builtin(attrs.evolve(builtins.ServiceAccount.RESOURCE, subresources=())),
     _builtin(
-        Resource("", "v1", "Service", "services", short_names=("svc",), subresources=_STATUS, categories=("all",)),
+        builtins.Service.RESOURCE,
         selectable_fields=("spec.clusterIP", "spec.type"),
         name_rule=name_rules.label,  # an RFC 1035 label before Kubernetes 1.36
     ),
     _builtin(
-        Resource("", "v1", "Endpoints", "endpoints", short_names=("ep",)),
+        builtins.Endpoints.RESOURCE,
         deprecation_warning="v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ),
+    _builtin(builtins.Event.RESOURCE, selectable_fields=_EVENT_FIELDS),
+    _builtin(builtins.EndpointSlice.RESOURCE, "io.k8s.api.discovery.v1", has_generation=True),
+    _builtin(builtins.Lease.RESOURCE, "io.k8s.api.coordination.v1"),
     _builtin(
-        Resource("", "v1", "Event", "events", short_names=("ev",)),
-        selectable_fields=_EVENT_FIELDS,
-    ),
-    _builtin(
-        Resource("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices"),
-        "io.k8s.api.discovery.v1",
-        has_generation=True,
-    ),
-    _builtin(Resource("coordination.k8s.io", "v1", "Lease", "leases"), "io.k8s.api.coordination.v1"),
-    _builtin(
-        Resource(
-            "apiextensions.k8s.io",
-            "v1",
-            "CustomResourceDefinition",
-            "customresourcedefinitions",
-            namespaced=False,
-            short_names=("crd", "crds"),
-            subresources=_STATUS,
-            categories=("api-extensions",),
-        ),
+        builtins.CustomResourceDefinition.RESOURCE,
         "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1",
         has_generation=True,
     ),
@@ -203,10 +185,10 @@ WORKLOAD_KINDS: Final[tuple[KindInfo, ...]] = tuple(
     _builtin(
         attrs.evolve(resource, subresources=tuple({"status"} & {*resource.subresources})),  # nothing here scales
         f"io.k8s.api.{resource.group or 'core'}.{resource.version}",
-        shape="" if resource == PriorityClass.RESOURCE else "Workload",
+        shape="" if resource == builtins.PriorityClass.RESOURCE else "Workload",
         has_generation=True,
         unconditional_update=True,
     )
-    for resource in (*WORKLOADS, PriorityClass.RESOURCE)
+    for resource in (*WORKLOADS, builtins.PriorityClass.RESOURCE)
 )
 """Pods, claims, Deployments, Jobs, autoscalers, disruption budgets and PriorityClasses."""
