@@ -24,9 +24,9 @@ HUB_ENDPOINT = setting(ENDPOINT, help="Address of Hugging Face, or of a mirror o
 LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases.")
 
 
-def port_setting(default: int, what: str) -> Any:
-    """Return the setting of a port on 127.0.0.1."""
-    return setting(default, help=f"Port of {what} on 127.0.0.1; 0 takes a free one.", minimum=0, maximum=65535)
+def port_setting(default: int, what: str, *, zero: str = "takes a free one") -> Any:
+    """Return the setting of a port, and what 0 does for it."""
+    return setting(default, help=f"Port of {what}; 0 {zero}.", minimum=0, maximum=65535)
 
 
 def program_setting(program: str, runtime: str) -> Any:
@@ -134,9 +134,7 @@ class AgentConfig(HostConfig):
         "", help="Only serve InferenceServices with these labels, such as team=ml; without it, all of them."
     )
     model_store: Path | None = MODEL_STORE
-    port: int = setting(
-        9090, help="Port of /healthz, /readyz and /metrics on 127.0.0.1; 0 for none.", minimum=0, maximum=65535
-    )
+    port: int = port_setting(9090, "/healthz, /readyz and /metrics on 127.0.0.1", zero="for none")
     log_level: str = log_level_setting("info")
     kubeconfig: Path | None = KUBECONFIG
     context: str | None = CONTEXT
@@ -203,9 +201,9 @@ send requests to these addresses anyway; in a cluster other users write them."""
 class UpConfig(HostConfig):
     """The settings of `llmkube up`."""
 
-    api_port: int = port_setting(7443, "the Kubernetes API")
-    gateway_port: int = port_setting(8080, "the OpenAI-compatible gateway")
-    probe_port: int = port_setting(9090, "/healthz, /readyz and /metrics")
+    api_port: int = port_setting(7443, "the Kubernetes API on 127.0.0.1")
+    gateway_port: int = port_setting(8080, "the OpenAI-compatible gateway on 127.0.0.1")
+    probe_port: int = port_setting(9090, "/healthz, /readyz and /metrics on 127.0.0.1")
     accelerator: tuple[str, ...] = setting(
         ("cpu", "metal") if sys.platform == "darwin" else ("cpu",), help="What this host serves.", choices=ACCELERATORS
     )
@@ -246,11 +244,9 @@ class RouterConfig:
 
     state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     host: str = setting("127.0.0.1", help="Address to listen on; :: is every one of this machine.")
-    port: int = setting(8080, help="Port of the OpenAI-compatible API; 0 takes a free one.", minimum=0, maximum=65535)
+    port: int = port_setting(8080, "the OpenAI-compatible API")
     admin_host: str = setting("127.0.0.1", help="Address of /healthz, /readyz and /metrics.")
-    admin_port: int = setting(
-        9090, help="Port of /healthz, /readyz and /metrics; 0 takes a free one.", minimum=0, maximum=65535
-    )
+    admin_port: int = port_setting(9090, "/healthz, /readyz and /metrics")
     service: tuple[str, ...] = setting(
         (),
         help="Where an InferenceService answers that a ModelRouter names, as NAME=URL, such as "
@@ -281,7 +277,7 @@ class ApiServerConfig:
     """The settings of `llmkube apiserver`."""
 
     state_dir: Path = STATE_DIR  # load() decides it where nothing is said
-    port: int = port_setting(7443, "the Kubernetes API")
+    port: int = port_setting(7443, "the Kubernetes API on 127.0.0.1")
     log_level: str = log_level_setting("info")
 
 
@@ -362,9 +358,7 @@ class ControllerConfig:
         help="Have a container of that image beside each engine, by which a pod that has to end waits for requests; "
         "without it, pods sleep for ten seconds (Kubernetes 1.30).",
     )
-    port: int = setting(
-        0, help="Port of /healthz, /readyz and /metrics on all addresses; 0 for none.", minimum=0, maximum=65535
-    )
+    port: int = port_setting(0, "/healthz, /readyz and /metrics on all addresses", zero="for none")
     state_dir: Path = STATE_DIR  # load() decides it where nothing is said
     log_level: str = log_level_setting("info")
 

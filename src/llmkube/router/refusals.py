@@ -17,10 +17,11 @@ _KINDS: Final[Mapping[int, str]] = {
 class RefusedError(Exception):
     """The request gets an answer of our own."""
 
-    def __init__(self, response: Response, code: str = "") -> None:
+    def __init__(self, response: Response, code: str, error: dict[str, str]) -> None:
         super().__init__(response.status)
         self.response = response
         self.code = code
+        self.error = error
 
 
 def error_object(status: int, message: str, code: str) -> dict[str, str]:
@@ -35,5 +36,5 @@ def kind_of(status: int) -> str:
 
 def refused(status: int, message: str, code: str, headers: Mapping[str, str] = NO_HEADERS, **more: str) -> RefusedError:
     """Return a refusal, to be raised; `more` are further members of the error."""
-    said = {"error": error_object(status, message, code) | more}
-    return RefusedError(Response.json(status, said, headers=Headers.of(headers)), code)
+    error = error_object(status, message, code) | more
+    return RefusedError(Response.json(status, {"error": error}, headers=Headers.of(headers)), code, error)

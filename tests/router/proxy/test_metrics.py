@@ -27,7 +27,7 @@ ROOT = Path(router.__file__).parent
 ROOMS = ("dispatch", "proxy", "responses")
 ELSEWHERE = {"proxy/admin.py"}  # the operator's port, whose requests are not counted
 
-STATUS_AND_CODE = {"refused": (0, 2), "NoAnswer": (0, 1), "_own": (0, 2)}
+STATUS_AND_CODE = {"refused": (0, 2), "_own": (0, 2)}
 """Where the arguments of what refuses have them."""
 
 COMPUTED = {
@@ -84,7 +84,7 @@ def without_backends():
     for cause, is_own, rule in product(Cause, (True, False), ("", "a rule")):
         failure = Failure(cause, "why", 500, is_own=is_own)
         said = no_answer([failure], [Try("a", cause.value, "", 0.0, 0)], closing_rule=rule, wait_seconds=1.0)
-        yield said.status, said.code
+        yield said.response.status, said.code
 
 
 def refusals():
@@ -117,7 +117,7 @@ def test_a_name_that_is_left_out_is_seen(code, monkeypatch):
         test_each_refusal_is_counted_by_its_name()
 
 
-@pytest.mark.parametrize("new", ['refused(503, words, "is_new")', "refused(503, words, code)", "NoAnswer(500, 'new')"])
+@pytest.mark.parametrize("new", ['refused(503, words, "is_new")', "refused(503, words, code)"])
 def test_a_refusal_that_is_added_is_seen(new, monkeypatch):
     """Also one whose code is computed."""
     plain = sources

@@ -7,14 +7,14 @@ answers, status and code follow from what the attempts came to.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 import attrs
 import trio
 
 from llmkube.base.http.exchange import StreamExchange
-from llmkube.base.http.message import Headers, Response
+from llmkube.base.http.message import Headers
 from llmkube.router.continuation.joined_answer import JoinedAnswer, places
 from llmkube.router.dispatch.attempt import Asked
 from llmkube.router.dispatch.backend_call import BackendCalls
@@ -25,29 +25,14 @@ from llmkube.router.dispatch.relay import COMMENT_SECONDS, LOADING_COMMENT, Clie
 from llmkube.router.dispatch.verdicts import NO_BUDGET, Cause, Failure
 from llmkube.router.policy.decision import Decision
 from llmkube.router.policy.permits import Permit
-from llmkube.router.refusals import error_object
+from llmkube.router.refusals import RefusedError, refused
 
 LOADING_RETRY_SECONDS: Final = 5
 
 
-@attrs.frozen
-class NoAnswer:
-    """The refusal.
-
-    Attributes:
-        status: Of the answer.
-        code: For programs, and the outcome in the audit log.
-        message: For people.
-        headers: Of the answer: when to come again, where that is known.
-    """
-
-    status: int
-    code: str
-    message: str
-    headers: Mapping[str, str] = attrs.field(factory=dict)
-
-
-def no_answer(failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule: str, wait_seconds: float) -> NoAnswer:
+def no_answer(
+    failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule: str, wait_seconds: float
+) -> RefusedError:
     """Return what the client is told.
 
     Args:
@@ -58,33 +43,33 @@ def no_answer(failures: Sequence[Failure], tries: Sequence[Try], *, closing_rule
     """
     message = f"no backend answered ({'; '.join(map(str, tries))})"
     if all(each.cause is Cause.UNSUPPORTED for each in failures):
-        return NoAnswer(400, "unsupported", failures[0].detail)
+        return refused(400, failures[0].detail, "unsupported")
     seconds, stays = max(1, math.ceil(wait_seconds)), all(each.stays for each in failures)
     again = {"X-Should-Retry": "false"} if stays else {"Retry-After": str(seconds)}
     if closing_rule:
-        return NoAnswer(503, "fail_closed_runtime", f"{message}, and rule {closing_rule!r} fails closed", again)
+        return refused(503, f"{message}, and rule {closing_rule!r} fails closed", "fail_closed_runtime", again)
     last = next((each for each in reversed(failures) if each.cause is not Cause.CIRCUIT), failures[-1])
     match last.cause:
         case Cause.QUEUE:
             again = {"Retry-After": f"{last.retry_after_seconds or 1:.0f}"}
             status, code = (429, "tenant_queue_full") if last.is_own else (503, "queue_full")
-            return NoAnswer(status, code, message, again)
+            return refused(status, message, code, again)
         case Cause.BUDGET:
             wait = last.retry_after_seconds
             again = {"X-Should-Retry": "false"} if wait is None else {"Retry-After": f"{wait:.0f}"}
-            return NoAnswer(429, last.cause.value, f"{message}: {last.detail}", again)
+            return refused(429, f"{message}: {last.detail}", last.cause.value, again)
         case Cause.BUDGET_STORE:
-            return NoAnswer(503, last.cause.value, f"{message}: {last.detail}", {"Retry-After": "5"})
+            return refused(503, f"{message}: {last.detail}", last.cause.value, {"Retry-After": "5"})
         case Cause.TIMEOUT | Cause.FROZEN:
-            return NoAnswer(504, "backend_timeout", message)
+            return refused(504, message, "backend_timeout")
         case Cause.RATE_LIMITED:
-            return NoAnswer(429, "rate_limited", message, again)
+            return refused(429, message, "rate_limited", again)
         case Cause.LOADING:
-            return NoAnswer(503, "model_loading", message, {"Retry-After": str(LOADING_RETRY_SECONDS)})
+            return refused(503, message, "model_loading", {"Retry-After": str(LOADING_RETRY_SECONDS)})
         case Cause.CIRCUIT | Cause.KEY | Cause.MISSING | Cause.NOT_READY:
-            return NoAnswer(503, "no_backend_available", message, again)
+            return refused(503, message, "no_backend_available", again)
         case _:
-            return NoAnswer(502, "all_backends_failed", message)
+            return refused(502, message, "all_backends_failed")
 
 
 LOADING_POLL_SECONDS: Final = 1.0
@@ -167,14 +152,12 @@ class Dispatcher:
             wait_seconds=min((self.circuits.of(each.backend.name).open_until for each in decision.order), default=now)
             - now,
         )
-        record.note(status=said.status, outcome=said.code)
-        error = error_object(said.status, said.message, said.code)
+        record.note(status=said.response.status, outcome=said.code)
         if client.begun:
-            await client.fail(error)
+            await client.fail(said.error)
             return
-        own = {"X-Request-Id": request.asked.request_id, "Server-Timing": server_timing(record)}
-        named = Headers.of({**own, **said.headers})
-        await client.respond(Response.json(said.status, {"error": error}, headers=named))
+        own = (("X-Request-Id", request.asked.request_id), ("Server-Timing", server_timing(record)))
+        await client.respond(attrs.evolve(said.response, headers=Headers((*own, *said.response.headers))))
 
 
 async def _go_on(broken: Permit, request: RoutedRequest, ask: Ask) -> bool:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
+import attrs
 import trio
 
 from llmkube.base.errors import WorldError
@@ -19,7 +20,7 @@ from llmkube.weights.download.buckets import BucketAccess
 from llmkube.weights.download.guarded_transport import OpenTransport, open_transport_with
 from llmkube.weights.download.progress import Meter, OnProgress, Progress
 from llmkube.weights.download.registry import RegistryAccess
-from llmkube.weights.download.resolver import DownloadJob, Resolver
+from llmkube.weights.download.resolver import DownloadJob, Resolver, is_at_hub
 from llmkube.weights.download.retry import Dependencies, DownloadLimits
 from llmkube.weights.download.single_flight import SingleFlight, open_single_flight
 from llmkube.weights.download.transfer import RejectedVersion, Transfer, TransferRequest
@@ -31,6 +32,7 @@ from llmkube.weights.store.blobs import Store, WeightsFile
 from llmkube.weights.store.disk import FreeSpace, RunSync, free_bytes, in_threads
 from llmkube.weights.store.local_files import hash_file, take_snapshot
 from llmkube.weights.store.partial import Partial, open_partial, remove_partial
+from llmkube.weights.urls import WebUrl
 
 GetToken = Callable[[], Awaitable[str | None]]
 """Find the token for the hub, or None; asked only when the hub is about to be."""
@@ -53,17 +55,16 @@ _PROOF_SECONDS: Final = 15.0  # for a source that may be out of reach, where its
 _CLOSE_SECONDS: Final = 30.0  # putting down an incomplete file syncs it, which takes a slow disk a while
 
 
+@attrs.define(eq=False)
 class Downloader:
     """Fetch remote sources into a store; `open_downloader` makes one."""
 
-    def __init__(
-        self, store: Store, dependencies: Dependencies, shared: SingleFlight[WeightsFile], resolver: Resolver
-    ) -> None:
-        self._store = store
-        self._dependencies = dependencies
-        self._shared = shared
-        self._resolver = resolver
-        self._refused: dict[tuple[str, str], RejectedVersion] = {}
+    _store: Store
+    _dependencies: Dependencies
+    _shared: SingleFlight[WeightsFile]
+    _endpoint: WebUrl
+    _room_bytes: int | None
+    _refused: dict[tuple[str, str], RejectedVersion] = attrs.field(factory=dict)
 
     def active(self) -> dict[str, Progress]:
         """How far each download has come, by its source (without secrets), for metrics."""
@@ -120,7 +121,7 @@ class Downloader:
             return found
         if not isinstance(who, BucketAccess):
             raise who
-        secret = await token() if token is not None and self._resolver.is_at_hub(source) else None
+        secret = await token() if token is not None and is_at_hub(source, self._endpoint) else None
         login = await registry() if registry is not None and isinstance(source, ImageSource) else RegistryAccess()
         proof = _proof(source, secret, who, login)
         credential = await self._on_disk(self._store.keyed_digest, proof) if proof else ""
@@ -146,19 +147,22 @@ class Downloader:
             FetchError: It does not say.
         """
         known = bool(job.credential) and job.credential in audience.credentials
-        meter = Meter(progress, self._dependencies.utcnow)
+        resolver = self._resolver(job, progress)
         try:
             with trio.move_on_after(_PROOF_SECONDS if known else math.inf):
-                first = (await self._resolver.resolve(job, meter))[0]
-                await self._resolver.look(first, meter)
+                await resolver.look((await resolver.resolve())[0])
         except FetchError:
             if not known:
                 raise
 
+    def _resolver(self, job: DownloadJob, progress: OnProgress) -> Resolver:
+        meter = Meter(progress, self._dependencies.utcnow)
+        return Resolver(self._dependencies, self._endpoint, job, meter, self._room_bytes)
+
     async def _is_current(self, job: DownloadJob, progress: OnProgress) -> bool:
         """Ask the servers whether what the store has is still what they have."""
-        meter = Meter(progress, self._dependencies.utcnow)
-        seen = [await self._resolver.look(one, meter) for one in await self._resolver.resolve(job, meter)]
+        resolver = self._resolver(job, progress)
+        seen = [await resolver.look(one) for one in await resolver.resolve()]
         _, record = await self._record_of(job.source)
         return record is not None and index.is_current(record, seen)
 
@@ -187,9 +191,8 @@ class Downloader:
         return False
 
     async def _download(self, job: DownloadJob, progress: OnProgress) -> WeightsFile:
-        source = job.source
-        meter = Meter(progress, self._dependencies.utcnow)
-        wanted = await self._resolver.resolve(job, meter)
+        source, resolver = job.source, self._resolver(job, progress)
+        wanted, meter = await resolver.resolve(), resolver.meter
         async with AsyncExitStack() as stack:
             parts = [await self._part(job, one, meter, stack) for one in wanted]
             sizes = [one.size_bytes for one in wanted]
@@ -297,8 +300,7 @@ async def open_downloader(
         space = FreeSpace(store.root, free)
         dependencies = Dependencies(open_transport, utcnow, rng, limits, run_sync=run_sync, space=space)
         shared = await stack.enter_async_context(open_single_flight(WeightsFile))
-        resolver = Resolver(dependencies, hugging_face.parse_endpoint(endpoint), room_bytes)
-        yield Downloader(store, dependencies, shared, resolver)
+        yield Downloader(store, dependencies, shared, hugging_face.parse_endpoint(endpoint), room_bytes)
 
 
 def _remove_stale(store: Store, before: float) -> None:

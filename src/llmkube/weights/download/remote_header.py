@@ -68,20 +68,19 @@ async def read_remote_header(
     """
     once = DownloadLimits(head_seconds=math.inf, tries=1)
     network = Network(open_transport or open_transport_with(), utcnow, random.SystemRandom(), once)
-    resolver = Resolver(network, hugging_face.parse_endpoint(endpoint))
     job = DownloadJob(source, None, token, policy, access or BucketAccess())
+    resolver = Resolver(network, hugging_face.parse_endpoint(endpoint), job, Meter(lambda _: None, utcnow))
     if isinstance(source, WebFile):
-        return await _read(resolver.web_file(job, source, source.url), network)
+        return await _read(resolver.web_file(source, source.url), network)
     if isinstance(source, BucketFile):
-        return await _read(resolver.bucket_file(job, source, source.path), network)
+        return await _read(resolver.bucket_file(source, source.path), network)
     if isinstance(source, HubRepository):
-        meter = Meter(lambda _: None, utcnow)
-        listing = await resolver.listing(job, source.name, source.revision, meter)
+        listing = await resolver.listing(source.name, source.revision)
         file, revision = hugging_face.choose(source, listing).file, listing.commit or source.revision
     else:
         file, revision = source, source.revision
     pinned = attrs.evolve(file, revision=revision)
-    wanted = resolver.hub_file(job, pinned, hugging_face.HubEntry(file.path))
+    wanted = resolver.hub_file(pinned, hugging_face.HubEntry(file.path))
     return await _read(attrs.evolve(wanted, shown=file.redacted), network)
 
 

@@ -35,6 +35,13 @@ _TOKEN_BYTES: Final = 64 << 10
 _MANIFESTS: Final = 3  # an index, what it leads to, and one more than is needed
 
 
+def is_at_hub(source: Remote, endpoint: WebUrl) -> bool:
+    """Whether a source is asked for at the hub, which may be a mirror."""
+    if isinstance(source, WebFile):
+        return source.url.origin == endpoint.origin
+    return not isinstance(source, BucketFile | ImageSource)
+
+
 @attrs.frozen
 class DownloadJob:
     """What one caller asks for; callers with equal jobs share a download, and present the same credential.
@@ -70,100 +77,99 @@ class DownloadJob:
 
 @attrs.frozen
 class Resolver:
-    """From a source to the requests that fetch its files.
+    """From the source of one job to the requests that fetch its files.
 
     Attributes:
         network: What requests are made with.
         endpoint: The hub's address, or a mirror's.
+        job: What is asked for.
+        meter: Told what is waited for, and which file was chosen.
         room_bytes: What models may take of this host's memory; None where that is not known.
     """
 
     network: Network
     endpoint: WebUrl
+    job: DownloadJob
+    meter: Meter
     room_bytes: int | None = None
 
-    def is_at_hub(self, source: Remote) -> bool:
-        """Whether a source is asked for at the hub, which may be a mirror."""
-        if isinstance(source, WebFile):
-            return source.url.origin == self.endpoint.origin
-        return not isinstance(source, BucketFile | ImageSource)
-
-    async def resolve(self, job: DownloadJob, meter: Meter) -> Sequence[TransferRequest]:
+    async def resolve(self) -> Sequence[TransferRequest]:
         """Say which files to download from where; what can be known to be wrong is raised here."""
-        source = job.source
-        meter.resolving()
+        source = self.job.source
+        self.meter.resolving()
         if isinstance(source, WebFile):
-            _refuse_one_digest_for_many(job, len(source.parts))
-            return await self._probed([self.web_file(job, source, url) for url in source.parts], meter)
+            self._refuse_one_digest_for_many(len(source.parts))
+            return await self._probed([self.web_file(source, url) for url in source.parts])
         if isinstance(source, BucketFile):
             if not source.path or source.path.endswith("/"):
                 raise SourceError(
                     f"{source.redacted} is a folder of a bucket; say in spec.files which file of it to fetch"
                 )
-            _refuse_one_digest_for_many(job, len(source.parts))
-            return await self._probed([self.bucket_file(job, source, path) for path in source.parts], meter)
+            self._refuse_one_digest_for_many(len(source.parts))
+            return await self._probed([self.bucket_file(source, path) for path in source.parts])
         if isinstance(source, ImageSource):
-            return await self._plan_image(job, source, meter)
+            return await self._plan_image(source)
         if isinstance(source, HubFile) and len(source.parts) == 1:
-            return [self.hub_file(job, source, hugging_face.HubEntry(source.path))]
+            return [self.hub_file(source, hugging_face.HubEntry(source.path))]
         name = source.repository if isinstance(source, HubFile) else source.name
-        if isinstance(source, HubFolder) and job.sha256 is not None:
+        if isinstance(source, HubFolder) and self.job.sha256 is not None:
             raise DigestMismatchError(
                 f"one digest cannot describe the files of {source.redacted}; leave spec.sha256 out, and name a commit "
                 "(hf://ORG/REPO@COMMIT) to have the same files for ever"
             )
-        listing = await self.listing(job, name, source.revision, meter)
+        listing = await self.listing(name, source.revision)
         # Pinned to one commit: the files of a model that is just being replaced must not be mixed.
         revision = listing.commit or source.revision
         if isinstance(source, HubFolder):
             entries = hugging_face.folder_entries(source, listing)
         elif isinstance(source, HubRepository):
             choice = hugging_face.choose(source, listing, room_bytes=self.room_bytes)
-            entries, meter.chosen = hugging_face.entries_of(choice.file, listing), choice.why
+            entries, self.meter.chosen = hugging_face.entries_of(choice.file, listing), choice.why
         else:
             entries = hugging_face.entries_of(source, listing)
-        _refuse_one_digest_for_many(job, len(entries))
-        wanted = [self.hub_file(job, HubFile(name, entry.path, revision), entry) for entry in entries]
+        self._refuse_one_digest_for_many(len(entries))
+        wanted = [self.hub_file(HubFile(name, entry.path, revision), entry) for entry in entries]
         if isinstance(source, HubFolder):
             return [attrs.evolve(one, name=entry.path) for one, entry in zip(wanted, entries, strict=True)]
         return wanted
 
-    def hub_file(self, job: DownloadJob, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
+    def hub_file(self, file: HubFile, entry: hugging_face.HubEntry) -> TransferRequest:
         """Return the request for one file of a repository, and what the hub promises of it."""
-        if job.sha256 is not None and entry.sha256 not in (None, job.sha256):
+        asked = self.job.sha256
+        if asked is not None and entry.sha256 not in (None, asked):
             raise DigestMismatchError(
-                f"the hub says that {file.redacted} has the digest {entry.sha256}, spec.sha256 asks for {job.sha256}; "
+                f"the hub says that {file.redacted} has the digest {entry.sha256}, spec.sha256 asks for {asked}; "
                 "correct the digest, or the source"
             )
-        wanted = _request(job, file.redacted, hugging_face.file_url(self.endpoint, file), file.identity)
+        wanted = self._request(file.redacted, hugging_face.file_url(self.endpoint, file), file.identity)
         return attrs.evolve(
             wanted,
-            credential=self._credential(job),
+            credential=self._credential(),
             server="hub",
-            sha256=job.sha256 or entry.sha256,
+            sha256=asked or entry.sha256,
             size_bytes=entry.size_bytes,
         )
 
-    def web_file(self, job: DownloadJob, source: WebFile, url: WebUrl) -> TransferRequest:
+    def web_file(self, source: WebFile, url: WebUrl) -> TransferRequest:
         """Return the request for one part of a file on a web server, which may be the hub's."""
-        at_hub = self.is_at_hub(source)
+        at_hub = is_at_hub(source, self.endpoint)
         credential = Credential.basic(source.url, source.user_info) if source.user_info is not None else None
-        wanted = _request(job, url.shown, url, str(url))
-        credential = credential or (self._credential(job) if at_hub else None)
+        wanted = self._request(url.shown, url, str(url))
+        credential = credential or (self._credential() if at_hub else None)
         return attrs.evolve(wanted, credential=credential, server="hub" if at_hub else "web")
 
-    def bucket_file(self, job: DownloadJob, source: BucketFile, path: str) -> TransferRequest:
+    def bucket_file(self, source: BucketFile, path: str) -> TransferRequest:
         """Return the request for one part of an object in a bucket."""
-        url, part, who = job.access.url(source.bucket, path), attrs.evolve(source, path=path), job.access
-        wanted = _request(job, part.redacted, url, f"{who.server} {part.identity}")
+        url, part, who = self.job.access.url(source.bucket, path), attrs.evolve(source, path=path), self.job.access
+        wanted = self._request(part.redacted, url, f"{who.server} {part.identity}")
         signer = Signer(url.origin, who, self.network.utcnow) if who.key_id else None
         return attrs.evolve(wanted, credential=signer, server="bucket")
 
-    async def _plan_image(self, job: DownloadJob, source: ImageSource, meter: Meter) -> Sequence[TransferRequest]:
+    async def _plan_image(self, source: ImageSource) -> Sequence[TransferRequest]:
         reference, credential = source.reference, None
         for _ in range(_MANIFESTS):
             url = registry.manifest_url(source, reference)
-            body, credential = await self._manifest(job, source, url, credential, meter)
+            body, credential = await self._manifest(source, url, credential)
             found = await trio.to_thread.run_sync(registry.parse_manifest, source, reference, body)  # up to 4 MiB
             if not isinstance(found, str):
                 break
@@ -171,16 +177,16 @@ class Resolver:
         else:
             raise FetchError(f"{source.redacted}: the registry's indexes lead to nothing but indexes")
         layers = registry.choose_layers(source, found)
-        _refuse_one_digest_for_many(job, len(layers))
+        self._refuse_one_digest_for_many(len(layers))
         for layer in layers:
-            if job.sha256 not in (None, layer.sha256):
+            if self.job.sha256 not in (None, layer.sha256):
                 raise DigestMismatchError(
                     f"the registry has {layer.name or source.redacted} with the digest {layer.sha256}, spec.sha256 "
-                    f"asks for {job.sha256}; correct the digest, or the source"
+                    f"asks for {self.job.sha256}; correct the digest, or the source"
                 )
         return [
             attrs.evolve(
-                _request(job, source.redacted, registry.blob_url(source, layer), f"{source.identity} {layer.sha256}"),
+                self._request(source.redacted, registry.blob_url(source, layer), f"{source.identity} {layer.sha256}"),
                 credential=credential,
                 server="registry",
                 sha256=layer.sha256,
@@ -190,12 +196,12 @@ class Resolver:
         ]
 
     async def _manifest(
-        self, job: DownloadJob, source: ImageSource, url: WebUrl, credential: Credential | None, meter: Meter
+        self, source: ImageSource, url: WebUrl, credential: Credential | None
     ) -> tuple[bytes, Credential | None]:
         """Ask for a manifest; where the registry wants a login first, give it, and return what it takes."""
         shown, headers = source.redacted, {"Accept": registry.ACCEPT}
         for _ in range(2):
-            request = FileRequest(shown, url, job.policy, credential, "registry")
+            request = FileRequest(shown, url, self.job.policy, credential, "registry")
 
             async def read(response: FileResponse, request: FileRequest = request) -> bytes | registry.Challenge:
                 wants = response.headers.get("www-authenticate", "")
@@ -205,44 +211,42 @@ class Resolver:
                     self._refuse(request, response)
                 return await _whole(response, request.url, registry.MANIFEST_BYTES, f"{shown}: the manifest")
 
-            answer = await self._ask(request, read, meter, headers)
+            answer = await self._ask(request, read, headers)
             if isinstance(answer, bytes):
                 return answer, credential
-            credential = await self._login(job, source, url, answer, meter)
+            credential = await self._login(source, url, answer)
         raise AccessDeniedError(f"{shown}: the registry asks for one login after the other; {REGISTRY_ADVICE}")
 
-    async def _login(
-        self, job: DownloadJob, source: ImageSource, url: WebUrl, wants: registry.Challenge, meter: Meter
-    ) -> Credential:
-        shown, who = source.redacted, UserInfo(job.registry.user, job.registry.password)
+    async def _login(self, source: ImageSource, url: WebUrl, wants: registry.Challenge) -> Credential:
+        shown, who = source.redacted, UserInfo(self.job.registry.user, self.job.registry.password)
         if wants.realm is None:
             if not who.user:
                 raise AccessDeniedError(f"{shown}: the registry asks for a user and password; {REGISTRY_ADVICE}")
             return Credential.basic(url, who)
         at = wants.token_url(source.repository)
-        request = FileRequest(shown, at, job.policy, Credential.basic(at, who) if who.user else None, "registry")
+        request = FileRequest(shown, at, self.job.policy, Credential.basic(at, who) if who.user else None, "registry")
 
         async def read(response: FileResponse) -> str:
             if response.status != 200:  # no token was sent, but the password
                 self._refuse(attrs.evolve(request, shown=f"{shown}: {at.shown}", credential=None), response)
             return registry.parse_token(shown, await _whole(response, at, _TOKEN_BYTES, f"{shown}: the token"))
 
-        return Credential.bearer(url, await self._ask(request, read, meter))
+        return Credential.bearer(url, await self._ask(request, read))
 
-    async def _probed(self, each: Sequence[TransferRequest], meter: Meter) -> Sequence[TransferRequest]:
+    async def _probed(self, each: Sequence[TransferRequest]) -> Sequence[TransferRequest]:
         if len(each) == 1:
             return each
         # A part that is missing, or a disk that is too small, is better known before the first 40 GB than after them.
-        seen = [await self.look(one, meter) for one in each]
+        seen = [await self.look(one) for one in each]
         return [attrs.evolve(w, size_bytes=s.size_bytes, sha256=s.sha256) for w, s in zip(each, seen, strict=True)]
 
-    def _credential(self, job: DownloadJob) -> Credential | None:
-        return Credential.bearer(self.endpoint, job.token) if job.token else None
+    def _credential(self) -> Credential | None:
+        return Credential.bearer(self.endpoint, self.job.token) if self.job.token else None
 
-    async def listing(self, job: DownloadJob, name: str, revision: str, meter: Meter) -> hugging_face.Listing:
+    async def listing(self, name: str, revision: str) -> hugging_face.Listing:
         """Ask the hub for the files of a repository."""
         url = hugging_face.listing_url(self.endpoint, name, revision)
-        request = FileRequest(job.source.redacted, url, job.policy, self._credential(job), "hub")
+        request = FileRequest(self.job.source.redacted, url, self.job.policy, self._credential(), "hub")
 
         async def read(response: FileResponse) -> hugging_face.Listing:
             if response.status != 200:
@@ -250,9 +254,9 @@ class Resolver:
             body = await _whole(response, request.url, _LISTING_BYTES, f"{request.shown}: the hub's list of files")
             return hugging_face.parse_listing(request.shown, body)
 
-        return await self._ask(request, read, meter)
+        return await self._ask(request, read)
 
-    async def look(self, wanted: TransferRequest, meter: Meter) -> RemoteVersion:
+    async def look(self, wanted: TransferRequest) -> RemoteVersion:
         """Ask for the first bytes only, to learn whether the file is there, how long it is and which version."""
 
         async def read(response: FileResponse) -> RemoteVersion:  # noqa: ASYNC124 (the head says it all)
@@ -265,39 +269,36 @@ class Resolver:
                 digest = wanted.sha256
             return RemoteVersion(size, digest, Validator.of(response.headers))
 
-        return await self._ask(wanted, read, meter, {"Range": "bytes=0-3"})
+        return await self._ask(wanted, read, {"Range": "bytes=0-3"})
 
     async def _ask(
-        self,
-        request: FileRequest,
-        read: Callable[[FileResponse], Awaitable[T]],
-        meter: Meter,
-        headers: Mapping[str, str] | None = None,
+        self, request: FileRequest, read: Callable[[FileResponse], Awaitable[T]], headers: Mapping[str, str] = {}
     ) -> T:
         limits, carry = self.network.limits, self.network.open_transport
 
         async def attempt() -> T:
             with trio.move_on_after(limits.head_seconds):
-                async with open_response(carry(request.policy), request, headers or {}) as response:
+                async with open_response(carry(request.policy), request, headers) as response:
                     return await read(response)
             raise StalledError(f"{request.shown}: no answer in {limits.head_seconds:g} s")
 
-        return await retry(attempt, origin=request.url.origin, network=self.network, waiting=meter.waiting)
+        return await retry(attempt, origin=request.url.origin, network=self.network, waiting=self.meter.waiting)
+
+    def _request(self, shown: str, url: WebUrl, identity: str) -> TransferRequest:
+        job, key = self.job, self.job.partial_key(identity)
+        promised_by = "spec.sha256" if job.sha256 else ""
+        return TransferRequest(shown, url, job.policy, key=key, sha256=job.sha256, promised_by=promised_by)
+
+    def _refuse_one_digest_for_many(self, parts: int) -> None:
+        if parts > 1 and self.job.sha256 is not None:
+            raise DigestMismatchError(
+                f"one digest cannot describe the {parts} parts of {self.job.source.redacted}; leave spec.sha256 out "
+                "(parts from Hugging Face are verified against its own digests)"
+            )
 
     def _refuse(self, request: FileRequest, response: FileResponse) -> NoReturn:
         now = self.network.utcnow()
         raise refusal(request.asked(), response.status, response.headers, redirected=response.redirected, now=now)
-
-
-def _request(job: DownloadJob, shown: str, url: WebUrl, identity: str) -> TransferRequest:
-    return TransferRequest(
-        shown,
-        url,
-        job.policy,
-        key=job.partial_key(identity),
-        sha256=job.sha256,
-        promised_by="spec.sha256" if job.sha256 else "",
-    )
 
 
 async def _whole(response: FileResponse, url: WebUrl, most: int, what: str) -> bytes:
@@ -308,11 +309,3 @@ async def _whole(response: FileResponse, url: WebUrl, most: int, what: str) -> b
             if len(body) > most:
                 raise FetchError(f"{what} is too long")
     return bytes(body)
-
-
-def _refuse_one_digest_for_many(job: DownloadJob, parts: int) -> None:
-    if parts > 1 and job.sha256 is not None:
-        raise DigestMismatchError(
-            f"one digest cannot describe the {parts} parts of {job.source.redacted}; leave spec.sha256 out "
-            "(parts from Hugging Face are verified against its own digests)"
-        )

@@ -1,8 +1,6 @@
 """Which of our programs is on this machine, as what runs or is to run, and with which settings."""
 
-import plistlib
 import sys
-import xml.parsers.expat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,7 +13,7 @@ import trio
 from llmkube.base.errors import LLMKubeError
 from llmkube.base.settings import settings_of
 from llmkube.cli.commands.programs.agent import agent
-from llmkube.cli.commands.programs.background.agent_jobs import UP_LABEL, User, agent_job_files
+from llmkube.cli.commands.programs.background.agent_jobs import UP_LABEL, User, agent_job_files, read_job
 from llmkube.cli.commands.programs.background.launchctl import current_user, launchctl_program
 from llmkube.cli.commands.programs.background.systemd import unit_path
 from llmkube.cli.commands.programs.up import up
@@ -145,6 +143,6 @@ def _job_argv(job: Path | None) -> Sequence[str]:
     if job is None:
         return ()
     try:
-        return [str(word) for word in plistlib.loads(job.read_bytes()).get("ProgramArguments", [])]
-    except (OSError, ValueError, AttributeError, plistlib.InvalidFileException, xml.parsers.expat.ExpatError):
+        return read_job(job.read_bytes())[0]
+    except (OSError, ValueError):
         return ()

@@ -58,8 +58,8 @@ class Job:
         return folder / f"{self.label}.plist"
 
 
-def plist_of(job: Job) -> dict[str, Any]:
-    """Return the property list.
+def plist_text(job: Job) -> bytes:
+    """Return the property list as its file has it.
 
     * `KeepAlive`: it is started again unless it ended with 0. The keys are alternatives: `Crashed` alone would not
       start it again after a SIGKILL (macOS 26.4).
@@ -67,20 +67,11 @@ def plist_of(job: Job) -> dict[str, Any]:
     * `AbandonProcessGroup`: engines are to outlive an agent that ends, and the next one adopts them.
     * No `SoftResourceLimits` (in a daemon it sets the limit of the whole machine), no `Nice`.
     """
-    own = {
-        "PATH": f"{HOMEBREW}:{SYSTEM_PATH}",
-        "HOME": str(job.home),  # a daemon has none of the three
-        "USER": job.user,
-        "LOGNAME": job.user,
-    }
+    own = {"HOME": str(job.home), "USER": job.user, "LOGNAME": job.user}  # a daemon has none of the three
     content: dict[str, Any] = {
         "Label": job.label,
         "ProgramArguments": list(job.argv),
-        "EnvironmentVariables": {
-            **job.environ,
-            **own,
-            **({"PATH": job.environ["PATH"]} if "PATH" in job.environ else {}),
-        },
+        "EnvironmentVariables": {"PATH": f"{HOMEBREW}:{SYSTEM_PATH}", **job.environ, **own},
         "WorkingDirectory": str(job.home),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False, "Crashed": True},
@@ -93,12 +84,7 @@ def plist_of(job: Job) -> dict[str, Any]:
     }
     if job.daemon:
         content["UserName"] = job.user
-    return content
-
-
-def plist_text(job: Job) -> bytes:
-    """Return the file."""
-    return plistlib.dumps(plist_of(job), sort_keys=False)
+    return plistlib.dumps(content, sort_keys=False)
 
 
 @attrs.frozen
@@ -116,15 +102,8 @@ class Kept:
     dropped: tuple[str, ...] = ()
 
 
-def kept_from(content: bytes, flags: Mapping[str, bool], replaced: Collection[str]) -> Kept:
-    """Return what of an older job stays in the next one.
-
-    A job of the same name that another implementation's installer wrote is read alike: its flags have one dash or two.
-
-    Args:
-        content: The older job's file.
-        flags: The program's flags (`--host-ip`), and whether each takes a value.
-        replaced: Those that the next job says itself, or that were given anew.
+def read_job(content: bytes) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return the words with which a job's file starts its program, and the variables that it sets.
 
     Raises:
         ValueError: The file is no property list of a job.
@@ -135,11 +114,7 @@ def kept_from(content: bytes, flags: Mapping[str, bool], replaced: Collection[st
         environ = {str(name): str(value) for name, value in old.get("EnvironmentVariables", {}).items()}
     except (plistlib.InvalidFileException, xml.parsers.expat.ExpatError, ValueError, AttributeError, TypeError) as exc:
         raise ValueError(f"it is no property list of a job: {exc}") from exc
-    own = {"HOME", "USER", "LOGNAME"}
-    if environ.get("PATH") == f"{HOMEBREW}:{SYSTEM_PATH}":
-        own |= {"PATH"}
-    kept, dropped = _sorted_out(argv[1:], flags, replaced)
-    return Kept(kept, {name: value for name, value in environ.items() if name not in own}, dropped)
+    return argv, environ
 
 
 def _sorted_out(
@@ -244,6 +219,8 @@ def own_arguments(state_dir: Path, log: Path) -> list[str]:
 def kept_flags(content: bytes, given: Collection[str]) -> Kept:
     """Return what stays of an older job.
 
+    A job of the same name that another implementation's installer wrote is read alike: its flags have one dash or two.
+
     Args:
         content: Its file.
         given: Settings (`host_ip`) that were given anew.
@@ -251,17 +228,19 @@ def kept_flags(content: bytes, given: Collection[str]) -> Kept:
     Raises:
         ValueError: The file is no job's.
     """
-    takes = {each.flag: True for each in settings_of(AgentConfig)} | {
-        flag: False
-        for each in settings_of(AgentConfig)
-        if each.type is bool
-        for flag in (each.flag, f"--no-{each.flag[2:]}")
-    }
-    own = {word.partition("=")[0] for word in own_arguments(Path(), Path())}
-    anew = {
-        flag for each in settings_of(AgentConfig) if each.name in given for flag in (each.flag, f"--no-{each.flag[2:]}")
-    }
-    return kept_from(content, takes, own | anew)
+    argv, environ = read_job(content)
+    own = {"HOME", "USER", "LOGNAME"}
+    if environ.get("PATH") == f"{HOMEBREW}:{SYSTEM_PATH}":
+        own |= {"PATH"}
+    takes: dict[str, bool] = {}
+    replaced = {word.partition("=")[0] for word in own_arguments(Path(), Path())}
+    for each in settings_of(AgentConfig):
+        flags = (each.flag, f"--no-{each.flag[2:]}") if each.type is bool else (each.flag,)
+        takes |= dict.fromkeys(flags, each.type is not bool)
+        if each.name in given:
+            replaced |= set(flags)
+    kept, dropped = _sorted_out(argv[1:], takes, replaced)
+    return Kept(kept, {name: value for name, value in environ.items() if name not in own}, dropped)
 
 
 def given_settings(config: AgentConfig, flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:

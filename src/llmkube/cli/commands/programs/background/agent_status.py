@@ -254,9 +254,7 @@ def cordon(duration: str | None, state_dir: Path | None, timeout: float) -> None
 @state_dir_option
 def uncordon(state_dir: Path | None) -> None:
     """Have this host serve again."""
-    folder = (state_dir or local_state_dir()).absolute()
-    check_state_dir(folder)
-    cordon_path(folder).unlink(missing_ok=True)
+    cordon_path(chosen_folder(state_dir)).unlink(missing_ok=True)
     click.echo("this host serves again")
 
 

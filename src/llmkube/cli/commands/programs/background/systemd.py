@@ -18,19 +18,16 @@ UNIT: Final = "llmkube-up.service"
 _CALL_SECONDS: Final = 60.0
 
 
-def unit_text(argv: Sequence[str], environ: Mapping[str, str], log: Path, *, stop_seconds: float) -> str:
+def unit_text(argv: Sequence[str], log: Path, *, stop_seconds: float) -> str:
     """Return the unit.
 
     Args:
         argv: The program and its arguments.
-        environ: Variables that it gets besides those of the user's session.
         log: The file that both outputs are appended to.
         stop_seconds: How long it may take to stop: its engines finish what they are asked.
     """
-    variables = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in sorted(environ.items()))
     return Template(read_text(__package__, UNIT)).substitute(
         command=" ".join(map(_quoted, argv)),
-        variables=variables,
         log=_specifiers(str(log)),
         stop_seconds=f"{stop_seconds:g}",
     )

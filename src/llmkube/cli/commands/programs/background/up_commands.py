@@ -120,7 +120,7 @@ def install(**flags: Any) -> None:
         trio.run(_load, job)
         click.echo(f"{job.file} runs llmkube up now and at every login; `llmkube up status` shows it")
         return
-    text = unit_text(command_line(flags, folder), {}, folder / LOG, stop_seconds=stop_seconds)
+    text = unit_text(command_line(flags, folder), folder / LOG, stop_seconds=stop_seconds)
     file = unit_path()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
