@@ -293,7 +293,7 @@ def test_replacement(timeline):
     play(timeline)
 
 
-async def unnoted(engine, child, record, allocation):
+async def unnoted(engine, running, allocation):
     await trio.lowlevel.checkpoint()
     engine.context.ledger.take_over(allocation)
     engine.status.lead()

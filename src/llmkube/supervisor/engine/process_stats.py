@@ -56,7 +56,7 @@ class CookieScan:
     _found: Mapping[str, Sequence[psutil.Process]] = attrs.field(factory=dict)
     _begun: int = 0
     _done: int = 0
-    _running: trio.Event | None = None
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
 
     async def carriers(self, cookie: str) -> Sequence[psutil.Process]:
         """Return what a scan finds that begins after this was called; one that runs already may have missed some.
@@ -65,18 +65,12 @@ class CookieScan:
             OSError: No descriptor is left for it.
         """
         wanted = self._begun + 1
-        while self._done < wanted:
-            if self._running is not None:
-                await self._running.wait()
-                continue
-            self._running, self._begun = trio.Event(), self._begun + 1
-            try:
+        async with self._lock:
+            if self._done < wanted:
+                self._begun += 1
                 # It only looks: a process on a dead disk, which blocks the scan, must not block an engine's end.
                 self._found = await trio.to_thread.run_sync(self._scan, abandon_on_cancel=True)
                 self._done = self._begun
-            finally:
-                self._running.set()
-                self._running = None
         return self._found.get(cookie, ())
 
 
@@ -142,7 +136,7 @@ class Sampler:
     _engines: dict[int, tuple[EngineProcess, bool, float]] = attrs.field(factory=dict)  # how, and when last asked for
     _seen: Mapping[int, EngineStats] = attrs.field(factory=dict)
     _seen_at: float = float("-inf")
-    _running: trio.Event | None = None
+    _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _in_thread: bool = sys.platform != "linux"
     cookies: CookieScan = attrs.field(factory=CookieScan)
 
@@ -150,25 +144,19 @@ class Sampler:
         """Return what the kernel shows of an engine now; None when its process has ended."""
         now = self._note(engine, loading=loading)
         await trio.lowlevel.checkpoint_if_cancelled()  # all callers come from a tick: no other task need run here
-        while now - self._seen_at >= FRESH_SECONDS:
-            if self._running is not None:
-                await self._running.wait()
-                continue
-            self._running = trio.Event()
-            try:
-                await self._sample_all(now)
-            finally:
-                self._running.set()
-                self._running = None
+        if not self._in_thread:
+            self._refresh(now)
+        elif self._is_old(now):
+            async with self._lock:
+                if self._is_old(now):
+                    self._take_in(await trio.to_thread.run_sync(self._read, *self._wanted(now)))
         return self._seen.get(engine.pid)
 
     def sample_nowait(self, engine: EngineProcess) -> EngineStats | None:
         """Return the same as `sample` without waiting; None also where that takes a thread."""
         if self._in_thread:
             return None
-        now = self._note(engine, loading=False)
-        if now - self._seen_at >= FRESH_SECONDS:
-            self._take_in(self._read(*self._wanted(now)))
+        self._refresh(self._note(engine, loading=False))
         return self._seen.get(engine.pid)
 
     def _note(self, engine: EngineProcess, *, loading: bool) -> float:
@@ -179,12 +167,12 @@ class Sampler:
         self._engines[engine.pid] = (engine, loading, now)
         return now
 
-    async def _sample_all(self, now: float) -> None:
-        engines, loading = self._wanted(now)
-        if self._in_thread:
-            self._take_in(await trio.to_thread.run_sync(self._read, engines, loading))
-        else:
-            self._take_in(self._read(engines, loading))
+    def _is_old(self, now: float) -> bool:
+        return now - self._seen_at >= FRESH_SECONDS
+
+    def _refresh(self, now: float) -> None:
+        if self._is_old(now):
+            self._take_in(self._read(*self._wanted(now)))
 
     def _wanted(self, now: float) -> tuple[list[EngineProcess], frozenset[int]]:
         """The engines that were asked for lately, and which of them load; the others are forgotten."""

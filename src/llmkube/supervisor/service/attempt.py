@@ -29,7 +29,6 @@ import trio
 
 from llmkube.base.backoff import Backoff
 from llmkube.base.errors import WorldError, innermost
-from llmkube.base.http.message import netloc
 from llmkube.base.waiting import wait_any
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.plan import UNLOAD_LEFT, LaunchPlan
@@ -50,7 +49,7 @@ from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.engine_status import LAST_LINES, EngineStatus, Outcome, failure_of, watch_model
 from llmkube.supervisor.service.events import cut_short
-from llmkube.supervisor.service.loading import Loading
+from llmkube.supervisor.service.loading import Running
 from llmkube.supervisor.service.measuring import Measuring, explained
 from llmkube.supervisor.service.status_manager import StatusManager
 
@@ -191,21 +190,15 @@ def new_record(context: ServiceContext, plan: LaunchPlan) -> EngineRecord:
         WorldError: This host does not have the address.
     """
     settings, engines = context.settings, context.ports.engines
-    cookie, host = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.reach.value.bind
+    cookie, reached = f"{context.ports.rng.getrandbits(64):016x}", context.status_manager.reach.value.bind
     clients_have_keys, asks = bool(plan.keys_digest), HOST_RUNTIMES[plan.runtime].takes_keys
-    if asks and settings.insecure_lan and not clients_have_keys:
-        return EngineRecord(cookie, host, engines.free_port(host))
-    if asks and (clients_have_keys or not settings.publishes):
-        return EngineRecord(cookie, host, engines.free_port(host), api_key=new_key())
-    inside = LOOPBACK[ipaddress.ip_address(host).version]
-    return EngineRecord(
-        cookie,
-        inside,
-        engines.free_port(inside),
-        api_key=new_key(),
-        public_host=host,
-        public_port=engines.free_port(host),
-    )
+    is_open = asks and settings.insecure_lan and not clients_have_keys
+    is_direct = is_open or (asks and (clients_have_keys or not settings.publishes))
+    host = reached if is_direct else LOOPBACK[ipaddress.ip_address(reached).version]
+    record = EngineRecord(cookie, host, engines.free_port(host), api_key="" if is_open else new_key())
+    if is_direct:
+        return record
+    return attrs.evolve(record, public_host=reached, public_port=engines.free_port(reached))
 
 
 NOTE_AGAIN_SECONDS: Final = 1.0
@@ -339,22 +332,11 @@ class Attempt:
             if not self.journal.knows:  # as it is to replace the one that serves
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
-            view = ServiceView(
-                Reason.LOADING,
-                "the engine is loading the model",
-                *record.address,
-                child.pid,
-                self.launch.plan.alias,
-                api_key=record.api_key,
-                mode=self.launch.plan.mode,
-                engine=self.launch.plan.runtime,
-                build=record.build,
-                weights_format=self.launch.plan.weights_format,
-            )
-            self._host = view.host
+            running = Running(child, record, self.launch, context.ports.http, context.settings.limits)
+            self._host = record.address[0]
             self.address_changed()
             try:
-                return await self._serve(child, record, view, allocation)
+                return await self._serve(running, allocation)
             finally:
                 self._host = ""
 
@@ -411,25 +393,20 @@ class Attempt:
 
     # -- its service ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, child: Child, record: EngineRecord, view: ServiceView, allocation: Allocation) -> Failure:
+    async def _serve(self, running: Running, allocation: Allocation) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
-        context, launch = self.context, self.launch
-        engine = health.Engine(
-            context.ports.http,
-            _url(record.host, record.port),
-            launch.plan,
-            health.bearer(record.api_key),
-            proxy_url=_url(*record.address) if record.public_host else "",
-        )
-        entrance = attrs.evolve(engine, url=_url(*record.address))
-        loading = Loading(
-            child,
-            record,
-            engine,
-            entrance,
-            status=self.status,
-            weights_bytes=launch.weights.size_bytes,
-            limits=context.settings.limits,
+        context, launch, child, engine = self.context, self.launch, running.child, running.engine
+        view = ServiceView(
+            Reason.LOADING,
+            "the engine is loading the model",
+            *running.record.address,
+            child.pid,
+            launch.plan.alias,
+            api_key=running.record.api_key,
+            mode=launch.plan.mode,
+            engine=launch.plan.runtime,
+            build=running.record.build,
+            weights_format=launch.plan.weights_format,
         )
         started_at = trio.current_time()
         outcome = Outcome(published=self.found is not None)  # by an earlier agent
@@ -445,23 +422,23 @@ class Attempt:
                 self._drained(engine, outcome, allocation.hurried),
                 self.status.withdrawn(outcome, allocation, context.shutdown),
             ):
-                if self.found is None or not await loading.answers_at_once():
+                if self.found is None or not await running.answers_at_once():
                     self.status.set_view(view)
-                outcome.failure = await loading.finished()
+                outcome.failure = await running.loaded(self.status)
                 on_gpu = metal.MetalLook(child, launch, context.settings)
                 outcome.failure = outcome.failure or await on_gpu.first_failure(engine)
                 if outcome.failure is None:
                     outcome.ready_at = trio.current_time()
                     context.ledger.loaded(allocation)
                     if self.before is not None:
-                        await self._take_over(child, record, allocation)
+                        await self._take_over(running, allocation)
                     gpu = await on_gpu.load_told(context.ledger.note_device_limit)
                     view = attrs.evolve(view, build=await engine.build() or view.build)
                     by = " ".join(filter(None, (view.engine, view.build, "from", view.weights_format, "weights")))
                     words = f"loaded in {outcome.ready_at - started_at:.1f} s by {by}{gpu}"
                     self.status.serve(attrs.evolve(view, reason=Reason.LOADED, message=words))
                     outcome.published = self.serves = True
-                    outcome.failure = await self._watched(child, record, engine, allocation)
+                    outcome.failure = await self._watched(running, allocation)
             nursery.cancel_scope.cancel(reason="it hangs, has stalled, or is not what was asked for")
         return failure_of(
             outcome,
@@ -472,11 +449,9 @@ class Attempt:
             memory_short=context.ledger.book.is_short,
         )
 
-    async def _watched(
-        self, child: Child, record: EngineRecord, engine: health.Engine, allocation: Allocation
-    ) -> Failure:
+    async def _watched(self, running: Running, allocation: Allocation) -> Failure:
         """Return when it hangs, or its GPU has failed."""
-        context = self.context
+        context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])
         self._started()
         read = partial(child.read_stats, record.host, record.port, loading=False)
@@ -512,14 +487,14 @@ class Attempt:
         self.status.set_reason(failure.reason, failure.message)
         return failure
 
-    async def _take_over(self, child: Child, record: EngineRecord, allocation: Allocation) -> None:
+    async def _take_over(self, running: Running, allocation: Allocation) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
-        record = attrs.evolve(record, next_log=True)
+        record = attrs.evolve(running.record, next_log=True)
         while not await self.journal.noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait
             await trio.sleep(NOTE_AGAIN_SECONDS)
         if self.before is not None and self.before.child is not None:
             await self.before.child.log_to(old_log(self.context.log_path))
-        await self._named(child, record)
+        await self._named(running.child, record)
         self.context.ledger.take_over(allocation)
         self.status.lead()
         self.before = None
@@ -543,7 +518,3 @@ class Attempt:
                     late = f"they have not ended in {context.settings.drain_seconds:g} s"
                     why = "memory is critically short" if hurried.is_set() else late
                     context.status_manager.emit(cut_short(why))
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://{netloc((host, port))}"

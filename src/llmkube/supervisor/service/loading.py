@@ -6,10 +6,13 @@ from typing import Final
 import attrs
 import trio
 
+from llmkube.base.http.client import HttpClient
+from llmkube.base.http.message import netloc
 from llmkube.k8s.wire.reasons import Reason
 from llmkube.runtimes.process.host_runtime import LogWords
 from llmkube.runtimes.process.host_runtimes import words_of
 from llmkube.supervisor.engine import health
+from llmkube.supervisor.nouns.desired import Launch
 from llmkube.supervisor.nouns.journal import EngineRecord
 from llmkube.supervisor.nouns.lifecycle import Failure
 from llmkube.supervisor.nouns.liveness import EngineStats, Limits, percent_loaded
@@ -66,40 +69,53 @@ class LoadLine:
 
 
 @attrs.frozen
-class Loading:
-    """One process until clients get answers from it.
+class Running:
+    """One process: how it is asked, and how it loads until clients get answers from it.
 
     Attributes:
         child: The process.
         record: Where it listens.
-        engine: How it is asked.
-        entrance: How its clients ask: the engine itself, or its proxy.
-        status: What it reports; how far its load is, here.
-        weights_bytes: How much there is to load.
+        launch: What it runs.
+        http: The way to it.
         limits: How long a load may stand still.
     """
 
     child: Child
     record: EngineRecord
-    engine: health.Engine
-    entrance: health.Engine
-    status: EngineStatus
-    weights_bytes: int
+    launch: Launch
+    http: HttpClient
     limits: Limits
+
+    @property
+    def engine(self) -> health.Engine:
+        """How it is asked."""
+        record = self.record
+        proxy_url = _url(*record.address) if record.public_host else ""
+        url, key = _url(record.host, record.port), health.bearer(record.api_key)
+        return health.Engine(self.http, url, self.launch.plan, key, proxy_url=proxy_url)
+
+    @property
+    def entrance(self) -> health.Engine:
+        """How its clients ask: the engine itself, or its proxy."""
+        return attrs.evolve(self.engine, url=_url(*self.record.address))
 
     async def answers_at_once(self) -> bool:
         """Whether an adopted engine serves already."""
         with trio.move_on_after(CONFIRM_SECONDS):
-            return await health.ask(self.entrance.http, self.entrance.ready_url) == "ok"
+            return await health.ask(self.http, self.entrance.ready_url) == "ok"
         return False
 
-    async def finished(self) -> Failure | None:
-        """Return when clients get answers from what was asked for: None; or when it will not come to that."""
-        return await self._loaded() or await self._opened()
+    async def loaded(self, status: EngineStatus) -> Failure | None:
+        """Return when clients get answers from what was asked for: None; or when it will not come to that.
 
-    async def _loaded(self) -> Failure | None:
-        record, stalled = self.record, ""
-        line = LoadLine(self.child, self.status, self.weights_bytes, words_of(self.engine.plan.runtime))
+        Args:
+            status: Told how far the load is.
+        """
+        return await self._loaded(status) or await self._opened()
+
+    async def _loaded(self, status: EngineStatus) -> Failure | None:
+        record, engine, stalled = self.record, self.engine, ""
+        line = LoadLine(self.child, status, self.launch.weights.size_bytes, words_of(self.launch.plan.runtime))
         async with trio.open_nursery() as nursery:
 
             async def notice_stall() -> None:
@@ -109,14 +125,14 @@ class Loading:
                 nursery.cancel_scope.cancel(reason="the load has stalled")
 
             nursery.start_soon(notice_stall)
-            await health.wait_ready(self.engine.http, self.engine.ready_url)
+            await health.wait_ready(self.http, engine.ready_url)
             nursery.cancel_scope.cancel(reason="ready")
         if stalled:
             return Failure(Reason.LOAD_STALLED, f"loading the model has stalled: {stalled}")
-        impostor = await self._impostor()
+        impostor = await self._impostor(engine)
         return Failure(Reason.PORT_TAKEN, impostor) if impostor else None
 
-    async def _impostor(self) -> str:
+    async def _impostor(self, engine: health.Engine) -> str:
         """Say who answers in the engine's place; "" when it is the engine itself, with the model that we asked for.
 
         Between our choice of a port and the engine's bind, another process may have taken it, and may answer 200.
@@ -124,7 +140,7 @@ class Loading:
         port = self.record.port
         if not await self.child.listens(port):
             return f"port {port} is answered by a process that is not this engine"
-        names, alias = await self.engine.model_names(), self.engine.plan.alias
+        names, alias = await engine.model_names(), engine.plan.alias
         if names and alias not in names:
             return f"port {port} serves {', '.join(sorted(names))} instead of {alias}"
         return ""
@@ -132,8 +148,12 @@ class Loading:
     async def _opened(self) -> Failure | None:
         """Return when clients get in as well, through the proxy where there is one; or why they do not."""
         with trio.move_on_after(OPEN_SECONDS):
-            await health.wait_ready(self.entrance.http, self.entrance.ready_url)
+            await health.wait_ready(self.http, self.entrance.ready_url)
             return None
         return Failure(
             Reason.PORT_TAKEN, f"the engine answers, and its proxy at {self.entrance.url} does not; see proxies.log"
         )
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{netloc((host, port))}"
