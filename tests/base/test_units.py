@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmkube.base.errors import UserError
-from llmkube.base.units import (
-    format_age,
-    format_bytes,
-    format_duration,
-    parse_bytes,
-    parse_duration,
-    parse_quantity,
-)
+from llmkube.base.units import format_age, format_bytes, format_duration, parse_bytes, parse_duration, parse_quantity
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,7 @@ from llmkube.apiserver.kinds.kind_info import BUILTIN_KINDS, WORKLOAD_KINDS, Kin
 from llmkube.apiserver.protocol import server_info
 from llmkube.apiserver.protocol.list_query import ListQuery, check_reached, read_page
 from llmkube.apiserver.protocol.negotiation import negotiate
-from llmkube.apiserver.protocol.responses import (
-    JSON_HEADERS,
-    EventLines,
-    View,
-    answer,
-    answer_encoded,
-    with_warnings,
-)
+from llmkube.apiserver.protocol.responses import JSON_HEADERS, EventLines, View, answer, answer_encoded, with_warnings
 from llmkube.apiserver.protocol.server_info import Route, parse_path
 from llmkube.apiserver.protocol.watch_stream import ChangeSignal, WatchStream
 from llmkube.apiserver.storage.committer import Committer

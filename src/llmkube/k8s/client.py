@@ -27,14 +27,7 @@ from llmkube.base.http.message import NO_HEADERS, Headers
 from llmkube.k8s.auth.config import ClusterConfig
 from llmkube.k8s.auth.transport import AuthTransport
 from llmkube.k8s.codec import VersionDecoder, decode, encode, resource_version_of
-from llmkube.k8s.errors import (
-    ApiError,
-    GoneError,
-    ServerError,
-    TooManyRequestsError,
-    TransportError,
-    excerpt,
-)
+from llmkube.k8s.errors import ApiError, GoneError, ServerError, TooManyRequestsError, TransportError, excerpt
 from llmkube.k8s.exchange import (
     DROPPED,
     TransportSender,

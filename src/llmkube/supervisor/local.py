@@ -44,12 +44,7 @@ from llmkube.weights.download.downloader import Downloader, open_downloader
 from llmkube.weights.download.fetch import ModelLibrary, fetch
 from llmkube.weights.download.progress import Progress
 from llmkube.weights.download.remote_header import read_remote_header
-from llmkube.weights.errors import (
-    DigestMismatchError,
-    SourceUnsupportedError,
-    WeightsError,
-    WeightsNotFoundError,
-)
+from llmkube.weights.errors import DigestMismatchError, SourceUnsupportedError, WeightsError, WeightsNotFoundError
 from llmkube.weights.estimate.mlx import read_folder
 from llmkube.weights.formats.gguf import read_header
 from llmkube.weights.formats.shape import FolderFacts, GGUFFacts, ModelHeader

@@ -17,13 +17,7 @@ from http_lab import GONE, always, receive_until, serving_websockets
 from llmkube.base.http import websocket as websocket_module
 from llmkube.base.http.client import HttpClient, Upgraded
 from llmkube.base.http.dial import TlsDialer, dial
-from llmkube.base.http.errors import (
-    BrokenOffError,
-    ConnectError,
-    HttpError,
-    PeerClosedError,
-    ProtocolError,
-)
+from llmkube.base.http.errors import BrokenOffError, ConnectError, HttpError, PeerClosedError, ProtocolError
 from llmkube.base.http.message import Headers, encode_request_head, netloc
 from llmkube.base.http.websocket import Offer, connect_websocket
 

@@ -5,15 +5,7 @@ import base64
 import pytest
 import yaml
 
-from llmkube.k8s.auth.config import (
-    Anonymous,
-    BasicAuth,
-    BearerToken,
-    ConfigError,
-    ExecPlugin,
-    TlsSettings,
-    TokenFile,
-)
+from llmkube.k8s.auth.config import Anonymous, BasicAuth, BearerToken, ConfigError, ExecPlugin, TlsSettings, TokenFile
 from llmkube.k8s.auth.kubeconfig import load_config
 
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "get-token", "interactiveMode": "Never"}

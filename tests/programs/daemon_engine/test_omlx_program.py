@@ -11,15 +11,7 @@ from llmkube.base.http.client import open_http_client
 from llmkube.base.http.message import Response
 from llmkube.programs.daemon_engine import omlx_server
 from llmkube.programs.daemon_engine.omlx_api import DaemonApi
-from llmkube.programs.daemon_engine.omlx_program import (
-    Found,
-    OmlxOutside,
-    choose,
-    look_for,
-    parse,
-    read_key,
-    serve,
-)
+from llmkube.programs.daemon_engine.omlx_program import Found, OmlxOutside, choose, look_for, parse, read_key, serve
 from llmkube.programs.daemon_engine.omlx_server import PREFIX, OmlxProgram, link_name, new_folder, remove_abandoned
 from llmkube.programs.daemon_engine.server import NoDaemonError
 from llmkube.programs.program import Stop

@@ -6,11 +6,7 @@ import pytest
 import trio
 
 from llmkube.supervisor.host.darwin import CAUTIOUS_SHARE, GUESS, DarwinMemory, available, working_set_of, worse
-from llmkube.supervisor.host.mach import (
-    MetalFramework,
-    Pages,
-    recommended_working_set,
-)
+from llmkube.supervisor.host.mach import MetalFramework, Pages, recommended_working_set
 from llmkube.supervisor.host.pressure_level import Thresholds
 from llmkube.supervisor.host.sample import Level
 from supervisor.host.darwin_structs import GIB, PAGE, rusage, statistics

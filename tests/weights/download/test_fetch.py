@@ -9,12 +9,7 @@ import trio
 
 from llmkube.weights.download.fetch import fetch
 from llmkube.weights.download.progress import Progress
-from llmkube.weights.errors import (
-    DigestMismatchError,
-    FetchError,
-    SourceError,
-    SourceUnsupportedError,
-)
+from llmkube.weights.errors import DigestMismatchError, FetchError, SourceError, SourceUnsupportedError
 from llmkube.weights.source import Builtin, LocalFile, VolumeSource, parse_source
 from llmkube.weights.store import local_files as module
 from llmkube.weights.store.blobs import open_store

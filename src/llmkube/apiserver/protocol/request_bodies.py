@@ -17,13 +17,7 @@ from llmkube.apiserver.schema.structural import Schema
 from llmkube.apiserver.values import json_text
 from llmkube.apiserver.values.api_errors import bad_request, too_large
 from llmkube.apiserver.values.field_errors import at, at_index
-from llmkube.apiserver.values.json_text import (
-    MAX_DEPTH,
-    MAX_VALUES,
-    JsonBoundError,
-    TooDeepError,
-    TooManyValuesError,
-)
+from llmkube.apiserver.values.json_text import MAX_DEPTH, MAX_VALUES, JsonBoundError, TooDeepError, TooManyValuesError
 from llmkube.apiserver.values.json_values import has_type, is_integer, is_object
 
 MAX_BODY_BYTES: Final = 3 * 1024 * 1024

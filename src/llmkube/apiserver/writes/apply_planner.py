@@ -16,11 +16,7 @@ from typing import Any, Final
 from llmkube.apiserver.fields import fieldset
 from llmkube.apiserver.fields.fieldset import FieldSet
 from llmkube.apiserver.fields.merge import MergeError, compare, misfits, paths_of
-from llmkube.apiserver.fields.ownership import (
-    ApplyConflictError,
-    ApplyRefusedError,
-    server_side_apply,
-)
+from llmkube.apiserver.fields.ownership import ApplyConflictError, ApplyRefusedError, server_side_apply
 from llmkube.apiserver.kinds.catalog import Catalog, in_version
 from llmkube.apiserver.protocol import request_bodies
 from llmkube.apiserver.schema.structural import JsonObject, Schema

@@ -24,11 +24,7 @@ from llmkube.apiserver.values.selectors import Predicate
 from llmkube.apiserver.writes.apply_planner import ApplyPlanner
 from llmkube.apiserver.writes.deletion import delete
 from llmkube.apiserver.writes.preparation import ObjectPreparation
-from llmkube.apiserver.writes.request_objects import (
-    check_delete_preconditions,
-    decoding,
-    parse_manifest,
-)
+from llmkube.apiserver.writes.request_objects import check_delete_preconditions, decoding, parse_manifest
 from llmkube.apiserver.writes.request_target import Outcome, PlannedWrite, Target, outcome_of
 from llmkube.apiserver.writes.write_options import DeleteOptions, WriteOptions
 from llmkube.apiserver.writes.write_planner import WritePlanner

@@ -12,13 +12,7 @@ import attrs
 import trio
 
 from llmkube.base.http.dial import Connect, dial
-from llmkube.base.http.errors import (
-    BodyTooLargeError,
-    BrokenOffError,
-    ConnectError,
-    MalformedError,
-    ProtocolError,
-)
+from llmkube.base.http.errors import BodyTooLargeError, BrokenOffError, ConnectError, MalformedError, ProtocolError
 from llmkube.base.http.heads import FinalHeadReader, HeadMemory, ResponseHead, read_final_response
 from llmkube.base.http.hub import BROKEN, HubStream, below_tls
 from llmkube.base.http.limits import Limits

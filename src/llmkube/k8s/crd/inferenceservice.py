@@ -5,14 +5,7 @@ from typing import Any, ClassVar, Final
 
 import attrs
 
-from llmkube.k8s.crd.meta import (
-    GROUP,
-    NAMED,
-    VERSION,
-    APIKeySecretRef,
-    Condition,
-    LocalObjectReference,
-)
+from llmkube.k8s.crd.meta import GROUP, NAMED, VERSION, APIKeySecretRef, Condition, LocalObjectReference
 from llmkube.k8s.crd.pairing import DEFAULT_RUNTIME, RUNTIME_NAMES
 from llmkube.k8s.crd.placement import (
     SLO,

@@ -6,14 +6,7 @@ from typing import Any, ClassVar, Final
 import attrs
 
 from llmkube.k8s.crd.inferenceservice import GatewayStatus
-from llmkube.k8s.crd.meta import (
-    DECIMAL,
-    DURATION,
-    GROUP,
-    VERSION,
-    Condition,
-    LocalObjectReference,
-)
+from llmkube.k8s.crd.meta import DECIMAL, DURATION, GROUP, VERSION, Condition, LocalObjectReference
 from llmkube.k8s.crd.placement import EndpointSpec, GatewayReference
 from llmkube.k8s.crd.router_policy import DATA_CLASS, MOST_CLASSES, NAME_CHARACTERS, ROUTER_NAME, RouterPolicy
 from llmkube.k8s.fields import REQUIRED, Column, Rule, SchemaFacts, Wired, field

@@ -20,15 +20,7 @@ from llmkube.base.backoff import Backoff
 from llmkube.base.errors import LLMKubeError
 from llmkube.router.budget_store.budget_file import BudgetFile, BudgetFileError
 from llmkube.router.budget_store.set_aside import SetAside
-from llmkube.router.budgets.meter import (
-    Charge,
-    Claim,
-    Exhausted,
-    Meter,
-    Reservation,
-    Took,
-    amount_of,
-)
+from llmkube.router.budgets.meter import Charge, Claim, Exhausted, Meter, Reservation, Took, amount_of
 from llmkube.router.config.routing_config import RoutingConfig
 from llmkube.router.policy.request_facts import RequestFacts
 

@@ -21,13 +21,7 @@ from llmkube.router.budgets.usage import Usage, usage_of
 from llmkube.router.config.routing_config import Backend
 from llmkube.router.dialects.dialect import Answers, DialectError
 from llmkube.router.dialects.messages_backend import chat_of_message
-from llmkube.router.dispatch.event_stream import (
-    AnswerJudge,
-    EventSplitter,
-    Kind,
-    MessagesSplitter,
-    OversizedEventError,
-)
+from llmkube.router.dispatch.event_stream import AnswerJudge, EventSplitter, Kind, MessagesSplitter, OversizedEventError
 from llmkube.router.dispatch.passed_headers import request_lines
 from llmkube.router.dispatch.request_body import COUNT_TOKENS, FIELDS, asks_by_messages, rebuild
 from llmkube.router.dispatch.transport import Transport

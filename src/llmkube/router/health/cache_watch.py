@@ -12,14 +12,7 @@ import trio
 
 from llmkube.router.config.routing_config import Backend, RoutingConfig
 from llmkube.router.health.probes import Ask, asked, every_permit
-from llmkube.router.health.signs import (
-    HEALTH_PATH,
-    LLAMA_SERVER,
-    PATIENCE_SECONDS,
-    SLOTS_PATH,
-    CacheUse,
-    cache_use,
-)
+from llmkube.router.health.signs import HEALTH_PATH, LLAMA_SERVER, PATIENCE_SECONDS, SLOTS_PATH, CacheUse, cache_use
 from llmkube.router.policy.permits import Permit
 
 EVERY_SECONDS: Final = 5.0

@@ -15,13 +15,7 @@ from cli.commands.programs.join_cluster import ADMIN_TOKEN, JoinCluster, token_o
 from llmkube.cli import target_cluster
 from llmkube.cli.commands.programs import join as join_module
 from llmkube.cli.commands.programs.host_identity import Identity
-from llmkube.cli.commands.programs.join import (
-    PREFIX,
-    JoinToken,
-    JoinTokenError,
-    decode_join_token,
-    encode_join_token,
-)
+from llmkube.cli.commands.programs.join import PREFIX, JoinToken, JoinTokenError, decode_join_token, encode_join_token
 from llmkube.cli.main import cli
 from llmkube.k8s.auth.config import TlsSettings
 from llmkube.k8s.builtins import ServiceAccount
