@@ -31,7 +31,7 @@ from llmkube.supervisor.engine.keep_awake import PowerAssertion, caffeinate, kee
 from llmkube.supervisor.engine.key_file import kept_while_running, key_path, read_keys
 from llmkube.supervisor.engine.logfile import service_of
 from llmkube.supervisor.engine.orphans import STUCK_FOLDER, StuckEngine, StuckEngines
-from llmkube.supervisor.engine.process_stats import Sampler
+from llmkube.supervisor.engine.process_stats import CookieScan, Sampler
 from llmkube.supervisor.engine.proxy import EngineProxy, config_path, proxy_of
 from llmkube.supervisor.host.processes import COOKIE_VARIABLE, OWNER_VARIABLE
 from llmkube.supervisor.nouns.admitted_networks import networks_path
@@ -134,6 +134,8 @@ class LocalEngines:
     _known: dict[tuple[str, int, int, int], EngineInfo] = attrs.field(factory=dict)
     _questions: dict[str, _Question] = attrs.field(factory=dict)  # by runtime
     _sampler: Sampler = attrs.field(factory=Sampler)
+    # Of its own: a proxy's scan has no deadline, and must not hold up the ends of engines.
+    _scan: CookieScan = attrs.field(factory=CookieScan)
 
     @awake.default
     def _awake(self) -> Callable[[], Awaitable[None]] | None:
@@ -283,7 +285,7 @@ class LocalEngines:
             program = self.settings.engine_proxy
             networks = str(networks_path(folder)) if self.settings.follows_nodes and not config.keys else ""
             config = attrs.evolve(config, engine=(child.pid, child.started), networks=networks)
-            proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._sampler.cookies)
+            proxy = EngineProxy(program, config, cookie, path, log_path, environment, self._scan)
             await stack.enter_async_context(proxy.running(shutdown))
 
     def _refuse_beside_stuck(self, service: str) -> None:

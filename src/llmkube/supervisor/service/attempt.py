@@ -49,7 +49,7 @@ from llmkube.supervisor.service import metal
 from llmkube.supervisor.service.context import ServiceContext
 from llmkube.supervisor.service.engine_status import LAST_LINES, EngineStatus, Outcome, failure_of, watch_model
 from llmkube.supervisor.service.events import cut_short
-from llmkube.supervisor.service.loading import Running
+from llmkube.supervisor.service.loading import RunningEngine
 from llmkube.supervisor.service.measuring import Measuring, explained
 from llmkube.supervisor.service.status_manager import StatusManager
 
@@ -332,7 +332,7 @@ class Attempt:
             if not self.journal.knows:  # as it is to replace the one that serves
                 self.journal.expect(record)
             context.ledger.started(allocation, child.pid)
-            running = Running(child, record, self.launch, context.ports.http, context.settings.limits)
+            running = RunningEngine(child, record, self.launch, context.ports.http, context.settings.limits)
             self._host = record.address[0]
             self.address_changed()
             try:
@@ -393,7 +393,7 @@ class Attempt:
 
     # -- its service ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, running: Running, allocation: Allocation) -> Failure:
+    async def _serve(self, running: RunningEngine, allocation: Allocation) -> Failure:
         """Return when the child has exited, has stalled while loading, hangs, or is not what answers."""
         context, launch, child, engine = self.context, self.launch, running.child, running.engine
         view = ServiceView(
@@ -449,7 +449,7 @@ class Attempt:
             memory_short=context.ledger.book.is_short,
         )
 
-    async def _watched(self, running: Running, allocation: Allocation) -> Failure:
+    async def _watched(self, running: RunningEngine, allocation: Allocation) -> Failure:
         """Return when it hangs, or its GPU has failed."""
         context, child, record, engine = self.context, running.child, running.record, running.engine
         context.log.info("started inference service", pid=child.pid, port=record.address[1])
@@ -487,7 +487,7 @@ class Attempt:
         self.status.set_reason(failure.reason, failure.message)
         return failure
 
-    async def _take_over(self, running: Running, allocation: Allocation) -> None:
+    async def _take_over(self, running: RunningEngine, allocation: Allocation) -> None:
         """Step into the other engine's place: for the next agent first, then for the memory, then for clients."""
         record = attrs.evolve(running.record, next_log=True)
         while not await self.journal.noted(record):  # noqa: ASYNC110 - a disk sends no event; what serves can wait

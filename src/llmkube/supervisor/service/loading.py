@@ -69,7 +69,7 @@ class LoadLine:
 
 
 @attrs.frozen
-class Running:
+class RunningEngine:
     """One process: how it is asked, and how it loads until clients get answers from it.
 
     Attributes:
