@@ -64,8 +64,10 @@ async def test_a_model_by_url_is_fetched_watched_and_asked(tmp_path):
             half = "downloading: 468.9 KiB of 937.8 KiB (50 %)"
             told = await up.wait_condition(Model, "web", "Fetched", lambda found: found.message.startswith(half))
             assert told.reason == "Fetching"
-            loaded = await up.wait_loaded("web", "Fetching")
-            assert loaded.message.startswith(half)
+            loaded = await up.wait_condition(
+                InferenceService, "web", "Loaded", lambda found: found.message.startswith(half)
+            )
+            assert loaded.reason == "Fetching"
             scraped = await metrics(up)
             assert f'llmkube_download_total_bytes{{source="{web.url}/m.gguf"}} {float(len(OTHER))}' in scraped
             assert f'llmkube_download_bytes{{source="{web.url}/m.gguf"}} {float(len(OTHER) // 2)}' in scraped

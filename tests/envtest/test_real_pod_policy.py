@@ -20,9 +20,9 @@ from controller.render.test_pod_policy import ATTACK, EXAMPLES, GUIDES, REFUSED,
 from envtest.test_real_controller import crds, installed, open_impersonated, until, utcnow
 from envtest.test_real_pods import patch_pods
 from llmkube.controller.operator import run_controller
-from llmkube.controller.render.manifests import deployment
+from llmkube.controller.render.manifests import WantedPods, deployment
 from llmkube.controller.render.pod_policy import service_refusals
-from llmkube.controller.render.storage import Storage, serving_storage
+from llmkube.controller.render.storage import Storage, Weights, serving_storage
 from llmkube.controller.rights import PROGRAM
 from llmkube.controller.settings import Allowance, ControllerSettings
 from llmkube.k8s.client import Client
@@ -312,7 +312,7 @@ def printed_pods() -> Iterator[tuple[str, dict[str, Any]]]:
             assert service_refusals(service.spec, SETTINGS) == ()
             plan = container_plan_for(service, model)
             weights = serving_storage(service, model, "/models/0/m.gguf", SETTINGS) if plan.uses_weights else Storage()
-            live = deployment(service, plan, SETTINGS, replicas=1, storage=weights)
+            live = deployment(service, plan, SETTINGS, WantedPods(weights=Weights(weights)))
             yield f"{path.name}/{one['metadata']['name']}", live["spec"]["template"]
 
 

@@ -29,8 +29,8 @@ from llmkube.base.http.errors import HttpError
 from llmkube.base.http.message import Headers, netloc
 from llmkube.controller.reconcile.workload_plans import RENDERED
 from llmkube.controller.render.drain import KEYS_FOLDER
-from llmkube.controller.render.manifests import deployment
-from llmkube.controller.render.storage import serving_storage
+from llmkube.controller.render.manifests import WantedPods, deployment
+from llmkube.controller.render.storage import Weights, serving_storage
 from llmkube.k8s.auth.kubeconfig import load_config
 from llmkube.k8s.builtins import Event, Lease, Secret, Service
 from llmkube.k8s.client import open_client
@@ -209,7 +209,7 @@ async def test_keys_of_a_pod_s_clients_are_where_they_belong_and_nowhere_else(tm
     model = cluster_model(hardware={"accelerator": "cpu"})
     plan = container_plan_for(service, model, rendered=RENDERED)
     storage = serving_storage(service, model, str(weights), SETTINGS)
-    made = deployment(service, plan, SETTINGS, replicas=1, storage=storage)
+    made = deployment(service, plan, SETTINGS, WantedPods(weights=Weights(storage)))
     engine, ours = made["spec"]["template"]["spec"]["containers"]
     places = {str(plan.key_check.engine_port): str(inside), f"{KEYS_FOLDER}/keys": str(keys)}
     url = f"http://127.0.0.1:{port}"
