@@ -18,11 +18,13 @@ from node.wiring import ADDRESS, STATE
 pytestmark = pytest.mark.node
 
 DEMO = (Path(llmkube.__file__).parent / "weights" / "builtin" / "demo.gguf").read_bytes()
-PADDED = DEMO + bytes(300 * 2**20)
-"""Half of it is more than a download makes sure of at once (`checkpoint_bytes`): a kill costs what came since then."""
-
 PORT = 18080
 PATIENCE_SECONDS = 120
+
+
+def demo_and_more() -> bytes:
+    """Half of it is more than a download syncs at once (`checkpoint_bytes`): a kill costs what came since then."""
+    return DEMO + bytes(300 * 2**20)
 
 
 def digest(data: bytes) -> str:
@@ -31,9 +33,10 @@ def digest(data: bytes) -> str:
 
 async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Release, namespace: str):
     """The pod that fetches is killed in the middle; the next one asks for the rest, and the whole has its digest."""
-    async with open_web(ADDRESS, big=PADDED) as web:
+    padded = demo_and_more()
+    async with open_web(ADDRESS, big=padded) as web:
         web.held.add("big.gguf")
-        await node.apply(namespace, model("big", f"{web.url}/big.gguf", sha256=digest(PADDED)))
+        await node.apply(namespace, model("big", f"{web.url}/big.gguf", sha256=digest(padded)))
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
                 if await kept_bytes(node, namespace):
@@ -51,7 +54,7 @@ async def test_a_killed_job_goes_on_where_it_stopped(node: Node, release: Releas
                 await trio.sleep(0.1)
         web.go_on.set()
         await wait(node, namespace, "model/big", "jsonpath={.status.phase}=Ready")
-        assert (await read(node, namespace, "model/big"))["status"]["sha256"] == digest(PADDED)
+        assert (await read(node, namespace, "model/big"))["status"]["sha256"] == digest(padded)
         ranges = [each.headers.get("range", "") for each in web.requests]
         assert [each.start for each in web.requests if (each.start or 0) > 2**27 - 2**20] != [], ranges
 
@@ -75,7 +78,7 @@ async def test_a_wrong_digest_fails_the_model_with_both_digests(node: Node, rele
 async def test_a_full_volume_is_told_as_such(node: Node, release: Release, namespace: str):
     """A claim smaller than the file: the Model says that the volume is full, at the first try."""
     await node.run("mount", "-t", "tmpfs", "-o", "size=8m,mode=777", "full", f"{STATE}/volumes/{namespace}")
-    async with open_web(ADDRESS, big=PADDED) as web:
+    async with open_web(ADDRESS, big=demo_and_more()) as web:
         await node.apply(namespace, model("big", f"{web.url}/big.gguf"))
         with trio.fail_after(PATIENCE_SECONDS):
             while True:
