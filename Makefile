@@ -80,7 +80,7 @@ bench: $(STAMP)  ## run every benchmark (about 20 minutes), or BENCH="NAME…", 
 check: $(STAMP)  ## linters, formatting, types and import contracts
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check --quiet src tests benchmarks
-	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src tests benchmarks)  # flake8-async alone; it is slow
+	$(BIN)/flake8 $$(grep -rlE 'async |trio' --include='*.py' src benchmarks)  # flake8-async, which is slow: tests have ruff's rules
 	$(BIN)/mypy
 	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin  # what only a Mac runs; one cache is of one platform
 	$(BIN)/lint-imports

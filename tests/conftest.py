@@ -1,7 +1,7 @@
 """How the whole suite runs: how many examples, with which signals, and what side by side.
 
 Tests are handed out one by one (`--dist loadgroup`), those that start real programs first: they take longest and
-mostly wait, so there are more workers than cores.
+mostly wait, so there is one worker more than there are cores.
 """
 
 import fcntl
@@ -42,8 +42,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_xdist_auto_num_workers(config):
-    """One worker for each core, and more, since real programs are mostly waited for: the sample has few of them."""
-    return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + (1 if LENGTHS == "sample" else 3)
+    """One worker for each core, and one more, since real programs are mostly waited for."""
+    return (psutil.cpu_count(logical=False) or os.cpu_count() or 1) + 1
 
 
 def pytest_report_header(config):
