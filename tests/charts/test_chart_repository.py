@@ -46,6 +46,7 @@ def test_the_index_names_the_package_and_its_digest(tmp_path):
     assert re.fullmatch(r"[0-9a-f]{64}", entry["digest"])
 
 
+@pytest.mark.ci
 def test_the_repository_s_chart_renders_as_the_folder_does(home):
     """Nothing that the chart needs is left out of the package, and nothing but the image differs."""
     image = f"image.registry=registry.example.com,image.repository={REPOSITORY},image.digest={DIGEST}"

@@ -46,6 +46,7 @@ async def test_the_embedded_server_in_memory_keeps_the_contract(check):
         await check(lab)
 
 
+@pytest.mark.ci
 async def test_the_embedded_server_over_tls_keeps_the_contract(tmp_path):
     """The whole contract holds over TLS and SQLite, on one server."""
     async with open_tls(tmp_path) as http:

@@ -76,6 +76,7 @@ async def statuses(url, headers):
         ]
 
 
+@pytest.mark.ci
 async def test_a_folder_is_served_and_its_port_asks_for_a_key(server, tmp_path):
     """The gateway answers with the folder's model; a stranger at the engine's port gets 401; nothing stays."""
     whole_folder(tmp_path / "tiny")

@@ -123,6 +123,7 @@ async def test_waiting_has_an_end(tmp_path):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.ci
 async def test_refusals_are_told_per_object(tmp_path):
     """With --ask, an object that the API server refuses is told with its reason, and nothing is asked."""
     file = tmp_path / "bad.yaml"
@@ -135,6 +136,7 @@ async def test_refusals_are_told_per_object(tmp_path):
     assert nothing_left(tmp_path)
 
 
+@pytest.mark.ci
 async def test_a_model_that_is_not_there_is_told(tmp_path):
     """A Model whose file does not exist ends --ask at once with the reason, not after the timeout."""
     file = tmp_path / "none.yaml"

@@ -77,6 +77,7 @@ async def test_apply_ask_scale_edit_and_delete(tmp_path, kubectl_program):
     assert not processes_in(state)
 
 
+@pytest.mark.ci
 @pytest.mark.kubectl
 async def test_mistakes_are_refused_with_the_field(tmp_path, kubectl_program):
     """What the schema forbids never becomes an object: kubectl apply fails and names the field."""

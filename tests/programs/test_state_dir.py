@@ -95,6 +95,7 @@ def test_a_temporary_folder_leaves_nothing():
     assert not path.exists()
 
 
+@pytest.mark.ci
 def test_what_a_killed_program_left_is_removed_with_its_engine(tmp_path, monkeypatch):
     """The next program ends the engine of a killed one and removes its folder; what is in use, or chosen, stays."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -207,6 +207,7 @@ async def requests_end(engine, *, after_seconds):
         await engine.wait()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("change", ["deleted", "suspended", "edited"])
 async def test_an_adopted_engine_that_is_not_wanted_ends_with_its_requests(autojump_clock, change):
     """What was changed while no agent ran is heard before the engine is known to answer: it still ends in order."""

@@ -320,6 +320,7 @@ def by_runtime(table, bind):
             yield row
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_service_is_on_it(runtime):
     """Otherwise none of these timelines would have anything to break."""

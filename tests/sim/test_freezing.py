@@ -39,6 +39,7 @@ async def test_a_frozen_program_takes_no_step_and_then_all_of_them(autojump_cloc
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seconds", [5, 45, 600])
 async def test_an_agent_that_stood_still_goes_on_as_it_was(autojump_clock, seconds):
     """Its engines are the same ones, and what others have made of its silence is put right within seconds."""

@@ -69,6 +69,7 @@ async def test_a_killed_engine_is_replaced_and_its_endpoint_withdrawn_meanwhile(
         assert len(world.machine.spawned) == 2
 
 
+@pytest.mark.ci
 @of_hours
 async def test_a_crash_loop_stays_calm_and_disturbs_nobody(seconds, autojump_clock):
     """For hours a crashing engine is retried at most once a minute, and its sibling never restarts."""

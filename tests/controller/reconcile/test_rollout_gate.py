@@ -187,6 +187,7 @@ async def test_an_upgrade_alone_replaces_no_pod_that_serves(autojump_clock, keye
                 assert (await images(hands), await context(hands)) == (after, True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("before", [{}, {"llamacpp": "example.org/mine"}])
 async def test_an_image_for_cpus_comes_with_the_next_edit(autojump_clock, before):
     """Pods that serve with the image of before go on with it, for however long; an edit has the new one."""

@@ -99,6 +99,7 @@ async def test_what_a_killed_one_has_left_is_unloaded_alone(tmp_path, used):
     assert starter.starts == 0
 
 
+@pytest.mark.ci
 async def test_a_server_that_hangs_has_no_second_one_beside_it():
     """It may have models in memory that nothing could count."""
     fake = FakeDaemon(hangs=True)
@@ -131,6 +132,7 @@ async def test_a_program_that_ends_at_once_is_no_server(tmp_path):
                 raise AssertionError("it has ended")
 
 
+@pytest.mark.ci
 async def test_our_own_server_ends_with_all_of_its_group(tmp_path):
     """One that ignores TERM is killed, and a process that it has started with it."""
     path, pids = tmp_path / "ollama", tmp_path / "pids"

@@ -101,6 +101,7 @@ async def test_another_program_at_its_port_is_none():
         assert not (await look_for(DaemonApi(client, URL))).answers
 
 
+@pytest.mark.ci
 async def test_one_that_hangs_has_no_second_one_beside_it(tmp_path):
     """It may have models in memory that nothing could count."""
     fake = FakeOmlx(hangs=True)

@@ -92,7 +92,7 @@ async def test_a_service_that_is_stopped_failed_or_refused_is_told_at_once(patie
             agent.say(READY)
 
 
-@pytest.mark.parametrize("reason", PATIENT)
+@pytest.mark.parametrize("reason", some(PATIENT))
 async def test_a_service_that_loads_is_waited_for(patient_clock, tmp_path, reason):
     """So is one whose engine has just ended by itself: the next one starts."""
     async with open_router(tmp_path, unready(reason)) as (host, agent), trio.open_nursery() as nursery:

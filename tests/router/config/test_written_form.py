@@ -175,6 +175,7 @@ def test_a_sensitive_class_over_a_cloud_is_refused_by_the_router_as_well():
     assert "backends[mac].local: true, and https://api.openai.com/v1 may be outside" in said
 
 
+@pytest.mark.ci
 def test_damage_is_refused_or_means_the_same():
     """A config with random values in random places is refused with a sentence, never with a bug."""
     dice = random.Random(5)

@@ -56,6 +56,7 @@ async def test_a_frozen_engine_is_left_within_ten_seconds(autojump_clock):
         assert await backend_of(lab) == ("a", 0)
 
 
+@pytest.mark.ci
 async def test_a_long_prefill_is_never_left(autojump_clock):
     """An hour without a byte, under a limit of two: the engine answers what it is asked, once a second."""
     config = attrs.evolve(TWO, first_byte_seconds=7200.0)
@@ -66,6 +67,7 @@ async def test_a_long_prefill_is_never_left(autojump_clock):
         assert 3500 < sum(path == "/health" for _, path in there["a"].probed) < 3700
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("prefill", "name", "seconds"), [(3000, "a", 3000), (4000, "b", 3600)])
 async def test_where_no_spec_gives_a_limit_an_engine_that_lives_is_waited_for(autojump_clock, prefill, name, seconds):
     """Beyond the router's own two minutes, for an hour."""

@@ -206,6 +206,7 @@ def drawn_warmth(dice, router):
     return {name: Warmth(dice.choice([0, 256, 4096]), dice.randrange(9)) for name in named}
 
 
+@pytest.mark.ci
 def test_warmth_only_reorders_what_is_permitted():
     """For drawn routers and requests: the same backends, rule, shadows and limits as without; some orders do change."""
     dice, changed = random.Random(22), 0

@@ -113,6 +113,7 @@ async def test_grandchildren_go_too(tmp_path):
         await until(lambda: not alive(grandchild))  # it is init's to reap
 
 
+@pytest.mark.ci
 async def test_several_stubborn_children_share_one_grace(tmp_path, monkeypatch):
     """Stops run side by side: while one child sits out its grace, the others do too."""
     sent, real = [], processes.send_group

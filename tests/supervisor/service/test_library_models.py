@@ -135,6 +135,7 @@ async def test_what_the_hosts_owner_does_not_allow_is_said_with_the_way_out(open
         assert world.machine.spawned == []
 
 
+@pytest.mark.ci
 async def test_a_model_that_does_not_fit_on_the_disk_disturbs_nothing(open_host, autojump_clock):
     """Said with the bytes, not pulled again for nothing; what serves goes on; served when its owner has made room."""
     mib, big = 1 << 20, "ollama://big"

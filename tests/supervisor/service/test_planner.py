@@ -142,6 +142,7 @@ async def test_services_of_one_file_share_what_its_header_says(open_host, autoju
         assert one is other
 
 
+@pytest.mark.ci
 async def test_a_wrong_digest_is_final_until_the_spec_changes(open_host, autojump_clock):
     """Both digests are named, one download is made and no other in hours, and the right digest heals it."""
     slow = Slow()

@@ -48,6 +48,7 @@ def test_deploy_succeeds_for_pods(run):
     assert "Talk to it: llmkube chat demo\n" in done.stderr
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("reason", "words", "advice"),
     [

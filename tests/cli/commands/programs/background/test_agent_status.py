@@ -73,6 +73,7 @@ async def test_an_agent_that_does_not_answer_is_told(folder):
     assert "healthz" not in await _look(folder, current_user(), port)
 
 
+@pytest.mark.ci
 def test_a_pipe_gets_a_line_for_each_change(folder):
     """It stays also while no agent runs; Ctrl-C ends it with 130 and without a word."""
     with watching(folder, stdout=subprocess.PIPE, text=True) as process:
@@ -85,6 +86,7 @@ def test_a_pipe_gets_a_line_for_each_change(folder):
         assert process.stdout.read() == ""
 
 
+@pytest.mark.ci
 def test_a_terminal_of_80_columns_is_redrawn_in_place(tmp_path):
     """What changes replaces what stood there, no line is wider than the terminal, and Ctrl-C is quiet."""
     folder = tmp_path / ("x" * 90)
