@@ -41,6 +41,11 @@ def render(obj: Object, form: str) -> str:
     return name_of(obj) if form == "name" else dump(as_data(obj), form)
 
 
+def render_next(obj: Object, form: str) -> str:
+    """Return one of many objects, which come one after the other: in YAML each is a document of its own."""
+    return f"---\n{render(obj, form)}" if form == "yaml" else render(obj, form)
+
+
 def render_all(objects: Sequence[Object], form: str) -> str:
     """Return several objects as a list in JSON or YAML, or as lines with their names."""
     if form == "name":

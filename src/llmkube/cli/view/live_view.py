@@ -3,11 +3,12 @@
 Both are fed by watches that survive a restart of the API server: meanwhile the last known state stands.
 """
 
+import math
 import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Never
+from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeVar
 
 import attrs
 import click
@@ -64,13 +65,16 @@ async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str
             await trio.sleep(SETTLE_SECONDS)
 
 
-async def append_lines(changed: Mailbox[None], news: Callable[[], Awaitable[Sequence[str]]]) -> Never:
-    """Print what is new after every change until cancelled."""
+async def append_lines(
+    changed: Mailbox[None], news: Callable[[], Awaitable[Sequence[str]]], *, seconds: float = math.inf
+) -> Never:
+    """Print what is new after every change, and after so many seconds without one, until cancelled."""
     while True:
         version = changed.version
         for line in await news():
             click.echo(line)
-        await changed.wait_newer(version)
+        with trio.move_on_after(seconds):
+            await changed.wait_newer(version)
         await trio.sleep(SETTLE_SECONDS)
 
 
@@ -88,6 +92,23 @@ class _OutageNote:
             raise DropEvent
         self._last = now
         return "The API server does not answer; this is its last answer. Trying again until it does."
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@attrs.define(eq=False)
+class Changes(Generic[K, V]):
+    """Remember what was told last, by name."""
+
+    _told: Mapping[K, V] = attrs.field(factory=dict)
+
+    def since(self, now: Mapping[K, V]) -> tuple[dict[K, V], list[K]]:
+        """Return what is new or different since the last call, and the names of what is gone."""
+        told, self._told = self._told, now
+        changed = {name: value for name, value in now.items() if name not in told or told[name] != value}
+        return changed, [name for name in told if name not in now]
 
 
 @attrs.define(eq=False)

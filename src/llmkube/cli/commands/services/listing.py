@@ -13,7 +13,7 @@ from llmkube.cli.object_names import KINDS, parse_kind
 from llmkube.cli.options import cluster_options, output_option, watch_option
 from llmkube.cli.target_cluster import ANSWER_SECONDS, Cluster, Where, answering, run_against, state_dirs
 from llmkube.cli.view import formats, output
-from llmkube.cli.view.live_view import RowLog, append_lines, is_terminal, show_in_place, watch_quietly
+from llmkube.cli.view.live_view import Changes, RowLog, append_lines, is_terminal, show_in_place, watch_quietly
 from llmkube.k8s.crd.inferenceservice import InferenceService
 from llmkube.k8s.crd.model import Model
 from llmkube.k8s.errors import ForbiddenError
@@ -200,20 +200,12 @@ class _ObjectLog:
 
     form: str
     kinds: tuple[type[Any], ...]
-    _versions: dict[tuple[str, str], str] = attrs.field(factory=dict)
+    _changes: Changes[tuple[type[Any], Key], str] = attrs.field(factory=Changes)
 
     def news(self, objects: Objects, now: datetime.datetime) -> list[str]:
-        lines = []
-        seen: dict[tuple[str, str], str] = {}
-        for kind in self.kinds:
-            for each in _sorted(objects[kind]):
-                name = (kind.RESOURCE.kind, str(each.key))
-                seen[name] = each.metadata.resource_version
-                if self._versions.get(name) != seen[name]:
-                    text = formats.render(each, self.form)
-                    lines.append(f"---\n{text}" if self.form == "yaml" else text)
-        self._versions = seen
-        return lines
+        held = {(kind, each.key): each for kind in self.kinds for each in _sorted(objects[kind])}
+        changed, _ = self._changes.since({name: each.metadata.resource_version for name, each in held.items()})
+        return [formats.render_next(held[name], self.form) for name in changed]
 
 
 def _sorted(objects: Sequence[Object]) -> list[Any]:

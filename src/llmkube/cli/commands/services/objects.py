@@ -264,9 +264,7 @@ class _StatusWatch:
         if found is None:
             said = line = f"{self._target.title} is gone"
         elif self._form not in {"", "wide"}:
-            line = formats.render(found, self._form)
-            said = found.metadata.resource_version
-            line = f"---\n{line}" if self._form == "yaml" else line
+            said, line = found.metadata.resource_version, formats.render_next(found, self._form)
         elif isinstance(found, Model):
             said = line = f"{found.key}: {found.status.phase or 'New'}"
         else:

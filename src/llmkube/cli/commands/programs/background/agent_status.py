@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Never
 
-import attrs
 import click
 import httpx
 import trio
@@ -28,7 +27,7 @@ from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED
 from llmkube.cli.commands.programs.background.launchctl import JobState, current_user, launchctl_program, launchd_of
 from llmkube.cli.commands.programs.background.start_limit import interpreter_news, read_failed_starts
 from llmkube.cli.options import watch_option
-from llmkube.cli.view.live_view import TICK_SECONDS, append_lines, is_terminal, show_in_place
+from llmkube.cli.view.live_view import TICK_SECONDS, Changes, append_lines, is_terminal, show_in_place
 from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command
@@ -112,20 +111,13 @@ async def _stay(look: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
             return "\n".join(_lines(await look()))
 
         await show_in_place(Mailbox(None), text)  # which looks again once a second
-    clock, told = Mailbox(None), _News()
+    changes = Changes[str, str]()
 
     async def news() -> Sequence[str]:
-        return told.since(without_figures(await look()))
+        changed, gone = changes.since(without_figures(await look()))
+        return _lines(changed | dict.fromkeys(gone, "-"))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tick, clock)
-        await append_lines(clock, news)
-
-
-async def _tick(clock: Mailbox[None]) -> Never:
-    while True:
-        await trio.sleep(TICK_SECONDS)
-        clock.put_nowait(None)
+    await append_lines(Mailbox(None), news, seconds=TICK_SECONDS)
 
 
 async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
@@ -156,20 +148,6 @@ async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
 
 def _lines(said: Mapping[str, str]) -> list[str]:
     return [f"{word:<{_INDENT}}{value}".replace("\n", "\n" + " " * _INDENT) for word, value in said.items()]
-
-
-@attrs.define(eq=False)
-class _News:
-    """What has changed since it was last asked: a line that is new or different, and `-` for one that is gone."""
-
-    _said: Mapping[str, str] = attrs.field(factory=dict)
-
-    def since(self, said: Mapping[str, str]) -> list[str]:
-        """Return the lines; the first time, all of them."""
-        gone = {word: "-" for word in self._said if word not in said}
-        changed = {word: value for word, value in said.items() if self._said.get(word) != value}
-        self._said = said
-        return _lines(changed | gone)
 
 
 def power_words(exposition: str) -> dict[str, str]:
