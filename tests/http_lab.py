@@ -159,7 +159,7 @@ async def receive_until(stream: trio.abc.ReceiveStream, end: bytes) -> bytes:
 
 
 async def converse(handler: Handler, *pieces: bytes, limits: Limits = _LIMITS, half_close: bool = False) -> bytes:
-    """What a server says to a client that sends these pieces, and perhaps an end, up to the end of the connection."""
+    """Return all that a server sends to a client that sends these pieces, and perhaps an end of its own."""
     client, server = trio.testing.memory_stream_pair()
 
     async def send() -> None:

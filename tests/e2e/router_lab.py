@@ -44,7 +44,7 @@ def router_command(folder, config, *, keys=None, services=None, state="state"):
 
 @contextlib.asynccontextmanager
 async def open_router(folder, config, **options):
-    """Run a router, see `router_command`; it is told to end where the test is done with it, and has then ended."""
+    """Run a router of `router_command`; terminate it after the block and wait for its end."""
     async with open_program(folder, *router_command(folder, config, **options)) as program:
         url = (await program.wait_for("err", r"OpenAI-compatible API on (\S+)/v1\n"))[1]
         yield Router(program, url, (await program.wait_for("err", r'"admin":"(\S+?)"'))[1])

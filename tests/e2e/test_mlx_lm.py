@@ -17,7 +17,7 @@ import trio
 from e2e import mlx_lm_program
 from e2e.one_machine import open_up_with
 from e2e.separate_programs import chat, eventually
-from e2e.up_process import command_line, engines_in, environment
+from e2e.up_process import command_line, engines_in, environment, run_program
 from free_ports import free_port
 from llmkube.base.http.client import open_http_client
 from llmkube.base.http.errors import HttpError
@@ -92,6 +92,10 @@ async def test_a_folder_is_served_and_its_port_asks_for_a_key(server, tmp_path):
         key = await first_key(words[words.index("--llmkube-keys") + 1])
         assert await statuses(url, Headers.of({"Authorization": f"Bearer {key}"})) == [200, 200, 200]
         assert key not in " ".join(words)
+        code, out, _ = await run_program(tmp_path, "top", "--once", kubeconfig=up.state / "kubeconfig")
+        header, row = (next(each for each in out.splitlines() if word in each) for word in ("TOKENS/S", "tiny"))
+        figures = dict(zip(header.split(), row.split(), strict=False))
+        assert (code, figures["TOKENS/S"], figures["PROMPT/S"], figures["RUNNING"]) == (0, "0.0", "<none>", "0"), out
         # The process is killed: the agent starts another, and the same model answers.
         engine.send_signal(signal.SIGKILL)
         await up.wait_loaded("tiny", "Restarting", "EngineExited", "Loading")

@@ -16,7 +16,7 @@ def play(timeline):
 
 
 def came_of(host):
-    """Who was evicted, who made room for somebody else, both in order, and who runs in the end."""
+    """Return the evicted and the displaced engines, both in order, and the engines that run in the end."""
     evicted, displaced = ([mark.name for mark in host.marks if mark.what == what] for what in ("evict", "displaced"))
     return " ".join(evicted), " ".join(displaced), " ".join(host.running())
 

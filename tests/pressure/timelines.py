@@ -27,7 +27,7 @@ E = Engine
 
 
 def three(**changes):
-    """A host's usual load: one important large model, one small, one that nobody would miss."""
+    """A host's usual load: a large model of high priority, a small one of normal, one of low."""
     engines = (E("chat", 26, "high"), E("embed", 6), E("draft", 10, "low"))
     return tuple(attrs.evolve(each, **changes) for each in engines)
 
@@ -39,13 +39,13 @@ class Timeline:
     Attributes:
         name: What happens.
         story: See above.
-        engines: Who runs there; those that the story adds start later.
-        evicted: Who is evicted for memory, in order.
-        displaced: Who makes room for somebody else, in order.
-        ends: Who runs in the end.
+        engines: Engines of the host; those that the story adds start later.
+        evicted: Engines that are evicted for memory, in order.
+        displaced: Engines that make room for others, in order.
+        ends: Engines that run in the end.
         says: What the last word of somebody who waits must contain.
         total: Memory of the host, GiB.
-        other: What other programs hold at the beginning, GiB.
+        other: Memory of other programs at the beginning, GiB.
         overrun: Other programs, or an engine that takes more than it said, may leave nothing at all for a while.
         policy: What differs from the defaults.
         fraction: The operator's, if any.

@@ -52,7 +52,7 @@ def play(timeline):
 
 
 def rows(table):
-    """Return the bugs of a table as parameters, each with its timeline: what stands in which attribute of what."""
+    """Return the bugs of a table as parameters: object, attribute, faulty value and timeline."""
     return [pytest.param((*bug, timeline), id=name) for timeline, bugs in table.items() for name, bug in bugs.items()]
 
 

@@ -183,7 +183,7 @@ MUTANTS = {
         "a peaceful shutdown takes the endpoint along": (AgentView, "keep_engines", lambda self: None)
     },
 }
-"""A timeline, and the bugs that must not get through it: the attribute where each sits, and what stands there."""
+"""Bugs by the timeline that catches them: object, attribute and faulty value."""
 
 
 # -- what the books of a random timeline must see ------------------------------------------------------------------

@@ -16,5 +16,5 @@ def read_table(package: str, name: str) -> dict[str, Any]:
 
 
 def read_text(package: str, file: str) -> str:
-    """Return the contents of a text file of a package, which callers name by `__package__`."""
+    """Return the contents of a text file of a package; callers pass `__package__`."""
     return importlib.resources.files(package).joinpath(file).read_text("utf-8")

@@ -23,12 +23,12 @@ _END: Final = ""
 
 
 class SelectorError(ValueError):
-    """The text is no label selector."""
+    """The text is not a label selector."""
 
 
 @attrs.frozen
 class Requirement:
-    """One thing that is asked of the labels; without an operator, that the key is there."""
+    """One condition on the labels; without an operator, the key must be present."""
 
     key: str
     operator: str = ""  # one of `_OPERATORS`, `!`, or empty
@@ -53,10 +53,10 @@ class Requirement:
 
 
 def parse_requirements(text: str) -> tuple[Requirement, ...]:
-    """Return what a selector asks for; an empty one asks for nothing.
+    """Return the requirements of a selector; an empty selector has none.
 
     Raises:
-        SelectorError: It is none; says why in kube-apiserver's words.
+        SelectorError: The text is not a selector; the message is kube-apiserver's.
     """
     tokens = _Tokens(_TOKEN.findall(text))
     found = []
@@ -162,7 +162,7 @@ class Selector:
 
 
 def parse_selector(text: str) -> Selector:
-    """Read a selector that somebody has typed: one without comparisons of numbers.
+    """Parse a selector of a command line or a config file: one without `>` and `<`.
 
     Raises:
         UserError: It is none; the sentence names the part that is wrong.

@@ -25,7 +25,7 @@ LEASE_NAMESPACE = setting("llmkube-system", help="Namespace of the hosts' Leases
 
 
 def port_setting(default: int, what: str, *, zero: str = "takes a free one") -> Any:
-    """Return the setting of a port, and what 0 does for it."""
+    """Return the setting of a port; `zero` is the effect of 0, for the help."""
     return setting(default, help=f"Port of {what}; 0 {zero}.", minimum=0, maximum=65535)
 
 

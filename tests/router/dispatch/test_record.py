@@ -136,7 +136,7 @@ MUTANTS = {
     "load_seconds": test_an_engine_that_loads_is_told,
     "usage": test_a_turn_that_is_waited_for_is_told,
 }
-"""What is not told, and the timeline that shows it."""
+"""Members of a record that a bug leaves out, with the test that must fail."""
 
 
 @pytest.mark.soak

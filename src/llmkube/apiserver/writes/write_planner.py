@@ -210,7 +210,7 @@ class WritePlanner:
         options: WriteOptions,
         complaints: list[str],
     ) -> Outcome:
-        """Put what a patch has made of an object, or what a Scale asks for, in the place of the stored one."""
+        """Replace the stored object by a patched one, or by one with the replicas of a Scale."""
         if target.subresource == "scale":
             assert target.kind.scale is not None, "the route has no scale otherwise"
             wanted, errors = scaled(in_version(target.kind, stored), wanted, target.kind.scale)

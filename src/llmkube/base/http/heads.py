@@ -278,7 +278,7 @@ _H = TypeVar("_H", RequestHead, ResponseHead)
 
 
 def read_request(head: bytes, limits: Limits) -> RequestHead:
-    """Return a request's head that is there whole.
+    """Parse the whole head of a request.
 
     Raises:
         MalformedError: Refused, with the status to answer.
@@ -289,7 +289,7 @@ def read_request(head: bytes, limits: Limits) -> RequestHead:
 
 
 def read_final_response(head: bytes, limits: Limits) -> ResponseHead | None:
-    """Return an answer's head that is there whole; None of an interim one.
+    """Parse the whole head of an answer; None for an interim one (1xx).
 
     Raises:
         MalformedError: Not an answer that this client understands.

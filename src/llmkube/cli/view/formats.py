@@ -42,7 +42,7 @@ def render(obj: Object, form: str) -> str:
 
 
 def render_next(obj: Object, form: str) -> str:
-    """Return one of many objects, which come one after the other: in YAML each is a document of its own."""
+    """Return one object of a sequence; in YAML, as a document of its own."""
     return f"---\n{render(obj, form)}" if form == "yaml" else render(obj, form)
 
 

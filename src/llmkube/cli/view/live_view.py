@@ -3,7 +3,6 @@
 Both are fed by watches that survive a restart of the API server: meanwhile the last known state stands.
 """
 
-import math
 import shutil
 import sys
 import time
@@ -65,16 +64,13 @@ async def show_in_place(changed: Mailbox[None], text: Callable[[], Awaitable[str
             await trio.sleep(SETTLE_SECONDS)
 
 
-async def append_lines(
-    changed: Mailbox[None], news: Callable[[], Awaitable[Sequence[str]]], *, seconds: float = math.inf
-) -> Never:
-    """Print what is new after every change, and after so many seconds without one, until cancelled."""
+async def append_lines(changed: Mailbox[None], news: Callable[[], Awaitable[Sequence[str]]]) -> Never:
+    """Print what is new after every change until cancelled."""
     while True:
         version = changed.version
         for line in await news():
             click.echo(line)
-        with trio.move_on_after(seconds):
-            await changed.wait_newer(version)
+        await changed.wait_newer(version)
         await trio.sleep(SETTLE_SECONDS)
 
 
@@ -100,15 +96,15 @@ V = TypeVar("V")
 
 @attrs.define(eq=False)
 class Changes(Generic[K, V]):
-    """Remember what was told last, by name."""
+    """The named values of the last call of `since`."""
 
-    _told: Mapping[K, V] = attrs.field(factory=dict)
+    _last: Mapping[K, V] = attrs.field(factory=dict)
 
     def since(self, now: Mapping[K, V]) -> tuple[dict[K, V], list[K]]:
-        """Return what is new or different since the last call, and the names of what is gone."""
-        told, self._told = self._told, now
-        changed = {name: value for name, value in now.items() if name not in told or told[name] != value}
-        return changed, [name for name in told if name not in now]
+        """Return the values that were added or changed since the last call, and the names that were removed."""
+        last, self._last = self._last, now
+        changed = {name: value for name, value in now.items() if name not in last or last[name] != value}
+        return changed, [name for name in last if name not in now]
 
 
 @attrs.define(eq=False)

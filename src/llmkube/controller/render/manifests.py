@@ -256,13 +256,13 @@ PROGRESS_SECONDS: Final = 3600
 
 @attrs.frozen
 class WantedPods:
-    """What a service's pods are given besides the plan of their container.
+    """Parameters of a service's pods beyond the plan of their container.
 
     Attributes:
-        replicas: How many there are.
-        weights: Where their weights are.
-        starting: Not all of them have answered yet.
-        restarted: When they were last replaced for their age; another moment replaces them.
+        replicas: Number of pods.
+        weights: Location of the weights of the Model and of its draft.
+        starting: Some pods are not ready yet.
+        restarted: Time of the last replacement of pods that had reached their maximum age; a new time replaces them.
     """
 
     replicas: int = 1
@@ -297,7 +297,7 @@ def render_manifests(
         service: The service.
         plan: What its container is.
         settings: What the operator says about pods.
-        pods: What its pods are given.
+        pods: Parameters of its pods.
         kept: What its pods keep of ours.
     """
     return Manifests(
@@ -327,7 +327,7 @@ def deployment(
         service: The service.
         plan: What its container is.
         settings: What the operator says about pods.
-        pods: What its pods are given.
+        pods: Parameters of its pods.
         kept: What its pods keep of ours; None: they get today's.
     """
     kept = kept or Kept(settings.image, drain_seconds(service, plan))

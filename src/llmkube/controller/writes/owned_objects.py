@@ -50,7 +50,7 @@ _OWNERS: Final[Mapping[str, type[Object]]] = {
 """What objects are made for."""
 
 REFUSED: Final = (NameTakenError, BadRequestError, ForbiddenError, InvalidError, SchemaMismatchError)
-"""A manifest whose name is taken, or that the API server will not take: only it knows the rules of much of a spec.
+"""Errors of a manifest whose name is taken, or that the API server refuses: it alone knows many rules of a spec.
 
 A quota that is used up, and most admission webhooks, say Forbidden: the status of the service has to show it.
 """

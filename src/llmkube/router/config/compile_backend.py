@@ -135,7 +135,7 @@ _PROBE_PATH: Final = "/health"
 
 @attrs.frozen(kw_only=True)
 class ResolvedService:
-    """Where an InferenceService or a provider answers: the attributes of a `Backend` of which this decides."""
+    """Address and engine of an InferenceService or a provider; each field is the one of `Backend` with its name."""
 
     base_url: str = ""
     model: str = ""

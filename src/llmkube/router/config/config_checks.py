@@ -119,7 +119,7 @@ def _of_default_route(config: RoutingConfig) -> Iterator[str]:
             " which never goes there; name a local backend, or give a rule for that class"
         )
     if config.by_model:
-        yield from (f"{same}; give each its own" for same in _one_name(config))
+        yield from (f"{same}; give each its own" for same in _shared_model_ids(config))
 
 
 def caught_classes(config: RoutingConfig) -> frozenset[str]:
@@ -296,7 +296,7 @@ def _of_lower_case(values: Iterable[str], at: str) -> Iterator[str]:
 
 def warnings_of(config: RoutingConfig) -> list[str]:
     """Return what is worth a second look, each with field, value and what follows."""
-    same = () if config.by_model else (f"{each}: clients see one model" for each in _one_name(config))
+    same = () if config.by_model else (f"{each}: clients see one model" for each in _shared_model_ids(config))
     return [*_out_of_reach(config), *_refused_on_the_way(config), *_refused_at_the_end(config), *same]
 
 
@@ -354,8 +354,8 @@ def _refused_at_the_end(config: RoutingConfig) -> Iterator[str]:
         )
 
 
-def _one_name(config: RoutingConfig) -> Iterator[str]:
-    """Yield of each backend whose model has the name of an earlier one's, which that is."""
+def _shared_model_ids(config: RoutingConfig) -> Iterator[str]:
+    """Yield a problem for each backend whose model id belongs to an earlier backend."""
     seen: dict[str, str] = {}
     for name, backend in config.backends.items():
         if (other := seen.setdefault(backend.model_id, name)) != name:

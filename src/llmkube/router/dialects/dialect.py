@@ -21,7 +21,7 @@ class DialectError(Exception):
 class Answers(ABC):
     """Translates the answers to one request into what its client speaks.
 
-    What is written out here is that of an answer that is never streamed.
+    The methods implemented here are those of an answer that is never streamed.
     """
 
     __slots__ = ()

@@ -207,8 +207,7 @@ def _decision(
 ) -> Decision:
     """Return a decision with the limits of its backends: the rule's, else the backend's, else the router's own.
 
-    An engine of ours under the router's own limit may be waited for longer: what a spec says holds also while it
-    computes.
+    The router's own limit may be extended while an engine of ours computes; one from a spec may not.
     """
     limits: dict[str, float] = {}
     extends = set()

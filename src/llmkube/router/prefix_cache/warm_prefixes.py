@@ -208,7 +208,7 @@ class _Held:
         return 0 if len(self.prompts) < self.kept else next(iter(self.prompts.values())).used_at
 
     def known(self, marks: tuple[int, ...], among: Mapping[int, _Kept]) -> int:
-        """Return how many of a prompt's marks some of its prompts have: those that it has, or has given up since."""
+        """Return how many of a prompt's marks the engine has among these: its `prompts`, or `given_up`."""
         for at in range(len(marks) - 1, -1, -1):
             if self.owner.get(marks[at]) in among:
                 return at + 1

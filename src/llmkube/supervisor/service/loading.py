@@ -70,14 +70,14 @@ class LoadLine:
 
 @attrs.frozen
 class RunningEngine:
-    """One process: how it is asked, and how it loads until clients get answers from it.
+    """An engine's process, its URLs, and its load until clients get answers.
 
     Attributes:
         child: The process.
-        record: Where it listens.
-        launch: What it runs.
-        http: The way to it.
-        limits: How long a load may stand still.
+        record: Its addresses and its key.
+        launch: Its plan and its weights.
+        http: The client that reaches it.
+        limits: How long a load may make no progress.
     """
 
     child: Child
@@ -88,7 +88,7 @@ class RunningEngine:
 
     @property
     def engine(self) -> health.Engine:
-        """How it is asked."""
+        """Return the engine at the address at which the agent reaches it."""
         record = self.record
         proxy_url = _url(*record.address) if record.public_host else ""
         url, key = _url(record.host, record.port), health.bearer(record.api_key)
@@ -96,7 +96,7 @@ class RunningEngine:
 
     @property
     def entrance(self) -> health.Engine:
-        """How its clients ask: the engine itself, or its proxy."""
+        """Return the engine at the address that clients use, which may be its proxy's."""
         return attrs.evolve(self.engine, url=_url(*self.record.address))
 
     async def answers_at_once(self) -> bool:

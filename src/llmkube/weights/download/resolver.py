@@ -77,12 +77,12 @@ class DownloadJob:
 
 @attrs.frozen
 class Resolver:
-    """From the source of one job to the requests that fetch its files.
+    """Turn the source of one job into the requests that fetch its files.
 
     Attributes:
-        network: What requests are made with.
+        network: Transport, clock and limits of requests.
         endpoint: The hub's address, or a mirror's.
-        job: What is asked for.
+        job: The source, with what is promised of it and the credentials for it.
         meter: Told what is waited for, and which file was chosen.
         room_bytes: What models may take of this host's memory; None where that is not known.
     """

@@ -151,6 +151,13 @@ def test_rates_are_what_grew_between_two_looks(text):
     assert pace_of(before, now) == Pace(generated=5.0, prompt=2.0, running=2, waiting=1)
 
 
+def test_mlx_lm_has_no_figures_of_prompts_and_queues():
+    """Its entry point counts generated tokens and running requests."""
+    text = "llmkube:requests_processing 2\nllmkube:tokens_predicted_total {}\n"
+    before, now = read_work(text.format(10), 1.0), read_work(text.format(20), 3.0)
+    assert pace_of(before, now) == Pace(generated=5.0, running=2)
+
+
 def test_a_first_look_and_a_restart_have_no_rate():
     """Without an earlier look there is no rate, and a counter that went back belongs to another engine."""
     first = read_work(LLAMA.format(generated=10, prompt=1), 1.0)

@@ -71,7 +71,7 @@ def explain(
     rules: dict[str, str] = {}
     decided = not permits.model_allowed
     for rule in config.rules:
-        rules[rule.name] = "was not asked" if decided else _asked(rule, facts, permits, decision, first_byte_seconds)
+        rules[rule.name] = "was not asked" if decided else _outcome(rule, facts, permits, decision, first_byte_seconds)
         decided = decided or rule is decision.rule
     used = {permit.backend.name for permit in (*decision.order, *decision.shadows)}
     left_out = {
@@ -90,8 +90,10 @@ def _told(facts: RequestFacts) -> Iterator[str]:
     yield f"team {facts.principal.team or 'none'}"
 
 
-def _asked(rule: Rule, facts: RequestFacts, permits: Permits, decision: Decision, measured: Mapping[str, float]) -> str:
-    """Return what became of a rule that was asked."""
+def _outcome(
+    rule: Rule, facts: RequestFacts, permits: Permits, decision: Decision, measured: Mapping[str, float]
+) -> str:
+    """Return the outcome of a rule that was evaluated."""
     if rule is decision.rule:
         return "decides" if decision.order else "decides, and refuses: it fails closed"
     if missed := unmet(rule.match, facts):

@@ -59,7 +59,7 @@ class Job:
 
 
 def plist_text(job: Job) -> bytes:
-    """Return the property list as its file has it.
+    """Return the property list of a job, as XML.
 
     * `KeepAlive`: it is started again unless it ended with 0. The keys are alternatives: `Crashed` alone would not
       start it again after a SIGKILL (macOS 26.4).
@@ -103,7 +103,7 @@ class Kept:
 
 
 def read_job(content: bytes) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return the words with which a job's file starts its program, and the variables that it sets.
+    """Return the program arguments and the environment variables of a launchd job's file.
 
     Raises:
         ValueError: The file is no property list of a job.

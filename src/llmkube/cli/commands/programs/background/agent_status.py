@@ -6,7 +6,7 @@ Beside it: `cordon` and `uncordon`, and what a program in the background answers
 import datetime
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, Never
@@ -27,7 +27,7 @@ from llmkube.cli.commands.programs.background.lan_access import REACHED, REFUSED
 from llmkube.cli.commands.programs.background.launchctl import JobState, current_user, launchctl_program, launchd_of
 from llmkube.cli.commands.programs.background.start_limit import interpreter_news, read_failed_starts
 from llmkube.cli.options import watch_option
-from llmkube.cli.view.live_view import TICK_SECONDS, Changes, append_lines, is_terminal, show_in_place
+from llmkube.cli.view.live_view import TICK_SECONDS, Changes, is_terminal, show_in_place
 from llmkube.programs.config import AgentConfig, load
 from llmkube.programs.failures import CommandError, ExitCode
 from llmkube.programs.options import NumberRange, command
@@ -112,12 +112,11 @@ async def _stay(look: Callable[[], Awaitable[Mapping[str, str]]]) -> Never:
 
         await show_in_place(Mailbox(None), text)  # which looks again once a second
     changes = Changes[str, str]()
-
-    async def news() -> Sequence[str]:
+    while True:
         changed, gone = changes.since(without_figures(await look()))
-        return _lines(changed | dict.fromkeys(gone, "-"))
-
-    await append_lines(Mailbox(None), news, seconds=TICK_SECONDS)
+        for line in _lines(changed | dict.fromkeys(gone, "-")):
+            click.echo(line)
+        await trio.sleep(TICK_SECONDS)
 
 
 async def _look(folder: Path, user: User, port: int) -> Mapping[str, str]:
